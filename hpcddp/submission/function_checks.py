@@ -6,12 +6,13 @@ import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Final
 
 from hpcddp.errors import nearest
 from hpcddp.jobfile.cluster import Cluster
@@ -33,8 +34,20 @@ def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
     for key, name in _named_functions(spec):
         module, function = name.split(":", 1)
         search = _Search(directory=Path.cwd(), paths=paths, is_complete=known)
-        if (why := search.why_not(module, function, key)) is not None:
+        if (why := search.why_not(module, function, _use_of(key, spec))) is not None:
             yield Obstacle(sentence=f"{key} is {name}, and {why}", certain=known)
+
+
+# Returns why a function of the statements of a module cannot be used; None if it can, or if that is not known.
+_Use = Callable[[Sequence[ast.stmt], str], str | None]
+
+
+def _use_of(key: str, spec: JobSpec) -> _Use | None:
+    """Return the check of how a key uses its function; None for one that takes any."""
+    if key == "entrypoint":
+        return _not_called_with_one
+    is_share = key == "train.loss" and spec.train is not None and spec.train.loss_reduction != "global"
+    return _calls_collectives if is_share else None
 
 
 def meant_module(module: str, variables: Mapping[str, str]) -> str | None:
@@ -73,8 +86,8 @@ class _Search:
     paths: Sequence[str]
     is_complete: bool
 
-    def why_not(self, module: str, function: str, key: str) -> str | None:
-        """Return why a function cannot be what a key names; None if it can, or if only an import would show it."""
+    def why_not(self, module: str, function: str, use: _Use | None) -> str | None:
+        """Return why a function cannot be used; None if it can, or if only an import would show it."""
         paths: Sequence[str] = [*self.paths, str(self.directory)]
         name, _, rest = module.partition(".")
         found = _find(name, paths, is_top=self.is_complete)
@@ -90,7 +103,7 @@ class _Search:
             found = _find(last, paths, is_top=False)
             if found is None:
                 return self._no_module(name, paths)
-        return _no_function(found, module, function, key)
+        return _no_function(found, module, function, use)
 
     def _no_module(self, name: str, paths: Sequence[str]) -> str:
         parent, _, last = name.rpartition(".")
@@ -124,8 +137,8 @@ def _modules_in(paths: Sequence[str]) -> list[str]:
     return sorted(names)
 
 
-def _no_function(found: ModuleSpec, module: str, function: str, key: str) -> str | None:
-    """Return why a module has no such function, or why the function cannot be what the key names."""
+def _no_function(found: ModuleSpec, module: str, function: str, use: _Use | None) -> str | None:
+    """Return why a module has no such function, or why the function cannot be used."""
     try:
         # A compiled module has no source.
         source = found.loader.get_source(found.name) if isinstance(found.loader, InspectLoader) else None
@@ -138,18 +151,63 @@ def _no_function(found: ModuleSpec, module: str, function: str, key: str) -> str
         return f"{found.origin} is not valid Python{line}: {reason}; correct the file"
     names = None if tree is None else _names(tree.body)
     if names is None or function in names:
-        what = None if tree is None or key != "entrypoint" else _not_called_with_one(tree.body, function)
-        return what and (
-            f"in {found.origin} {function} {what}, but an entrypoint is called with one argument, the context; write "
-            f"def {function}(context)"
-        )
+        what = None if tree is None or use is None else use(tree.body, function)
+        return what and f"in {found.origin} {function} {what}"
     near = nearest(function, names)
     instead = f"did you mean {module}:{near}?" if near else "write the name of a function in it"
     return f"{module} ({found.origin}) defines no {function}; {instead}"
 
 
+# Collectives of torch.distributed by names that nothing else has, and hpcddp's helpers, which call them.
+_COLLECTIVES: Final = frozenset(
+    {
+        "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
+        "reduce_scatter", "reduce_scatter_tensor", "accumulate_additive", "accumulate_gathered", "additive_loss",
+        "gather_with_grad", "sum_statistics", "weighted_mean",
+    }
+)  # fmt: skip
+# Tensors have methods of the same names.
+_IN_DISTRIBUTED: Final = frozenset({"barrier", "broadcast", "gather", "reduce", "scatter"})
+_DISTRIBUTED: Final = frozenset({"dist", "distributed"})
+
+
+def _calls_collectives(body: Sequence[ast.stmt], name: str) -> str | None:
+    """Return which collective a loss calls, itself or in a function of its module; None if none is seen."""
+    by_name = {defined: statement for statement in body for defined in _names([statement]) or ()}
+    seen, left = {name}, [name]
+    while left:
+        statement = by_name.get(left.pop())
+        if statement is None or isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        for part in ast.walk(statement):
+            if isinstance(part, ast.Call) and (called := _collective(part.func)) is not None:
+                return (
+                    f"calls {called}, in which every rank must take part, and a rank without samples does not call a "
+                    "loss of shares; write train.loss_reduction: global"
+                )
+            if isinstance(part, ast.Name) and part.id not in seen:
+                seen.add(part.id)
+                left.append(part.id)
+    return None
+
+
+def _collective(function: ast.expr) -> str | None:
+    """Return the name of the collective that a call is of; None if it is none."""
+    match function:
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in _COLLECTIVES:
+            return name
+        case ast.Attribute(attr=name, value=ast.Name(id=owner) | ast.Attribute(attr=owner)):
+            return name if name in _IN_DISTRIBUTED and owner in _DISTRIBUTED else None
+    return None
+
+
 def _not_called_with_one(body: Sequence[ast.stmt], name: str) -> str | None:
     """Return why a module's function cannot be called with one argument; None if it can, or if that is not known."""
+    what = _arguments_not_one(body, name)
+    return what and f"{what}, but an entrypoint is called with one argument, the context; write def {name}(context)"
+
+
+def _arguments_not_one(body: Sequence[ast.stmt], name: str) -> str | None:
     found = [statement for statement in body if name in (_names([statement]) or {name})]
     match found:
         case [ast.ClassDef(decorator_list=[])]:

@@ -246,3 +246,24 @@ class _Other(torch.utils.data.Dataset[Any]):
 def other_samples(split: str) -> torch.utils.data.Dataset[Any]:
     """Return noise that is other on rank 1, but for the first one."""
     return _Other(split)
+
+
+def unscaled(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over this rank's own samples, declared as that of the global batch."""
+    return nn.functional.cross_entropy(logits[: len(logits) // 2 + 1], labels[: len(labels) // 2 + 1])
+
+
+class Counting(nn.Module):
+    """Keeps the number of its calls; the first calls of a training must be the first ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        warm = 1.0 if self.calls <= 40 else 2.0
+        return warm * nn.functional.cross_entropy(logits, labels)
+
+
+counting = Counting()

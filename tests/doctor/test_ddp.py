@@ -53,6 +53,8 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "sum": (document("linear", train={"loss": f"{MODELS}:total_loss", "loss_reduction": "sum"}), 3),
     "sum, not declared": (document("linear", train={"loss": f"{MODELS}:total_loss"}), 2),
     "class weights": (document("linear", train={"loss": f"{MODELS}:class_weights"}), 2),
+    "unscaled": (document("linear", train={"loss": f"{MODELS}:unscaled", "loss_reduction": "global"}), 2),
+    "counting": (document("linear", train={"loss": f"{MODELS}:counting"}), 2),
     "gather": (document("linear", size=32, train={"loss": f"{MODELS}:repulsion", "loss_reduction": "global"}), 4),
     "by RANK": (document("by_variable"), 2),
     "by NODE_RANK": (document("by_variable", train={"model_args": {"name": "NODE_RANK"}}, resources={"nodes": 2}), 2),
@@ -133,6 +135,16 @@ def test_ghost_batch_norm_and_dropout_are_notes_and_all_else_is_the_same(
     assert "3 ranks, 2 micro-steps each" in compared
     assert "3 steps of 31 samples" in compared
     assert "note: Dropout masks differ between ranks" in text
+
+
+def test_a_wrong_loss_is_looked_for_in_the_loss(diagnoses: Mapping[str, Future[DdpDiagnosis]]) -> None:
+    way_out = finding(diagnoses["unscaled"].result(), "gradient").way_out
+    assert way_out.startswith(f"Look in the loss {MODELS}:unscaled, then in the model, for what ")
+
+
+def test_the_verdict_on_a_loss_leaves_what_it_keeps_as_it_is(diagnoses: Mapping[str, Future[DdpDiagnosis]]) -> None:
+    found = diagnoses["counting"].result()
+    assert not found.defect, found.explain()
 
 
 def test_complex_parameters_are_compared_in_both_parts(diagnoses: Mapping[str, Future[DdpDiagnosis]]) -> None:

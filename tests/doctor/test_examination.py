@@ -281,6 +281,27 @@ def test_a_class_that_counts_otherwise_is_seen_in_batches_that_hardly_hold_it(
     assert diagnose(name, world_size=world_size, samples=samples).verdict is Verdict.NOT_DECOMPOSABLE
 
 
+@pytest.mark.parametrize(
+    ("name", "helper"),
+    [
+        ("repaired_dice", "additive_loss"),
+        ("RepairedContrast", "gather_with_grad"),
+        ("repaired_mean", "weighted_mean"),
+    ],
+)
+def test_a_loss_that_is_repaired_already_is_not_said_to_need_it(name: str, helper: str, golden: GoldenMessages) -> None:
+    message = golden.message(refusal(name))
+    assert f"uses hpcddp's {helper}, " in message
+    assert "train.loss_reduction: global" in message
+    assert message.endswith("hpcddp doctor ddp JOB")
+
+
+def test_the_note_on_ignored_labels_names_the_helper_that_repairs_the_loss() -> None:
+    (note,) = diagnose("entropy_with_penalty").notes
+    assert "If labels can be -100" in note
+    assert note.endswith(": use additive_loss.")
+
+
 def test_notes_say_what_else_was_seen(golden: GoldenMessages) -> None:
     (ignored,) = diagnose("torch.nn.functional:cross_entropy").notes
     golden.message(re.sub(r"\S+ %", "N %", ignored))

@@ -155,3 +155,38 @@ def test_what_another_environment_may_hold_is_not_refused() -> None:
     spec = job(train={"model": "own_models:biuld"}, environment=changed)
     (note,) = check_submittable(request_of(spec, cluster="slurm"))
     assert "did you mean own_models:build?" in note
+
+
+COLLECTIVES = {
+    "all_reduce": "import torch.distributed as dist\ndef loss(x, y):\n    dist.all_reduce(x)\n    return x.mean()\n",
+    "all_gather": "from torch.distributed import all_gather\ndef loss(x, y):\n    all_gather([], x)\n",
+    "broadcast": "import torch\ndef loss(x, y):\n    torch.distributed.broadcast(x, 0)\n",
+    "gather_with_grad": "import hpcddp\ndef both(x): return hpcddp.gather_with_grad(x)\ndef loss(x, y): return both(x)",
+    "additive_loss": "class Dice:\n    def __call__(self, x, y):\n        return additive_loss(f, x)\nloss = Dice()\n",
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_loss_of_shares_that_calls_a_collective_is_refused(name: str, here: Path, golden: GoldenMessages) -> None:
+    (here / "own_loss.py").write_text(COLLECTIVES[name])
+    message = golden.message(refusal(job(train={"loss": "own_loss:loss"})))
+    for reduction in ("sum", "per_sample"):
+        assert refusal(job(train={"loss": "own_loss:loss", "loss_reduction": reduction})) == message
+    assert f"loss calls {name}, " in message
+    assert message.endswith("; write train.loss_reduction: global")
+    declared = job(train={"loss": "own_loss:loss", "loss_reduction": "global"})
+    assert check_submittable(request_of(declared, cluster="slurm")) == ()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def loss(x, y): return x.gather(1, y[:, None]).mean()\n",
+        "import torch.distributed as dist\ndef other(x): dist.all_reduce(x)\ndef loss(x, y): return x.mean()\n",
+        "def loss(x, y):\n    # no all_reduce(x) here\n    return 'all_reduce(x)'\n",
+        "from functools import reduce\ndef loss(x, y): return reduce(max, x)\n",
+    ],
+)
+def test_a_loss_that_calls_no_collective_is_accepted(source: str, here: Path) -> None:
+    (here / "own_loss.py").write_text(source)
+    assert check_submittable(request_of(job(train={"loss": "own_loss:loss"}), cluster="slurm")) == ()

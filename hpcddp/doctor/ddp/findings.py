@@ -225,7 +225,7 @@ def _causes(
             "Do not multiply by the number of ranks, nor sum gradients that DDP averages already.",
         )
     if rest:
-        yield _other_cause(step, gradients, {name: wrong[name] for name in rest}, alone)
+        yield _other_cause(step, gradients, {name: wrong[name] for name in rest}, alone, comparison)
 
 
 def _loss_finding(step: int, wrong: Mapping[str, float], alone: Report, comparison: Comparison) -> DdpFinding | None:
@@ -259,7 +259,11 @@ def _is_multiple(gradient: Mapping[str, float], factor: float, comparison: Compa
 
 
 def _other_cause(
-    step: int, gradients: Mapping[str, Mapping[str, float]], wrong: Mapping[str, float], alone: Report
+    step: int,
+    gradients: Mapping[str, Mapping[str, float]],
+    wrong: Mapping[str, float],
+    alone: Report,
+    comparison: Comparison,
 ) -> DdpFinding:
     worst = max(wrong, key=lambda name: _size(wrong[name]))
     seen = f"The gradient of {_worst_first(wrong)}"
@@ -273,10 +277,13 @@ def _other_cause(
         )
     ratio = gradients[worst]["ratio"]
     length = "" if math.isnan(ratio) else f"; its component along the right one is {ratio:.4g} times as long"
+    train = comparison.job.train
+    own = None if train is None else train.loss
+    where = "the model" if own is None else f"the loss {own}, then in the model,"
     return _defect(
         "gradient",
         f"{seen}{length}.",
-        "Look in the model for what depends on the rank, the number of ranks or the size of a micro-batch.",
+        f"Look in {where} for what depends on the rank, the number of ranks or the size of a micro-batch.",
     )
 
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from hpcddp.doctor.errors import DoctorError, NoLossError, UnusableError
 from hpcddp.doctor.loss.batches import Batch, map_tree, tensors_in
+from hpcddp.train import losses
 from hpcddp.train.buffers import as_real
 from hpcddp.train.losses.state import changed_names, copy_of, kept_state
 from hpcddp.train.user_code import describe
@@ -25,6 +27,7 @@ from hpcddp.train.user_code import describe
 _SEED = 20_140_612
 # torch's warning when shapes differ and are broadcast, which is an error in a loss.
 _MISMATCH = "Using a target size"
+_HELPERS = Path(losses.__file__).parent
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -90,6 +93,23 @@ class Loss:
         before = kept_state(loss.function)
         loss.evaluate(batch, copied=False)
         return changed_names(before, kept_state(loss.function))
+
+    def helpers_called(self, batch: Batch) -> list[str]:
+        """Return which of hpcddp's helpers a call of the loss uses."""
+        called: dict[str, None] = {}
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            name = frame.f_code.co_name
+            if event == "call" and name in losses.__all__ and Path(frame.f_code.co_filename).parent == _HELPERS:
+                called[name] = None
+
+        loss, before = self._copy(), sys.getprofile()
+        sys.setprofile(note)
+        try:
+            loss.evaluate(batch, copied=False)
+        finally:
+            sys.setprofile(before)
+        return list(called)
 
     def evaluate_in_turn(self, batches: Sequence[Batch]) -> list[Evaluation]:
         """Call one copy of the loss on several batches, one after the other."""

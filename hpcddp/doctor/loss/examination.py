@@ -102,6 +102,12 @@ def _examine(
         finding, notes = examine_random(loss, size, world_size)
     judgement = finding.judgement
     batch = finding.batches[finding.worst]
+    if helpers := loss.helpers_called(batch):
+        raise UnusableError(
+            f"{name} uses hpcddp's {' and '.join(helpers)}, which computes the loss of the global batch only where all "
+            "ranks take part, so one process cannot judge it; write train.loss_reduction: global, and check it with "
+            "hpcddp doctor ddp JOB"
+        )
     return Diagnosis(
         loss=name,
         finding=finding,
@@ -325,13 +331,20 @@ class _Trial:
                 continue
             if label != _TORCH_IGNORED:
                 return ignoring, []
-            error = ignoring.judgement.ddp.deviation.gradient
-            note = (
-                f"If labels can be {label}, which torch ignores, it is {ignoring.judgement.verdict} (with 3 labels in "
-                f"10 so the gradient is off by {percent(error)}): use weighted_mean(sum, number of the others)."
-            )
-            return finding, [note]
+            return finding, [self._note_on_ignored(label, ignoring)]
         return finding, []
+
+    def _note_on_ignored(self, label: int, ignoring: Finding) -> str:
+        """Return what a loss that is a mean becomes if some labels are ignored, and the helper for that."""
+        judgement, batch = ignoring.judgement, ignoring.batches[ignoring.worst]
+        splits = judged_splits(batch.samples, self._world_size, ignoring.worst)
+        repair = repair_for(self._loss, batch, judgement.verdict, splits=splits)
+        helper = "" if repair is None else str(repair.helper)
+        use = "weighted_mean(sum, number of the others)" if helper == "weighted_mean" else helper
+        return (
+            f"If labels can be {label}, which torch ignores, it is {judgement.verdict} (with 3 labels in 10 so the "
+            f"gradient is off by {percent(judgement.ddp.deviation.gradient)}): use {use}."
+        )
 
     def _judge(self, batches: Sequence[Batch], data: str) -> Finding | None:
         """Return the finding on batches; None if the loss does not accept them."""
