@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from hpcddp.errors import UserError, write_message
+from hpcddp.errors import UserError, counted, write_message
 from hpcddp.jobfile.launchers import Launcher, launcher_of
 from hpcddp.processes import children_of, command_line, environment_of
 from hpcddp.run.directory import AttemptDirectory
@@ -55,7 +55,7 @@ class WorldMonitor:
     def __init__(self, command: Sequence[str], env: RankEnv, attempt: AttemptDirectory, *, port: int) -> None:
         self._command, self._env, self._attempt, self._port = command, env, attempt, port
         self._began = self._next = time.monotonic()
-        self._run_has_met = self._uses_torch = self._has_noted = False
+        self._run_has_met = self._uses_torch = self._has_noted = self._has_noted_cpus = False
         self._found: tuple[int, Launcher] | None = None
 
     def look(self, pid: int) -> None:
@@ -104,6 +104,18 @@ class WorldMonitor:
             "a DDP script calls torch.distributed.init_process_group() (docs/any-script.md)"
         )
 
+    def _note_cpus(self, launcher: Launcher, *, ranks: int) -> None:
+        """Print once that the ranks of a launcher share the CPUs of one task, where the node has more; on rank 0."""
+        cpus, on_node = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+        if self._env.rank or self._has_noted_cpus or cpus >= min(ranks, on_node):
+            return
+        self._has_noted_cpus = True
+        write_message(
+            f"note: {launcher.name} has started {counted(ranks, 'rank')} in a task with {cpus} of the {on_node} CPUs "
+            "of this node; write --cpus-per-task with their number, or the launcher itself as the command "
+            "(-- torchrun train.py), which gets all of them"
+        )
+
     def check(self) -> None:
         """Compare the records of the ranks.
 
@@ -131,7 +143,12 @@ class WorldMonitor:
             if launcher is None:
                 waiting += children
                 continue
-            alone = launcher.is_alone or any(_is_worker_of_one(environment_of(child)) for child in children)
+            workers = [environment_of(child) for child in children]
+            alone = launcher.is_alone or any(map(_is_worker_of_one, workers))
+            if not alone and any(map(_is_worker_of_many, workers)):
+                # Its world meets at an address of its own.
+                self._run_has_met = True
+                self._note_cpus(launcher, ranks=len(workers))
             # A launcher that has the run's port among its arguments listens there itself.
             if alone and (not self._run_has_met or any(str(self._port) in word for word in words)):
                 return pid, launcher
@@ -153,6 +170,11 @@ def _uses_torch(program: int) -> bool:
 def _is_worker_of_one(environment: dict[str, str]) -> bool:
     """Return whether a process belongs to a world of torchrun that has a single launcher."""
     return "TORCHELASTIC_RUN_ID" in environment and environment.get("GROUP_WORLD_SIZE") == "1"
+
+
+def _is_worker_of_many(environment: dict[str, str]) -> bool:
+    """Return whether a process belongs to a world that several launchers of torchrun share."""
+    return "TORCHELASTIC_RUN_ID" in environment and environment.get("GROUP_WORLD_SIZE", "1") != "1"
 
 
 def _has_listener(port: int) -> bool:

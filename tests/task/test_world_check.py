@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from hpcddp.jobfile.launchers import Launcher
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.failure import read_failures
+from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.task.world_check import WorldMonitor
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.submission.local_commands import ended, result, submit
@@ -160,6 +164,34 @@ def test_a_program_without_a_process_group_is_noted_by_rank_0(directory: Path, g
     said = finishes(directory, "python -c 'import torch, time; time.sleep(2)'\n")
     note = golden.message(line_from(said, "hpcddp: note: "))
     assert_facts(note, "the 2 ranks", ALONE, "MASTER_ADDR:MASTER_PORT", "does the whole work alone")
+
+
+def test_a_world_that_meets_at_an_address_of_its_own_is_not_said_to_work_alone(directory: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = finishes(
+        directory,
+        "exec torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d "
+        f"--rdzv-endpoint=127.0.0.1:{port} train.py 2\n",
+    )
+    assert said.count("world of 2") == 2
+    assert ALONE not in said
+
+
+@pytest.mark.parametrize(("cpus", "is_noted"), [(1, True), (4, False), (8, False)])
+def test_ranks_that_share_the_cpus_of_one_task_are_noted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cpus: int, *, is_noted: bool
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    rank = RankEnv(rank=0, local_rank=0, world_size=2, local_world_size=1, node_rank=0, nodes=2, source="slurm")
+    monitor = WorldMonitor(["bash", "run.sh"], rank, RunDirectory(tmp_path).attempt(0), port=1)
+    for _ in range(2):
+        monitor._note_cpus(Launcher(name="torchrun", option="--nnodes"), ranks=4)
+    said = capsys.readouterr().err
+    assert said.count("torchrun has started 4 ranks in a task with 1 of the 8 CPUs") == is_noted
+    assert said.count("note: ") == is_noted
 
 
 @pytest.mark.parametrize("script", ["python train.py 2\n", "sleep 2\n"])
