@@ -37,7 +37,7 @@ class SampleCount:
 
     Args:
         samples: N; None when it is unknown.
-        note: why it is unknown, and what to do; None when it is known.
+        note: why it is unknown, or why the job will fail, and what to do; None otherwise.
         smallest_group: samples of the smallest group; None where samples are counted, or it is unknown.
     """
 
@@ -92,10 +92,18 @@ def count_samples(train: Train, *, directory: Path, python: str, timeout_s: floa
     if name == "imagefolder":
         return _count_images(directory / (train.data_dir or ""))
     try:
-        arguments = dict(train.dataset_args)
-        return SampleCount(count_own_samples(name, arguments, directory=directory, python=python, timeout_s=timeout_s))
+        samples, knows_classes = count_own_samples(
+            name, train.dataset_args, directory=directory, python=python, timeout_s=timeout_s
+        )
     except OwnDatasetError as error:
-        return _unknown(error.message)
+        return _unknown(f"{error.message}, which would end the job too, unless its nodes have what is missing here")
+    if train.num_classes is not None or knows_classes:
+        return SampleCount(samples)
+    note = (
+        f"The job will fail: train.num_classes is null, and dataset {name} has neither classes nor targets nor labels "
+        "to count; write train.num_classes."
+    )
+    return SampleCount(samples, note)
 
 
 def _count_synthetic(arguments: Mapping[str, Any]) -> SampleCount:
@@ -134,7 +142,9 @@ function = getattr(importlib.import_module(module), function)
 arguments = json.loads(arguments)
 """
 _SAMPLES = """
-os.write(answer, str(len(function(split="train", **arguments))).encode())
+part = function(split="train", **arguments)
+found = [getattr(part, name, None) for name in ("classes", "targets", "labels")]
+os.write(answer, f"{len(part)} {int(any(one is not None and not callable(one) for one in found))}".encode())
 """
 
 
@@ -162,8 +172,8 @@ class OwnDatasetError(UserError):
 
 def count_own_samples(
     target: str, arguments: Mapping[str, Any], *, directory: Path, python: str, timeout_s: float
-) -> int:
-    """Return ``len(function(split="train", **arguments))``.
+) -> tuple[int, bool]:
+    """Return ``len(function(split="train", **arguments))``, and whether the result tells the number of classes.
 
     Args:
         target: ``pkg.module:function``.
@@ -175,8 +185,8 @@ def count_own_samples(
     Raises:
         OwnDatasetError: it failed, took too long or has no length.
     """
-    (samples,) = _measure(_SAMPLES, "train.dataset", target, arguments, directory, python, timeout_s)
-    return samples
+    samples, knows_classes = _measure(_SAMPLES, "train.dataset", target, arguments, directory, python, timeout_s)
+    return samples, bool(knows_classes)
 
 
 def count_own_groups(target: str, samples: int, *, directory: Path, python: str, timeout_s: float) -> tuple[int, int]:

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 
-from hpcddp.batch.samples import OwnDatasetError, count_own_groups, count_own_samples
+from hpcddp.batch.samples import OwnDatasetError, count_own_groups, count_own_samples, count_samples
+from hpcddp.jobfile.sections import Train
 from tests.messages import GoldenMessages
 from tests.waiting import wait_until
 
 
 def measure(directory: Path, source: str, arguments: dict[str, Any] | None = None, timeout_s: float = 60.0) -> int:
     (directory / "mine.py").write_text(source)
-    return count_own_samples(
+    samples, _ = count_own_samples(
         "mine:make", arguments or {}, directory=directory, python=sys.executable, timeout_s=timeout_s
     )
+    return samples
 
 
 def test_what_the_users_code_prints_does_not_disturb_the_answer(tmp_path: Path) -> None:
@@ -93,3 +95,38 @@ def _runs(pid: int) -> bool:
     except (ProcessLookupError, FileNotFoundError):
         return False
     return state != "Z"
+
+
+def train_section(**changes: Any) -> Train:
+    return Train.model_validate({"model": "resnet18", "dataset": "mine:make", **changes})
+
+
+@pytest.mark.parametrize(
+    ("body", "changes", "fails"),
+    [
+        ("pass", {}, True),
+        ("pass", {"num_classes": 3}, False),
+        ("classes = ['a', 'b']", {}, False),
+        ("targets = [0, 1]", {}, False),
+        ("def labels(self): ...", {}, True),
+    ],
+)
+def test_a_plan_says_that_the_number_of_classes_is_missing(
+    tmp_path: Path, body: str, changes: dict[str, Any], *, fails: bool, golden: GoldenMessages
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"class make(list):\n    def __init__(self, split): super().__init__('ab')\n    {body}\n"
+    )
+    count = count_samples(train_section(**changes), directory=tmp_path, python=sys.executable)
+    assert count.samples == 2
+    assert (count.note is not None) == fails
+    if count.note is not None:
+        assert "will fail: train.num_classes is null" in golden.message(count.note)
+
+
+def test_a_plan_says_that_an_argument_is_unknown_to_the_data_set(tmp_path: Path, golden: GoldenMessages) -> None:
+    (tmp_path / "mine.py").write_text("def make(split, size=3): return [0] * size\n")
+    count = count_samples(train_section(dataset_args={"sise": 4}), directory=tmp_path, python=sys.executable)
+    assert count.samples is None
+    assert "unexpected keyword argument 'sise'" in golden.message(count.note or "")
+    assert "would end the job too" in (count.note or "")

@@ -74,7 +74,7 @@ def test_a_folder_without_images_is_unknown_with_a_note(tmp_path: Path, golden: 
 
 def test_an_own_dataset_is_made_and_measured(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def make(split, size): return range(size if split == 'train' else 1)\n")
-    assert count(tmp_path, dataset="mine:make", dataset_args={"size": 321}) == SampleCount(321)
+    assert count(tmp_path, dataset="mine:make", dataset_args={"size": 321}, num_classes=2) == SampleCount(321)
 
 
 def test_an_own_dataset_that_fails_is_unknown_with_its_reason(tmp_path: Path, golden: GoldenMessages) -> None:
@@ -82,5 +82,5 @@ def test_an_own_dataset_that_fails_is_unknown_with_its_reason(tmp_path: Path, go
     assert found.samples is None
     note = golden.message(found.note)
     assert "samples is unknown: train.dataset missing_module_of_mine:make " in note
-    assert "(ModuleNotFoundError: No module named 'missing_module_of_mine');" in note
+    assert "(ModuleNotFoundError: No module named 'missing_module_of_mine')" in note
     assert note.endswith("; give it with --samples.")
