@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args, overload
 
-from hpcddp.errors import UserError
+from hpcddp.errors import HpcddpError, UserError
 from hpcddp.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -423,13 +423,11 @@ class Sweep:
 
     def __repr__(self) -> str:
         """Return its id, its job's name, and how many of its runs have a result, from its records alone."""
-        from hpcddp.run.sweep import ManifestError
-
         try:
             runs = self.runs
             ended = sum(os.path.lexists(RunDirectory(run.path).result) for run in runs)
             state = f"{ended} of {len(runs)} runs have a result"
-        except (ManifestError, UserError, OSError):
+        except (HpcddpError, OSError):
             state = "its record cannot be read"
         return f"<Sweep {self.sweep_id} ({self.name}, {state})>"
 

@@ -20,8 +20,9 @@ from hpcddp.run.find import NoRunError
 from hpcddp.run.index import add_to_index
 from hpcddp.run.sweep import Sweep as SubmittedSweep
 from hpcddp.run.sweep import write_sweep
-from tests.manage.runs import make
+from tests.manage.runs import make, queued
 from tests.messages import GoldenMessages
+from tests.submission.fake_sbatch import make_fake_slurm
 
 JOB = "name: demo\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits, epochs: 2}\n"
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
@@ -160,6 +161,25 @@ def test_the_sweep_of_a_job_file_is_submitted_too(here: Path) -> None:
     assert sweep.wait(timeout=120) == ["finished", "finished"]
     with pytest.raises(NoRunError, match=r"no directory of a sweep"):
         api.Sweep(sweep.runs[0].path)
+
+
+def test_a_sweep_on_slurm_is_one_job_array(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = make_fake_slurm(here / "slurm")
+    (here / "slurm.conf").touch()
+    for name, value in slurm.environment(SLURM_CONF=str(here / "slurm.conf")).items():
+        monkeypatch.setenv(name, value)
+    waiting = [queued(f"101_{index}", "PENDING") for index in range(3)]
+    monkeypatch.setattr("hpcddp.slurm.commands.queue", lambda _: waiting)
+    sweep = api.submit(command=[sys.executable, "program.py", "{a}"], cluster="slurm", sweep={"a": "1..3"})
+    assert "#SBATCH --array=0-2" in (sweep.path / "job.sbatch").read_text()
+    assert len(slurm.calls) == 1
+    assert sweep.states == ["pending"] * 3
+    assert [run.path.exists() for run in sweep.runs] == [False] * 3
+    assert [run.state for run in sweep.runs] == ["pending"] * 3
+    assert sweep.cancel().startswith(f"3 elements of sweep {sweep.sweep_id} are being cancelled")
+    assert slurm.cancelled == ["101_[0-2]"]
+    waiting.clear()
+    assert sweep.wait() == ["cancelled"] * 3
 
 
 def test_a_run_of_a_sweep_that_waits_has_no_directory(here: Path) -> None:
