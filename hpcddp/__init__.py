@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpcddp.version import __version__
 
 if TYPE_CHECKING:
-    from hpcddp.api import Run, plan, render, runs, submit
+    from hpcddp.api import Run, Sweep, plan, render, runs, submit
     from hpcddp.errors import HpcddpError
     from hpcddp.run.metrics import log
     from hpcddp.train.checkpoint.checkpointer import Checkpointer
@@ -62,6 +62,7 @@ __all__ = [
     "Share",
     "ShareLoss",
     "Stopper",
+    "Sweep",
     "TopKAccuracy",
     "ValidationShare",
     "__version__",
@@ -97,7 +98,7 @@ _OTHERS = {
     "HpcddpError": "hpcddp.errors",
     "Stopper": "hpcddp.train.stopper",
     "log": "hpcddp.run.metrics",
-    **dict.fromkeys(("Run", "plan", "render", "runs", "submit"), "hpcddp.api"),
+    **dict.fromkeys(("Run", "Sweep", "plan", "render", "runs", "submit"), "hpcddp.api"),
 }
 _MODULES = {
     name: _OTHERS.get(name) or ("hpcddp.train.scoring" if name in _SCORING else "hpcddp.train.losses")

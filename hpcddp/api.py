@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args, overload
 
-from hpcddp.errors import UserError
+from hpcddp.errors import HpcddpError, UserError
 from hpcddp.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -27,17 +27,47 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.overrides import Override
     from hpcddp.jobfile.problems import Problem
     from hpcddp.jobfile.read import DefaultSettings, ResolvedJob
+    from hpcddp.manage.overview import SweepStatus
     from hpcddp.manage.status import RunStatus, State
     from hpcddp.run.result import Result
+    from hpcddp.run.sweep import Sweep as SubmittedSweep
     from hpcddp.submission.request import SubmitRequest
 
 Job: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | None"
 """A job file, the content of one as a mapping, or None for a job that only the other arguments describe."""
 ClusterChoice: TypeAlias = Literal["auto", "slurm", "local", "here"]
 """Where a job runs; ``auto`` is Slurm where it is found, otherwise this machine."""
+SweepValues: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]]"
+"""A sweep as the job file has it: the values of each field, which make a grid, or the fields of each run."""
 RUN_ROOT = Path("runs")
 """The directory of all runs where nothing says another."""
 _POLL_S = 1.0
+_SWEEP_POLL_S = 10.0
+"""Each look at a sweep on Slurm reads the files of all its elements, and asks Slurm."""
+
+
+@overload
+def submit(
+    job: Job = None,
+    *,
+    command: Sequence[str | os.PathLike[str]] | None = None,
+    cluster: ClusterChoice = "auto",
+    force: bool = False,
+    sweep: SweepValues,
+    **overrides: object,
+) -> Sweep: ...
+
+
+@overload
+def submit(
+    job: Job = None,
+    *,
+    command: Sequence[str | os.PathLike[str]] | None = None,
+    cluster: ClusterChoice = "auto",
+    force: bool = False,
+    sweep: None = None,
+    **overrides: object,
+) -> Run: ...
 
 
 def submit(
@@ -47,8 +77,11 @@ def submit(
     cluster: ClusterChoice = "auto",
     force: bool = False,
     **overrides: object,
-) -> Run:
-    """Submit a job, as ``hpcddp submit`` does, and return its run at once.
+) -> Run | Sweep:
+    """Submit a job, as ``hpcddp submit`` does, and return its run at once; of a job with a sweep, return the sweep.
+
+    A type checker does not read the job, and expects a ``Sweep`` only if ``sweep`` is an argument. For a job file with
+    a sweep of its own, use ``typing.cast``.
 
     Args:
         job: the path of a job file, or its content as a mapping; None for a command without a job file.
@@ -57,19 +90,19 @@ def submit(
             allocation that this process is in, as inside ``salloc``.
         force: whether to submit although something is missing on this machine that the nodes may have.
         **overrides: fields of the job by their key path (``**{"train.epochs": 3}``), or sections as mappings
-            (``resources={"nodes": 2}``), whose other fields keep their values.
+            (``resources={"nodes": 2}``), whose other fields keep their values. ``sweep={"train.seed": "0..4"}`` makes
+            a sweep, and ``max_parallel=2`` limits how many of its runs run at the same time.
 
     Raises:
         HpcddpError: the job is invalid, cannot run, or was refused; nothing is left behind.
     """
     from hpcddp.submission.submit import choose_cluster, new_run_id
     from hpcddp.submission.submit import submit as submit_request_
+    from hpcddp.submission.sweep import submit_sweep
 
     if cluster not in get_args(ClusterChoice):
         raise UserError(f"cluster is {cluster!r}, which is no place for a job; write auto, slurm, local or here")
     resolved = _load(job, command, overrides)
-    if resolved.spec.sweep is not None:
-        raise UserError("submit() starts one run, and the job has a sweep; call it in a loop, or use hpcddp submit")
     environment = dict(os.environ)
     request = request_to_submit(
         resolved,
@@ -78,6 +111,8 @@ def submit(
         environment=environment,
         force=force,
     )
+    if resolved.spec.sweep is not None:
+        return Sweep(submit_sweep(request).sweep.path)
     return Run(submit_request_(request).run.path)
 
 
@@ -161,7 +196,7 @@ class Run:
     """A run: one training, over all its attempts and requeues.
 
     Args:
-        path: its directory; ``Run.find`` finds it by a name.
+        path: its directory; ``Run.find`` finds it by a name. That of an element of a sweep need not exist yet.
 
     Raises:
         NoRunError: there is no run in this directory.
@@ -172,10 +207,17 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         from hpcddp.run.find import NoRunError
         from hpcddp.run.index import is_run
+        from hpcddp.run.sweep import sweep_of
 
-        if not is_run(Path(path)):
+        if not is_run(Path(path)) and sweep_of(RunDirectory(Path(path))) is None:
             raise NoRunError(f"{path} is no run directory; give the path of one, or find a run by name: Run.find(name)")
         object.__setattr__(self, "path", Path(path))
+
+    def __repr__(self) -> str:
+        """Return its id, its job's name, and its result or newest attempt, from its records alone."""
+        from hpcddp.run.find import brief
+
+        return f"<Run {self.run_id} ({brief(self._directory)})>"
 
     @classmethod
     def find(cls, name: str, run_root: str | os.PathLike[str] | None = None) -> Self:
@@ -193,6 +235,13 @@ class Run:
         from hpcddp.run.find import find_run
 
         return cls(one_run(find_run(name, default_run_root() if run_root is None else Path(run_root))).path)
+
+    @classmethod
+    def _at(cls, path: Path) -> Self:
+        """Return the run of a directory that need not be checked."""
+        run = object.__new__(cls)
+        object.__setattr__(run, "path", path)
+        return run
 
     @property
     def run_id(self) -> str:
@@ -216,25 +265,30 @@ class Run:
         """Its state now: a string such as ``running`` or ``finished``."""
         return self.status.state
 
-    def wait(self, timeout: float | None = None) -> State:
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> State:
         """Wait until the run has ended, through requeues, and return its state.
 
         Args:
             timeout: seconds after which to stop waiting; None waits without a limit.
+            progress: whether to print a line to stderr when the state changes, and once a minute if steps were made.
 
         Raises:
             TimeoutError: it has not ended by then; the run goes on.
         """
-        from hpcddp.manage.follow import EndOfRun
+        from hpcddp.manage.follow import EndOfRun, ProgressLines
 
         end = EndOfRun(self._directory)
+        lines = ProgressLines(f"run {self.run_id}")
         deadline = None if timeout is None else time.monotonic() + timeout
-        # The result is written a moment before the job leaves its nodes.
-        while end.is_alive() or self._has_job():
-            left = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
-            if left <= 0:
+        while True:
+            is_alive = end.is_alive()
+            if progress and end.status is not None:
+                lines.show_run(end.status)
+            # The result is written a moment before the job leaves its nodes.
+            if not is_alive and not self._has_job():
+                break
+            if not _sleep_until(deadline, _POLL_S):
                 raise TimeoutError(f"run {self.run_id} has not ended after {timeout:g} s; it goes on")
-            time.sleep(left)
         return self.state if end.state is None else end.state
 
     def result(self) -> Result | None:
@@ -347,6 +401,183 @@ class Run:
     @property
     def _directory(self) -> RunDirectory:
         return RunDirectory(self.path)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Sweep:
+    """A sweep: many runs of one training with different values, submitted at once.
+
+    Args:
+        path: its directory; ``Sweep.find`` finds it by a name.
+
+    Raises:
+        NoRunError: there is no sweep in this directory.
+        UserError: the record of the sweep is damaged.
+    """
+
+    path: Path
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        object.__setattr__(self, "path", Path(path))
+        self._read()
+
+    def __repr__(self) -> str:
+        """Return its id, its job's name, and how many of its runs have a result, from its records alone."""
+        try:
+            runs = self.runs
+            ended = sum(os.path.lexists(RunDirectory(run.path).result) for run in runs)
+            state = f"{ended} of {len(runs)} runs have a result"
+        except (HpcddpError, OSError):
+            state = "its record cannot be read"
+        return f"<Sweep {self.sweep_id} ({self.name}, {state})>"
+
+    @classmethod
+    def find(cls, name: str, run_root: str | os.PathLike[str] | None = None) -> Self:
+        """Return the sweep that a name means: an id or a part of it, a job's name, a Slurm job id, or ``last``.
+
+        Args:
+            name: the name, or the directory of the sweep.
+            run_root: the directory in which it is looked for first; None is the default of the command line.
+
+        Raises:
+            NoRunError: there is no such sweep, or there are several.
+        """
+        from hpcddp.run.find import find_run
+
+        return cls(find_run(name, default_run_root() if run_root is None else Path(run_root)).path)
+
+    @property
+    def sweep_id(self) -> str:
+        """Its id; the id of run 5 is this id and ``_5``."""
+        return self.path.name
+
+    @property
+    def name(self) -> str:
+        """The name of its job."""
+        return self.path.parent.name
+
+    @property
+    def runs(self) -> list[Run]:
+        """Its runs in their order; on Slurm, the directory of a run that waits for its first start does not exist."""
+        sweep = self._read()
+        return [Run._at(sweep.run(index).path) for index in range(len(sweep.elements))]  # noqa: SLF001
+
+    @property
+    def values(self) -> list[dict[str, Any]]:
+        """The values with which each run was submitted, by key path, in the order of the runs."""
+        return [dict(values) for values in self._read().elements]
+
+    @property
+    def status(self) -> SweepStatus:
+        """The state and the progress of all its runs now; one query to Slurm at most. ``status.counts`` counts them."""
+        from hpcddp.manage.overview import sweep_status_now
+
+        status, _ = sweep_status_now(self._read(), os.environ)
+        return status
+
+    @property
+    def states(self) -> list[State]:
+        """The state of each run now, in the order of the runs; one query to Slurm at most."""
+        return [element.state for element in self.status.elements]
+
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> list[State]:
+        """Wait until all runs have ended, through requeues, and return their states in the order of the runs.
+
+        Args:
+            timeout: seconds after which to stop waiting; None waits without a limit.
+            progress: whether to print a line to stderr when the number of runs in a state changes.
+
+        Raises:
+            TimeoutError: they have not ended by then; the runs go on.
+        """
+        from hpcddp.manage.follow import ProgressLines
+        from hpcddp.manage.status import State
+
+        lines = ProgressLines(f"sweep {self.sweep_id}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        poll_s = _SWEEP_POLL_S if self._read().chunks else _POLL_S
+        alive_before: list[Run] = []
+        while True:
+            status = self.status
+            if progress:
+                lines.show(status.sentence)
+            has_ended = not status.is_alive and State.UNKNOWN not in status.counts
+            # A result is written a moment before the job leaves its nodes.
+            if has_ended and not any(run._has_job() for run in alive_before):  # noqa: SLF001
+                return [element.state for element in status.elements]
+            if not has_ended:
+                alive_before = [Run._at(element.run.path) for element in status.elements if element.is_alive]  # noqa: SLF001
+            if not _sleep_until(deadline, poll_s):
+                raise TimeoutError(
+                    f"sweep {self.sweep_id} has not ended after {timeout:g} s ({status.sentence}); it goes on"
+                )
+
+    def results(self) -> list[Result | None]:
+        """Return the result of each run in the order of the runs, None for a run that has none.
+
+        Raises:
+            RecordError: a record is damaged.
+        """
+        return [run.result() for run in self.runs]
+
+    def cancel(self) -> str:
+        """Cancel all runs that wait or run, as ``hpcddp cancel`` does, and return what happens now, in a sentence.
+
+        Raises:
+            HpcddpError: they could not be cancelled.
+        """
+        from hpcddp.manage.control import cancel_sweep
+        from hpcddp.slurm import commands
+        from hpcddp.submission.sweep_element import chosen_to_act_on
+
+        chosen_to_act_on(str(self.path), self.path.parent.parent)
+        environment = dict(os.environ)
+        return cancel_sweep(self.status, end=lambda job_ids: commands.cancel(job_ids, environment), now=time.time())
+
+    def resume(self, *, force: bool = False) -> Sweep:
+        """Continue all runs that have ended and not finished, as ``hpcddp submit --resume`` does, and return the sweep.
+
+        Args:
+            force: whether to submit although something is missing on this machine that the nodes may have.
+
+        Raises:
+            HpcddpError: there is no such run, the state of a run is unknown, or the submission was refused.
+        """
+        from hpcddp.manage.overview import sweep_status_now
+        from hpcddp.submission.resume import resume_sweep
+        from hpcddp.submission.sweep_element import checked_run
+
+        checked_run(RunDirectory(self.path))
+        sweep = self._read()
+        environment = dict(os.environ)
+        status, unanswered = sweep_status_now(sweep, environment)
+        left = status.elements_to_resume(unanswered)
+        resume_sweep(sweep, left, environment=environment, dependency=None, force=force)
+        return self
+
+    def _read(self) -> SubmittedSweep:
+        """Return what the record of the sweep says."""
+        from hpcddp.run.find import NoRunError
+        from hpcddp.run.sweep import read_sweep
+
+        sweep = read_sweep(self.path)
+        if sweep is None:
+            raise NoRunError(f"{self.path} is no directory of a sweep; find a sweep by name: Sweep.find(name)")
+        return sweep
+
+
+def _sleep_until(deadline: float | None, seconds: float) -> bool:
+    """Sleep some seconds, but not beyond a deadline; return False if the deadline has passed.
+
+    Args:
+        deadline: on the monotonic clock; None for none.
+        seconds: how long to sleep.
+    """
+    left = seconds if deadline is None else min(seconds, deadline - time.monotonic())
+    if left <= 0:
+        return False
+    time.sleep(left)
+    return True
 
 
 def _load(job: Job, command: Sequence[str | os.PathLike[str]] | None, overrides: Mapping[str, Any]) -> ResolvedJob:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,10 +15,14 @@ import hpcddp
 from hpcddp import api
 from hpcddp.errors import UserError
 from hpcddp.jobfile.problems import JobFileError
+from hpcddp.manage.follow import ProgressLines
 from hpcddp.run.find import NoRunError
 from hpcddp.run.index import add_to_index
-from tests.manage.runs import make
+from hpcddp.run.sweep import Sweep as SubmittedSweep
+from hpcddp.run.sweep import write_sweep
+from tests.manage.runs import make, queued
 from tests.messages import GoldenMessages
+from tests.submission.fake_sbatch import make_fake_slurm
 
 JOB = "name: demo\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits, epochs: 2}\n"
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
@@ -105,7 +110,7 @@ def test_what_is_wrong_is_named_by_its_argument(golden: GoldenMessages) -> None:
     with pytest.raises(JobFileError, match="the job: "):
         api.render({"name": "demo", "train": {"model": "resnet18"}})
     with pytest.raises(UserError, match=r"^cluster is 'pbs', .*; write auto, slurm, local or") as caught:
-        api.submit("job.yaml", cluster="pbs")  # type: ignore[arg-type]
+        api.submit("job.yaml", cluster="pbs")  # type: ignore[call-overload]
     golden.message(caught.value)
     for call in (api.submit, api.render):
         with pytest.raises(UserError, match=r"; write a list .*: command=\['python', 'program.py'\]$") as caught:
@@ -118,9 +123,128 @@ def test_what_is_wrong_is_named_by_its_argument(golden: GoldenMessages) -> None:
     assert not Path("runs").exists()
     with pytest.raises(hpcddp.HpcddpError, match="no job is given"):
         api.submit()
-    with pytest.raises(UserError, match="call it in a loop"):
-        api.submit("job.yaml", sweep={"train.seed": [0, 1]})
     assert api.runs() == []
+
+
+def test_a_sweep_is_submitted_waited_for_and_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "program.py").write_text("import sys\nprint('rate', sys.argv[1])\nsys.exit(sys.argv[1] == '0.3')\n")
+    command = [sys.executable, "program.py", "{lr}"]
+    sweep = api.submit(command=command, cluster="local", sweep={"lr": [0.1, 0.2, 0.3]}, max_parallel=3)
+    assert isinstance(sweep, hpcddp.Sweep)
+    assert sweep.wait(timeout=120, progress=True) == ["finished", "finished", "failed"] == sweep.states
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[-1] == f"sweep {sweep.sweep_id}: 2 finished, 1 failed"
+    assert len(set(shown)) == len(shown)
+    assert sweep.values == [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]
+    assert [run.run_id for run in sweep.runs] == [f"{sweep.sweep_id}_{index}" for index in range(3)]
+    assert sweep.runs[1].logs().splitlines()[-1] == "rate 0.2"
+    results = sweep.results()
+    assert [None if result is None else result.status for result in results] == ["finished", "finished", "failed"]
+    assert api.Sweep.find(sweep.sweep_id) == api.Sweep(str(sweep.path)) == sweep
+    assert repr(sweep) == f"<Sweep {sweep.sweep_id} (program, 3 of 3 runs have a result)>"
+    assert "has ended already (2 finished, 1 failed)" in sweep.cancel()
+    (here / "program.py").write_text("print('again')\n")
+    # Its runs have left this machine, so that the one that failed can start again at once.
+    assert sweep.resume() == sweep
+    assert sweep.wait(timeout=120) == ["finished"] * 3
+    with pytest.raises(UserError, match="has no run to resume: 3 finished, 0 alive"):
+        sweep.resume()
+
+
+def test_the_sweep_of_a_job_file_is_submitted_too(here: Path) -> None:
+    command = f'[{sys.executable}, program.py, "{{a}}"]'
+    (here / "job.yaml").write_text(f"name: demo\ncommand: {command}\nsweep: {{a: 1..2}}\n")
+    sweep = cast("api.Sweep", api.submit("job.yaml", cluster="local"))
+    assert len(sweep.runs) == 2
+    with pytest.raises(TimeoutError, match=r"^sweep \S+ has not ended after 0 s \(.*\); it goes on$"):
+        sweep.wait(timeout=0)
+    assert sweep.wait(timeout=120) == ["finished", "finished"]
+    with pytest.raises(NoRunError, match=r"no directory of a sweep"):
+        api.Sweep(sweep.runs[0].path)
+
+
+def test_a_sweep_on_slurm_is_one_job_array(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = make_fake_slurm(here / "slurm")
+    (here / "slurm.conf").touch()
+    for name, value in slurm.environment(SLURM_CONF=str(here / "slurm.conf")).items():
+        monkeypatch.setenv(name, value)
+    waiting = [queued(f"101_{index}", "PENDING") for index in range(3)]
+    monkeypatch.setattr("hpcddp.slurm.commands.queue", lambda _: waiting)
+    sweep = api.submit(command=[sys.executable, "program.py", "{a}"], cluster="slurm", sweep={"a": "1..3"})
+    assert "#SBATCH --array=0-2" in (sweep.path / "job.sbatch").read_text()
+    assert len(slurm.calls) == 1
+    assert sweep.states == ["pending"] * 3
+    assert [run.path.exists() for run in sweep.runs] == [False] * 3
+    assert [run.state for run in sweep.runs] == ["pending"] * 3
+    assert sweep.cancel().startswith(f"3 elements of sweep {sweep.sweep_id} are being cancelled")
+    assert slurm.cancelled == ["101_[0-2]"]
+    waiting.clear()
+    assert sweep.wait() == ["cancelled"] * 3
+
+
+def test_a_run_of_a_sweep_that_waits_has_no_directory(here: Path) -> None:
+    path = here / "runs" / "demo" / "20261121-101500-3fa2"
+    path.mkdir(parents=True)
+    write_sweep(SubmittedSweep(sweep_id=path.name, path=path, elements=({"a": 1}, {"a": 2}), chunks=()))
+    sweep = api.Sweep(path)
+    assert sweep.results() == [None, None]
+    run = api.Run(path.with_name(f"{path.name}_1"))
+    assert (run.result(), run.metrics(), run.state) == (None, [], "unknown")
+    assert sweep.runs == [api.Run.find(f"{path.name}_0"), run]
+    assert repr(run) == f"<Run {path.name}_1 (demo, no directory)>"
+    (path / "sweep.json").write_text("{")
+    assert repr(sweep) == f"<Sweep {path.name} (demo, its record cannot be read)>"
+
+
+def test_a_run_shows_its_state_from_its_records(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcddp.slurm.commands.queue", lambda _: pytest.fail("Slurm was asked"))
+    made = make(here / "runs", "one", name="demo").submitted("1")
+    run = api.Run(made.run.path)
+    assert repr(run) == "<Run one (demo, submitted)>"
+    made.started("1")
+    assert repr(run) == "<Run one (demo, attempt 0)>"
+    made.ended("finished")
+    assert repr(run) == "<Run one (demo, finished)>"
+    made.run.result.write_bytes(b"\xff{")
+    assert repr(run) == "<Run one (demo, its records cannot be read)>"
+    shutil.rmtree(run.path)
+    assert repr(run) == "<Run one (demo, no directory)>"
+
+
+def test_the_progress_is_shown_once_for_each_state(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = (
+        make(here / "runs", "one", name="demo")
+        .submitted("1")
+        .started("1", is_local=True)
+        .steps(1, 4)
+        .ended("finished", steps=4)
+    )
+    assert api.Run(made.run.path).wait(progress=True) == "finished"
+    assert capsys.readouterr().err == "run one: finished, step 4/400\n"
+
+
+def test_the_steps_of_a_state_are_shown_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("hpcddp.manage.follow.time.monotonic", lambda: now)
+    lines = ProgressLines("run one")
+    for moment, state, steps in (
+        (0, "running", "step 1"),
+        (1, "running", "step 2"),
+        (61, "running", "step 3"),
+        (200, "running", "step 3"),
+        (201, "stopping", "step 3"),
+        (202, "\x1b[2Jfinished", ""),
+    ):
+        now = float(moment)
+        lines.show(state, steps)
+    assert capsys.readouterr().err.splitlines() == [
+        "run one: running, step 1",
+        "run one: running, step 3",
+        "run one: stopping, step 3",
+        "run one: \\x1b[2Jfinished",
+    ]
 
 
 def test_runs_are_found_as_the_command_line_finds_them(here: Path) -> None:
@@ -151,14 +275,18 @@ def test_the_examples_of_the_page_run(here: Path, monkeypatch: pytest.MonkeyPatc
     # No Slurm is found without a configuration.
     monkeypatch.delenv("SLURM_CONF", raising=False)
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)
     assert names["state"] == "finished"
 
 
-def test_the_page_names_every_member() -> None:
+@pytest.mark.parametrize("kind", [api.Run, api.Sweep], ids=lambda kind: kind.__name__)
+def test_the_page_names_every_member(kind: type) -> None:
     page = PAGE.read_text()
-    members = [name for name in vars(api.Run) if not name.startswith("_")]
-    assert not [name for name in members if f"run.{name}" not in page and f"Run.{name}" not in page]
+    members = [name for name in vars(kind) if not name.startswith("_")]
+    name = kind.__name__
+    assert not [
+        member for member in members if f"{name.lower()}.{member}" not in page and f"{name}.{member}" not in page
+    ]

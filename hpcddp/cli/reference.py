@@ -70,7 +70,16 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "init": ("install", "profiles"),
         "render": ("job-file", "templates"),
-        "submit": ("job-file", "any-script", "sweeps", "environments", "stop-and-requeue", "trackers"),
+        "submit": (
+            "job-file",
+            "any-script",
+            "launchers",
+            "salloc",
+            "sweeps",
+            "environments",
+            "stop-and-requeue",
+            "trackers",
+        ),
         "status": ("life-of-a-run",),
         "logs": ("life-of-a-run",),
         "why": ("life-of-a-run",),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,8 +21,11 @@ from hpcddp.cli.options import (
     SweepOptions,
     read_sweep_options,
 )
-from hpcddp.cli.output import echo
+from hpcddp.cli.output import echo, warn
 from hpcddp.errors import UserError
+
+if TYPE_CHECKING:
+    from hpcddp.submission.request import SubmitRequest
 
 
 class OutputFileError(UserError):
@@ -67,6 +71,7 @@ def render(
     job = words.load(job_file, overrides=overrides, sweep=sweep)
     request = request_to_submit(job, run_id=run_id, template=template, environment=os.environ)
     script = render_script(request)
+    _warn_of_interpreter(request)
     if output is not None:
         _write(output, script.text)
     if as_json:
@@ -76,6 +81,17 @@ def render(
     elif output is None:
         # Bytes, so that the output does not depend on the terminal's encoding.
         typer.echo(script.text.encode(), nl=False)
+
+
+def _warn_of_interpreter(request: SubmitRequest) -> None:
+    """Warn on a machine without Slurm, such as a laptop, about a script that calls this machine's own interpreter."""
+    environment = request.job.spec.environment
+    is_named = environment.interpreter is not None or environment.conda is not None
+    if not is_named and shutil.which("sbatch", path=request.environment.get("PATH")) is None:
+        warn(
+            f"the script calls {request.python}, the interpreter of this machine, which has no Slurm; if the cluster "
+            "does not have it, name one that the cluster has, with hpcddp: --set environment.python=PATH"
+        )
 
 
 def _write(path: Path, text: str) -> None:

@@ -209,40 +209,26 @@ def _resume_sweep(
     sweep: Sweep, environment: Mapping[str, str], dependency: str | None, output: _Output, *, dry_run: bool, force: bool
 ) -> None:
     """Continue the elements of a sweep that have ended and not finished; in a dry run print which these are."""
-    from hpcddp.manage.overview import SweepStatus, overview_now
-    from hpcddp.manage.status import State
+    from hpcddp.manage.overview import sweep_status_now
     from hpcddp.submission.resume import prepare_sweep, resume_sweep
 
     if output.follow:
         raise UserError(_NOT_FOLLOWED)
-    found = overview_now([sweep], environment)
-    (status,) = found.lines
-    elements = status.elements if isinstance(status, SweepStatus) else ()
-    unknown = next((element for element in elements if element.state is State.UNKNOWN), None)
-    if unknown is not None:
-        why = found.unanswered or next(iter(unknown.files.damaged), "see hpcddp why")
-        raise UserError(f"nothing was resumed: the state of the run {unknown.run.run_id} is unknown: {why}")
-    finished = sum(element.state is State.FINISHED for element in elements)
-    alive = sum(element.state.is_alive for element in elements)
-    left = [
-        index
-        for index, element in enumerate(elements)
-        if element.state is not State.FINISHED and not element.state.is_alive
-    ]
-    rest = f"{finished} finished, {alive} alive"
-    if not left:
-        raise UserError(f"the sweep {sweep.sweep_id} has no run to resume: {rest}")
+    status, unanswered = sweep_status_now(sweep, environment)
+    left = status.elements_to_resume(unanswered)
+    counts = {"finished": status.count_finished, "alive": status.count_alive}
     if dry_run:
         request, notes = prepare_sweep(sweep, left, environment=environment, dependency=dependency, force=force)
         ids = [sweep.run_id(index) for index in left]
-        counts = {"finished": finished, "alive": alive}
         document = {"sweep_id": sweep.sweep_id, "sweep_dir": str(sweep.path), "cluster": request.cluster}
         if output.as_json:
             echo(json.dumps({**document, "elements": [{"run_id": run_id} for run_id in ids], **counts}, indent=2))
             return
         _print_remarks((), notes)
         count = counted(len(left), "element")
-        echo(f"dry run: would go to {request.cluster}, {count} of sweep directory {sweep.path}; {rest}", err=True)
+        echo(
+            f"dry run: would go to {request.cluster}, {count} of sweep directory {sweep.path}; {status.rest}", err=True
+        )
         echo("\n".join(ids))
         return
     resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency, force=force)
@@ -250,10 +236,10 @@ def _resume_sweep(
         echo(sweep.sweep_id)
         return
     if output.as_json:
-        echo(json.dumps({**resumed.as_json(), "finished": finished, "alive": alive}, indent=2))
+        echo(json.dumps({**resumed.as_json(), **counts}, indent=2))
         return
     _print_remarks(resumed.dropped, resumed.warnings)
-    echo(f"{counted(len(left), 'element')} continue{'s' if len(left) == 1 else ''}; {rest}")
+    echo(f"{counted(len(left), 'element')} continue{'s' if len(left) == 1 else ''}; {status.rest}")
     echo(f"job id           {_first_words(resumed.job_ids)}")
     echo(f"sweep directory  {sweep.path}")
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, Protocol
 
+from hpcddp.errors import printable
+from hpcddp.manage.format import step_text
 from hpcddp.manage.overview import status_now
-from hpcddp.manage.status import State
+from hpcddp.manage.status import RunStatus, State
 from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event
@@ -258,20 +261,58 @@ class EndOfRun:
         run: the run.
 
     Attributes:
-        state: its state when it was polled last; None before.
+        status: its state and progress when it was polled last; None before.
     """
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._asked = float("-inf")
-        self.state: State | None = None
+        self.status: RunStatus | None = None
+
+    @property
+    def state(self) -> State | None:
+        """Its state when it was polled last; None before."""
+        return None if self.status is None else self.status.state
 
     def is_alive(self) -> bool:
         """Return whether the run is pending or running, or its state is unknown."""
         if exists(self._run.result) or time.monotonic() - self._asked > _STATE_EVERY_S:
             self._asked = time.monotonic()
-            self.state = status_now(self._run, os.environ).state
+            self.status = status_now(self._run, os.environ)
         return self.state is None or self.state.is_alive or self.state is State.UNKNOWN
+
+
+_STEPS_EVERY_S = 60.0
+
+
+class ProgressLines:
+    """Prints a line to stderr when a state changes; while it stays the same, a line a minute if steps were made.
+
+    Args:
+        name: what each line begins with.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._state = self._steps = ""
+        self._printed = float("-inf")
+
+    def show(self, state: str, steps: str = "") -> None:
+        """Print the state and the steps done, unless the line would repeat the last one or comes too early."""
+        is_new_step = steps != self._steps and time.monotonic() - self._printed >= _STEPS_EVERY_S
+        if state == self._state and not is_new_step:
+            return
+        self._state = state
+        self._steps = steps
+        self._printed = time.monotonic()
+        line = f"{self._name}: {state}, {steps}" if steps else f"{self._name}: {state}"
+        sys.stderr.write(f"{printable(line)}\n")
+        sys.stderr.flush()
+
+    def show_run(self, status: RunStatus) -> None:
+        """Print the state of a run, and its steps if it records any."""
+        steps = "" if status.step is None else f"step {step_text(status.step, status.files.total_steps)}"
+        self.show(status.state, steps)
 
 
 def _phase_of(job: Mapping[str, str] | None) -> JobPhase:

@@ -154,6 +154,43 @@ class SweepStatus:
             for values, element in zip(self.sweep.elements, self.elements, strict=True)
         ]
 
+    @property
+    def count_alive(self) -> int:
+        """How many elements wait or run."""
+        return sum(element.is_alive for element in self.elements)
+
+    @property
+    def count_finished(self) -> int:
+        """How many elements have finished."""
+        return self.counts.get(State.FINISHED, 0)
+
+    @property
+    def rest(self) -> str:
+        """The elements that a resumption does not change, in words."""
+        return f"{self.count_finished} finished, {self.count_alive} alive"
+
+    def elements_to_resume(self, unanswered: str | None) -> list[int]:
+        """Return the indices of the elements that have ended and not finished.
+
+        Args:
+            unanswered: why Slurm could not be asked; None if it was.
+
+        Raises:
+            UserError: there is no such element, or the state of an element is unknown.
+        """
+        unknown = next((element for element in self.elements if element.state is State.UNKNOWN), None)
+        if unknown is not None:
+            why = unanswered or next(iter(unknown.files.damaged), "see hpcddp why")
+            raise UserError(f"nothing was resumed: the state of the run {unknown.run.run_id} is unknown: {why}")
+        left = [
+            index
+            for index, element in enumerate(self.elements)
+            if element.state is not State.FINISHED and not element.is_alive
+        ]
+        if not left:
+            raise UserError(f"the sweep {self.sweep.sweep_id} has no run to resume: {self.rest}")
+        return left
+
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""
         return {
@@ -282,6 +319,13 @@ def overview_of(entries: Sequence[Entry], *, ask: Ask, now: float) -> Overview:
 def overview_now(entries: Sequence[Entry], environment: Mapping[str, str]) -> Overview:
     """Return the state of these runs and sweeps now; Slurm is asked once at most."""
     return overview_of(entries, ask=lambda: commands.queue(environment), now=time.time())
+
+
+def sweep_status_now(sweep: Sweep, environment: Mapping[str, str]) -> tuple[SweepStatus, str | None]:
+    """Return the state of a sweep now, and why Slurm could not be asked, or None; Slurm is asked once at most."""
+    files = files_of(sweep)
+    answer = statuses(files, ask=lambda: commands.queue(environment), now=time.time())
+    return SweepStatus(sweep=sweep, elements=answer.runs), answer.unanswered
 
 
 def status_now(run: RunDirectory, environment: Mapping[str, str]) -> RunStatus:

@@ -224,15 +224,19 @@ def token_of(run_id: str) -> str:
 
 
 def brief(run: RunDirectory) -> str:
-    """Return a run's name, and its result or its newest attempt."""
-    state = "submitted"
-    # The commands that show the run report a damaged one.
-    with contextlib.suppress(RecordError, OSError):
-        number = run.newest_attempt()
-        state = state if number is None else f"attempt {number}"
+    """Return a run's name, and its result or its newest attempt, from its records alone."""
+    name = run.path.parent.name
+    try:
         result = read_result(run)
-        state = state if result is None else result.status
-    return f"{run.path.parent.name}, {state}"
+        if result is not None:
+            return f"{name}, {result.status}"
+        number = run.newest_attempt()
+    except (RecordError, OSError):
+        # The commands that show the run say what is wrong with it.
+        return f"{name}, its records cannot be read"
+    if number is not None:
+        return f"{name}, attempt {number}"
+    return f"{name}, submitted" if exists(run.path) else f"{name}, no directory"
 
 
 def submission_time(run: RunDirectory) -> float:

@@ -46,7 +46,11 @@ getpass.getuser = lambda: "somebody"
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def job(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a job file in the working directory of a machine with Slurm."""
+    sbatch = tmp_path_factory.mktemp("slurm") / "sbatch"
+    sbatch.touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     path = tmp_path / "job.yaml"
@@ -71,6 +75,27 @@ def test_the_script_alone_goes_to_stdout(job: Path, capsysbinary: pytest.Capture
     assert errors == ""
     assert output.startswith("#!/bin/bash\n#SBATCH --job-name=example\n")
     assert f"\nhpcddp_python={sys.executable}\n" in output
+
+
+def test_on_a_machine_without_slurm_the_interpreter_gets_a_warning(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], golden: GoldenMessages
+) -> None:
+    expected, _ = render(capsysbinary, job)
+    monkeypatch.setenv("PATH", str(job.parent))
+    output, errors = render(capsysbinary, job)
+    assert output == expected
+    warning = golden.message(errors, {sys.executable: "PYTHON"})
+    assert f"the script calls {sys.executable}, " in warning
+    assert "--set environment.python=PATH" in warning
+    assert render(capsysbinary, job, "-o", "job.sh") == ("", errors)
+
+
+@pytest.mark.parametrize("field", ["python=/opt/py", "conda=base", "venv=/opt/env", "uv=/opt/project"])
+def test_an_interpreter_that_the_job_names_gets_no_warning(
+    field: str, job: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("PATH", str(job.parent))
+    assert render(capsysbinary, job, "--set", f"environment.{field}")[1] == ""
 
 
 def test_overrides_and_the_interpreter_of_the_job_file_count(
@@ -220,4 +245,4 @@ def test_the_bytes_depend_on_nothing_but_the_job(job: Path, tmp_path: Path) -> N
     first = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, check=True)
     second = subprocess.run(command, cwd="/", env=there, capture_output=True, check=True)
     assert first.stdout == second.stdout
-    assert second.stderr == b""
+    assert second.stderr.startswith(f"warning: the script calls {sys.executable}, ".encode())
