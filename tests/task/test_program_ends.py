@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,11 +20,15 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parents[2]
 
 
+def with_hpcddp() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+
+
 def run_script(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a script of this file in a process of its own, in which signals can be handled."""
     return subprocess.run(
         [sys.executable, "-c", code, *words],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        env=with_hpcddp(),
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -363,3 +368,70 @@ def test_an_end_of_the_job_that_slurm_has_moved_counts(
         assert_facts(message, "the end of the job", text.replace("T", " "))
     # Every 5 s before the end is acted on.
     assert (tmp_path / "asked").read_text().count("asked") in ({1} if ranks > 1 else {3, 4})
+
+
+# Two ranks agree in each step whether to save, and meet again in the save, as a training with collectives does.
+MEETS_IN_ITS_SAVE = """
+import os, signal, socket, sys, time
+from hpcddp.stop.deadline import EndTime, KnownEnd
+from hpcddp.task import program
+from hpcddp.stop.listener import LISTENER
+
+LISTENER.install()
+body = '''
+import os, signal, socket, sys, time
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+signal.signal(signal.SIGTERM, lambda *_: None)
+peer = socket.socket(fileno=int(sys.argv[1]))
+def exchange(flag):
+    peer.sendall(bytes([flag]))
+    return flag | peer.recv(1)[0]
+print("ready", flush=True)
+while not exchange(bool(asked)):
+    time.sleep(0.01)
+exchange(0)
+print("saved", flush=True)
+'''
+descriptor = int(sys.argv[1])
+os.set_inheritable(descriptor, True)
+start = program.subprocess.Popen
+program.subprocess.Popen = lambda *words, **given: start(*words, **given, pass_fds=[descriptor])
+end = EndTime(KnownEnd(end_time=time.time() + 600, time=0.0))
+ask_slurm = (lambda: time.sleep(1.5)) if sys.argv[2] == "0" else None
+running = program.Program(
+    [sys.executable, "-c", body, str(descriptor)], dict(os.environ), end=end, notice_s=5, ask_cause=ask_slurm
+)
+print("ended:", running.wait(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("trial", range(3))
+def test_a_rank_that_is_halted_while_slurm_is_asked_holds_up_no_save_that_has_collectives(trial: int) -> None:
+    ends = socket.socketpair()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEETS_IN_ITS_SAVE, str(end.fileno()), str(rank)],
+            env=with_hpcddp(),
+            pass_fds=[end.fileno()],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, end in enumerate(ends)
+    ]
+    for end in ends:
+        end.close()
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "ready\n"
+        # At another place of their steps in each trial.
+        time.sleep(0.1 + 0.004 * trial)
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["saved\nended: 0\n"] * 2
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
