@@ -517,7 +517,12 @@ ON_TWO_HOSTS = ("--nodes", "2", "--time", "10")
     "words",
     [
         ("--global-batch-size", "64", "--", BIN / "torchrun", "--nproc-per-node", "2", EXAMPLES / "torchrun_script.py"),
-        ("--tasks-per-node", "2", "--", BIN / "accelerate", "launch", EXAMPLES / "accelerate_script.py"),
+        pytest.param(
+            ("--tasks-per-node", "2", "--", BIN / "accelerate", "launch", EXAMPLES / "accelerate_script.py"),
+            marks=pytest.mark.long(
+                "torchrun is started in the same way; tests of the job file have accelerate's options"
+            ),
+        ),
     ],
     ids=["torchrun", "accelerate"],
 )

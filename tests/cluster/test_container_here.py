@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hpcddp.run.directory import RunDirectory
 from tests.cluster.containers import install, write_image
 from tests.cluster.jobs import result_of, write_job
@@ -18,6 +20,7 @@ from tests.waiting import wait_for_text, wait_until_gone
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long("test_here ends runs in an allocation, and test_environments ends runs in containers")
 def test_who_ends_a_run_in_containers_gets_it_saved(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     install(tmp_path / "bin")

@@ -67,6 +67,7 @@ def shell(first_day: Sandbox, directory: Path) -> Callable[[str], str]:
     return run
 
 
+@pytest.mark.depends_on("docs/first-day.md", "hpcddp/cli", "tests/cluster/test_first_day.py")
 def test_the_commands_print_what_the_page_shows(shell: Callable[[str], str], directory: Path) -> None:
     commands = [text.removeprefix("$ ").partition("\n") for _, text in BLOCKS if text.startswith("$ ")]
     assert len(commands) > 10

@@ -35,11 +35,11 @@ def says(log: Path, text: str) -> bool:
 
 
 def slow_job(directory: Path, *, epochs: int, seconds: float, name: str = "job.yaml") -> Path:
-    """Write a training on 2 hosts x 2 ranks, each forward of which takes so long."""
+    """Write a training on 2 hosts with a rank each, each forward of which takes so long."""
     shutil.copy(Path(__file__).with_name("traced_model.py"), directory)
     train = {"model": "traced_model:build", "epochs": epochs, "model_args": {"seconds": seconds}}
     sections: Mapping[str, Mapping[str, Any]] = {"train": train, "requeue": {"signal_lead": "30s"}}
-    return write_job(directory, nodes=2, tasks=2, name=name, sections=sections)
+    return write_job(directory, nodes=2, tasks=1, name=name, sections=sections)
 
 
 def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
@@ -51,7 +51,7 @@ def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
         assert done.returncode == 2
         assert done.stderr == (
             "hpcddp: --cluster here: this shell is in no allocation, because SLURM_JOB_ID is not set; submit in the "
-            "shell that this command opens: salloc --nodes=2 --ntasks-per-node=2 --cpus-per-task=1 --time=00:20:00; or "
+            "shell that this command opens: salloc --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=00:20:00; or "
             "give the job to the queue: --cluster slurm\n"
         )
         assert not (tmp_path / "runs").exists()
@@ -59,7 +59,7 @@ def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
     finished(sandbox, queued["job_id"])
     expected = result_of(RunDirectory(Path(queued["run_dir"])))
     # One node and one CPU of each more than the job needs.
-    with salloc(sandbox, tmp_path, "--nodes=3", "--ntasks-per-node=3", "--time=20") as shell:
+    with salloc(sandbox, tmp_path, "--nodes=3", "--ntasks-per-node=2", "--time=20") as shell:
         runs: list[RunDirectory] = []
         for _ in range(2):
             document = shell.submit(job, *HERE, "--follow")
@@ -71,7 +71,7 @@ def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
                 assert result_of(run)["final_loss"] == expected["final_loss"]
         with subtests.test("its ranks were on the hosts of the allocation"):
             ranks = json.loads((runs[0].attempt(0).path / "ranks.json").read_text())["ranks"]
-            assert [rank["host"] for rank in ranks] == ["n1", "n1", "n2", "n2"]
+            assert [rank["host"] for rank in ranks] == ["n1", "n2"]
         with subtests.test("its time is over when the allocation ends, or with its own limit"):
             start = read_start(runs[0].attempt(0))
             assert start is not None
@@ -83,7 +83,7 @@ def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
             before = sorted(runs[0].path.parent.iterdir())
             for field, problem in (
                 ("resources.nodes=4", f"resources.nodes is 4, and the allocation, job {shell.job_id}, has 3"),
-                ("resources.cpus_per_task=2", "the job needs 4 CPUs on each of 2 nodes, and the allocation, job"),
+                ("resources.cpus_per_task=3", "the job needs 3 CPUs on each of 2 nodes, and the allocation, job"),
             ):
                 typed = shell.type(*HPCDDP, "submit", str(job), *HERE, "--set", field)
                 assert (typed.code, typed.stderr.startswith(f"hpcddp: --cluster here: {problem}")) == (2, True), typed
@@ -113,13 +113,13 @@ def test_a_run_that_is_cancelled_or_loses_its_allocation_is_saved_and_resumed(
     finished(sandbox, reference["job_id"])
     expected = result_of(RunDirectory(Path(reference["run_dir"])))
     job = slow_job(tmp_path, epochs=12, seconds=0.25)
-    with salloc(sandbox, tmp_path, "--nodes=2", "--ntasks-per-node=2", "--time=20") as shell:
+    with salloc(sandbox, tmp_path, "--nodes=2", "--ntasks-per-node=1", "--time=20") as shell:
         run = RunDirectory(Path(shell.submit(job, *HERE)["run_dir"]))
         wait_until(lambda: step_of(run) > 0, "the first step", 240)
         with subtests.test("the stacks of its ranks are read on their nodes"):
             done = sandbox.run(*HPCDDP, "stacks", str(run.path), "--json", cwd=tmp_path)
             processes = json.loads(done.stdout)["processes"]
-            assert [(each["rank"], each["host"]) for each in processes] == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
+            assert [(each["rank"], each["host"]) for each in processes] == [(0, "n1"), (1, "n2")]
         with subtests.test("hpcddp cancel saves it, and the allocation stays"):
             assert shell.type(*HPCDDP, "cancel", str(run.path)).code == 0
             result = result_when_ended(run)
@@ -154,7 +154,7 @@ def test_ctrl_c_and_a_near_time_limit_save_the_run_and_the_next_one_starts(
     sandbox: Sandbox, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     job = slow_job(tmp_path, epochs=400, seconds=0.05)
-    with salloc(sandbox, tmp_path, "--nodes=2", "--ntasks-per-node=2", "--time=20") as shell:
+    with salloc(sandbox, tmp_path, "--nodes=2", "--ntasks-per-node=1", "--time=20") as shell:
         env = {**sandbox.environment, "SLURM_JOB_ID": shell.job_id}
         with subtests.test("Ctrl-C of --follow saves the run"):
             follower = subprocess.Popen(
@@ -181,7 +181,7 @@ def test_ctrl_c_and_a_near_time_limit_save_the_run_and_the_next_one_starts(
             assert result["status"] == "stopped"
             assert result["reason"] == ("the time limit of this run is near; runs in an allocation are not requeued")
             signals = [json.loads(line) for line in run.events.read_text().splitlines() if '"signal"' in line]
-            assert {(event["signal"], event["rank"]) for event in signals} >= {("SIGUSR2", rank) for rank in range(4)}
+            assert {(event["signal"], event["rank"]) for event in signals} >= {("SIGUSR2", rank) for rank in range(2)}
             assert result["saved_step"] > 0
         with subtests.test("a program gets SIGTERM, and its node is free for the next one"):
             (tmp_path / "train.py").write_text(

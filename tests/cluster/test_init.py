@@ -97,6 +97,7 @@ def test_what_is_refused_would_have_been_refused_or_have_waited_for_ever(sandbox
     )
 
 
+@pytest.mark.long("the first job runs on the other Slurm; tests/cli has profiles of a Slurm with less")
 def test_the_first_job_runs_on_a_slurm_with_the_least_of_everything(bare: Sandbox, tmp_path: Path) -> None:
     written = init(bare, tmp_path)
     facts = written["cluster"]
