@@ -451,8 +451,10 @@ class _Part:
         """Return the evaluations, and what is longer than ``shortest`` seconds and neither in them nor in steps."""
         for stretch in counted:
             if stretch.eval_s and stretch.lines == 1:
-                evaluated = stretch.ended + stretch.eval_s
-                yield Span(phase=Phase.EVALUATION, began=stretch.ended, ended=min(evaluated, training_ended))
+                # No time is known before the first line that has one.
+                began = max(began, stretch.ended)
+                evaluated = began + stretch.eval_s
+                yield Span(phase=Phase.EVALUATION, began=began, ended=min(evaluated, training_ended))
                 began = evaluated
             elif stretch.began - began > shortest:
                 yield Span(phase=Phase.OTHER, began=began, ended=stretch.began)

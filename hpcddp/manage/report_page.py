@@ -8,6 +8,7 @@ import math
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -24,6 +25,7 @@ from hpcddp.manage.overview import value_texts
 from hpcddp.manage.ranking import is_smaller_better
 from hpcddp.manage.report import RunReport, ranked
 from hpcddp.manage.run_metrics import Piece, joined_pieces
+from hpcddp.run.find import token_of
 from hpcddp.version import __version__
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ _LAST_CHARTS: Final = ("samples_per_s", "lr")
 _LOGARITHMIC_FROM: Final = 1000
 _WHOLE_RATES_FROM: Final = 100
 _MARKED_POINTS: Final = 40
+# A logarithmic axis cannot reach down to the smallest numbers of the machine.
+_SMALLEST: Final = 1e-100
 # A time that is later is damage (the year 5138).
 _LATEST: Final = 1e11
 _UNITS: Final = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))
@@ -83,12 +87,14 @@ class Chart:
         over_steps: the SVG over steps.
         over_time: the SVG over wall time; empty where no times are known.
         unit: the unit of the wall time.
+        is_logarithmic: whether the values have a logarithmic axis.
     """
 
     title: str
     over_steps: Markup
     over_time: Markup
     unit: str
+    is_logarithmic: bool
 
 
 def page(
@@ -137,7 +143,7 @@ def page(
         is_sweep=is_sweep,
         heading=heading,
         ranking=[_row(place, report, metric) for place, report in enumerate(order, start=1)] if len(order) > 1 else [],
-        legend=[{"color": f"--c{place}", "label": _label(report)} for place, report in enumerate(drawn)],
+        legend=[{"color": f"--c{place}", "label": label} for place, label in enumerate(_short_labels(drawn))],
         left_undrawn=len(with_curves) - len(drawn),
         charts=list(_charts(drawn, draw)),
     )
@@ -145,10 +151,29 @@ def page(
 
 def _label(report: RunReport) -> str:
     if report.values:
-        texts = value_texts(report.values, report.status.files.changes)
-        values = " ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())
-        return _clean(f"{report.run.run_id}: {values}")
+        return _clean(f"{report.run.run_id}: {_values(report)}")
     return _clean(f"{report.run.path.parent.name}/{report.run.run_id}")
+
+
+def _short_labels(reports: Sequence[RunReport]) -> list[str]:
+    """Return what tells runs apart: the end of the run id, the job's name if there are several, the values."""
+    tokens = Counter(token_of(report.run.run_id) for report in reports)
+    has_several_names = len({report.run.path.parent.name for report in reports}) > 1
+    labels = []
+    for report in reports:
+        token = token_of(report.run.run_id)
+        label = token if tokens[token] == 1 else report.run.run_id
+        if has_several_names:
+            label = f"{report.run.path.parent.name} {label}"
+        if report.values:
+            label = f"{label}: {_values(report)}"
+        labels.append(_clean(label))
+    return labels
+
+
+def _values(report: RunReport) -> str:
+    texts = value_texts(report.values, report.status.files.changes)
+    return " ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())
 
 
 def _clean(text: object) -> str:
@@ -232,6 +257,7 @@ def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
         ],
         "began": began,
         "ended": ended,
+        "is_running": any(attempt.is_running for attempt in report.attempts),
         "wall_s": None if began is None or ended is None else ended - began,
         "queue_s": seconds.get(Phase.QUEUE),
         "device": report.device,
@@ -329,13 +355,22 @@ def _charts(reports: Sequence[RunReport], draw: _Pen) -> Iterator[Chart]:
                 pieces = joined_pieces(metric.pieces, math.ceil(lines / points))
                 by_step.append(_Curve.over_steps(pieces, color))
                 by_time.append(_Curve.over_time(pieces, color, began=report.began or 0.0, unit_s=unit_s))
-        marks = _marks(reports[0]) if len(reports) == 1 else ((), ())
+        step_marks, time_marks = _marks(reports[0]) if len(reports) == 1 else ([], [])
+        time_marks = [moment / unit_s for moment in time_marks]
+        is_logarithmic = _spans_powers_of_ten(by_step)
         yield Chart(
             title=_clean(name),
-            over_steps=draw.chart(by_step, marks[0], width=last_step),
-            over_time=draw.chart(by_time, [moment / unit_s for moment in marks[1]], width=longest / unit_s),
+            over_steps=draw.chart(by_step, step_marks, width=last_step, is_logarithmic=is_logarithmic),
+            over_time=draw.chart(by_time, time_marks, width=longest / unit_s, is_logarithmic=is_logarithmic),
             unit=unit,
+            is_logarithmic=is_logarithmic,
         )
+
+
+def _spans_powers_of_ten(curves: Sequence[_Curve]) -> bool:
+    lowest = min((value for curve in curves for value in curve.low), default=0.0)
+    highest = max((value for curve in curves for value in curve.high), default=0.0)
+    return lowest > _SMALLEST and highest > _LOGARITHMIC_FROM * lowest
 
 
 def _length(report: RunReport) -> float:
@@ -431,13 +466,14 @@ class _Pen:
         self._matplotlib = matplotlib
         self._drawn = 0
 
-    def chart(self, curves: Sequence[_Curve], marks: Sequence[float], *, width: float) -> Markup:
+    def chart(self, curves: Sequence[_Curve], marks: Sequence[float], *, width: float, is_logarithmic: bool) -> Markup:
         """Return the drawing of curves, with a line at each mark; empty if no curve has points.
 
         Args:
             curves: the curves.
             marks: places on the horizontal axis.
             width: the end of that axis, which is the same for all metrics.
+            is_logarithmic: whether the vertical axis is logarithmic; all values are positive.
         """
         if not any(curve.x for curve in curves):
             return Markup()
@@ -452,11 +488,9 @@ class _Pen:
                 few = len(curve.x) <= _MARKED_POINTS
                 axes.plot(curve.x, curve.mean, color=color, linewidth=1.5, marker="." if few else None, markersize=5)
             axes.set_xlim(-0.02 * width, 1.02 * width or 1)
-            values = [value for curve in curves for value in (*curve.low, *curve.high) if not math.isnan(value)]
-            if min(values) > 0 and max(values) / min(values) > _LOGARITHMIC_FROM:
+            if is_logarithmic:
                 axes.set_yscale("log")
                 axes.yaxis.set_major_formatter("{x:g}")
-                axes.text(0.99, 0.97, "log scale", transform=axes.transAxes, ha="right", va="top", color=_INK)
             axes.grid(visible=True, color=_GRID, linewidth=0.7)
 
         return self._svg(draw, width=4.9, height=2.15)

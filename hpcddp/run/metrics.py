@@ -573,9 +573,9 @@ def _columns(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _numbers(column: list[Any], may_have_booleans: bool) -> list[float]:  # noqa: FBT001
     """Return a number for each value; NaN for one that is none, is not finite, or is an integer of 2^53 or more."""
-    with suppress(TypeError):
-        # Of millions of values none is looked at by itself.
-        if not may_have_booleans and -_LARGEST < sum(column) < _LARGEST:
+    with suppress(TypeError, ValueError, OverflowError):
+        # The sum tells of a value that is no number, is not finite or has hundreds of digits, in a tenth of the time.
+        if not may_have_booleans and -_LARGEST < math.fsum(column) < _LARGEST:
             return column
         # A NaN hides no other value from min and max, unless it is the first one, which fails the comparison.
         if set(map(type, column)) <= {int, float} and min(column) > -_LARGEST and max(column) < _LARGEST:

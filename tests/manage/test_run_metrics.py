@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcddp.manage.attempt_times import Phase
 from hpcddp.manage.run_metrics import AttemptStart, RunMetrics, read_run_metrics
 from tests.manage.runs import NOON, make
 
@@ -104,4 +105,4 @@ def test_the_part_of_a_long_attempt_that_a_later_one_repeats_does_not_count(tmp_
     (report,) = reports_of(overview_of([entry_of(made.run)], ask=list, now=NOON + 4000).lines)
     rows = [(attempt.resumed_from, attempt.last_step, attempt.lost_steps) for attempt in report.attempts]
     assert rows == [(0, 12_345, 7655), (12_345, LINES, 0)]
-    assert report.attempts[0].seconds["training"] == pytest.approx(123.45, abs=0.01)
+    assert report.attempts[0].seconds[Phase.TRAINING] == pytest.approx(123.45, abs=0.01)
