@@ -20,7 +20,7 @@ from hpcddp.run.record import LATEST_TIME
 
 _MOST_PIECES: Final = 2400
 _MOST_STRETCHES: Final = 4096
-_MOST_RATES: Final = 1 << 16
+_MOST_RATES: Final = 1 << 14
 # What lies beyond is damage, and is not drawn.
 _LARGEST: Final = 1e100
 # Samples per second; a step that is slower is damage.
@@ -275,7 +275,7 @@ class RunMetrics:
         lines: how many lines there are.
         last_step: the highest step.
         metrics: the numbers that have a curve, by name.
-        rates: samples per second of the steps; of more than 65,536, a random choice.
+        rates: samples per second of the steps; of more than 16,384, a random choice.
         stretches: the lines of each attempt.
         damaged: how many lines are left out, because they are not lines of metrics.
     """
@@ -340,8 +340,10 @@ class RunMetrics:
             self.metrics[name].add(place, steps, times, values)
 
     def _add_rates(self, rates: Sequence[float]) -> None:
-        # Steps may be slow by turns, so that the first one that is kept is drawn.
-        kept = rates[self._random.randrange(self._rate_every) :: self._rate_every]
+        # A random choice: steps may be slow by turns.
+        count, rest = divmod(len(rates), self._rate_every)
+        count += self._random.randrange(self._rate_every) < rest
+        kept = rates if self._rate_every == 1 else self._random.sample(rates, count)
         self.rates.extend(filterfalse(math.isnan, kept))
         if len(self.rates) > _MOST_RATES:
             self._rate_every *= 2

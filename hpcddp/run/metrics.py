@@ -609,10 +609,11 @@ class MetricsReader:
                     stream.readline(LONGEST_LINE)
                 damaged_before_last = 0
                 for content in _blocks_of_lines(stream):
-                    lines = list(filter(bytes.strip, content.split(b"\n")))
+                    lines = list(filter(None, content.split(b"\n")))
                     documents = _documents(lines)
                     damaged_before_last = self.damaged
-                    self.damaged += len(lines) - len(documents)
+                    if len(documents) < len(lines):
+                        self.damaged += sum(1 for line in lines if line.strip()) - len(documents)
                     if documents:
                         may_have_booleans = b"true" in content or b"false" in content
                         yield MetricsBlock.of(documents, may_have_booleans=may_have_booleans)

@@ -70,7 +70,7 @@ def test_the_rates_of_a_long_run_have_the_same_percentiles(tmp_path: Path) -> No
     rates = [100 + step / 1000 if step % 2 else 50.0 for step in range(200_000)]
     path.write_text("".join(f'{{"step": {step}, "samples_per_s": {rate}}}\n' for step, rate in enumerate(rates)))
     kept = sorted(read_run_metrics(path).rates)
-    assert 30_000 < len(kept) <= 1 << 16
+    assert 8000 < len(kept) <= 1 << 14
     assert kept[len(kept) // 10] == 50.0
     assert kept[9 * len(kept) // 10] == pytest.approx(260, rel=0.02)
     assert 0.48 < kept.count(50.0) / len(kept) < 0.52
@@ -78,18 +78,18 @@ def test_the_rates_of_a_long_run_have_the_same_percentiles(tmp_path: Path) -> No
 
 def test_the_memory_of_a_report_does_not_grow_with_the_run(tmp_path: Path) -> None:
     code = (
-        "import json, resource, sys\n"
+        "import sys\n"
         "from pathlib import Path\n"
         "from hpcddp.manage.run_metrics import read_run_metrics\n"
         "read_run_metrics(Path(sys.argv[1]))\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])\n"
     )
     memory = []
     for name, count in (("short", 5000), ("long", 100_000)):
         path = tmp_path / name
         path.write_text("\n".join([*lines(1, count, at=NOON, lr=0.1, grad_norm=1.0), ""]))
         done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-        memory.append(int(done.stdout) / 1024)
+        memory.append(int(done.stdout) / 1024)  # MiB
     assert memory[1] < memory[0] + 8
 
 
