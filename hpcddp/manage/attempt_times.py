@@ -7,15 +7,13 @@ attempt has repeated or will have to repeat.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate
 from typing import Any, Final
 
+from hpcddp.manage.run_metrics import AttemptStart, Stretch
 from hpcddp.run.events import Event, newest_saved_step
-from hpcddp.run.metrics import MetricsColumns
 from hpcddp.slurm.job import moment_of
 from hpcddp.stop.reasons import Cause
 
@@ -141,71 +139,13 @@ class AttemptTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """The lines of metrics with the time that each stands for.
-
-    Args:
-        steps: optimizer steps done.
-        times: when; a line without a time has that of the line before.
-        step_s: the duration of the step; 0 for an evaluation.
-        eval_s: the duration of the evaluation; 0 for a step.
-    """
-
-    steps: Sequence[float]
-    times: Sequence[float]
-    step_s: Sequence[float]
-    eval_s: Sequence[float]
-
-    @classmethod
-    def of(cls, columns: MetricsColumns, starts: Sequence[tuple[float, float]]) -> StepTimes:
-        """Return the durations of the lines of a log.
-
-        Args:
-            columns: the log.
-            starts: for each attempt, from when on the lines are its own, and when its first step began; a step takes
-                no longer than from there. ``-inf`` if that is not known: the first line then has no duration, unless
-                it records one.
-        """
-        count = len(columns.steps)
-        nothing = [math.nan] * count
-        seen, rate = columns.values.get("samples_seen", nothing), columns.values.get("samples_per_s", nothing)
-        evaluations = [0.0 if math.isnan(seconds) else seconds for seconds in columns.values.get("eval_s", nothing)]
-        # Clocks of the hosts of two attempts differ a little.
-        times = list(accumulate((-math.inf if math.isnan(moment) else moment for moment in columns.times), max))
-        step_s = [0.0] * count
-        before_samples, before, evaluated = 0.0, -math.inf, 0.0
-        left = iter([*sorted(starts), (math.inf, math.inf)])
-        start, first_began = next(left)
-        for index, moment in enumerate(columns.times):
-            if math.isnan(moment):
-                evaluated += evaluations[index]
-                continue
-            while start <= moment:
-                before, evaluated = max(before, first_began) if first_began > -math.inf else -math.inf, 0.0
-                start, first_began = next(left)
-            samples = seen[index] - before_samples
-            if samples > 0 and rate[index] > 0:
-                step_s[index] = samples / rate[index]
-            elif before > -math.inf:
-                step_s[index] = max(0.0, moment - before - evaluated)
-            before, evaluated = moment, 0.0
-            before_samples = before_samples if math.isnan(seen[index]) else seen[index]
-        return cls(steps=columns.steps, times=times, step_s=step_s, eval_s=evaluations)
-
-    @property
-    def are_known(self) -> bool:
-        """Whether the duration of any step is known."""
-        return any(self.step_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecords:
     """What the records say of a run.
 
     Args:
         attempts: its attempts, in their order.
         events: its event log.
-        columns: its metrics.
+        stretches: the lines of metrics of each attempt.
         is_alive: whether its newest attempt runs.
         is_finished: whether it has come to its own end.
         now: seconds since the epoch.
@@ -213,7 +153,7 @@ class RunRecords:
 
     attempts: Sequence[AttemptRecords]
     events: Sequence[Event]
-    columns: MetricsColumns = field(default_factory=MetricsColumns.empty)
+    stretches: Sequence[Sequence[Stretch]] = ()
     is_alive: bool = False
     is_finished: bool = False
     now: float = 0.0
@@ -221,18 +161,14 @@ class RunRecords:
 
 def attempt_times(records: RunRecords) -> tuple[AttemptTimes, ...]:
     """Return the time of each attempt of a run."""
-    of_attempt: dict[int, list[Event]] = {}
-    for event in records.events:
-        of_attempt.setdefault(event.attempt, []).append(event)
-    starts = [_first_step(attempt, of_attempt.get(attempt.number, [])) for attempt in records.attempts]
-    times = StepTimes.of(records.columns, starts)
+    has_durations = any(stretch.step_s for stretches in records.stretches for stretch in stretches)
     parts = [
         _Part(
             records=records,
             place=place,
-            events=of_attempt.get(attempt.number, []),
-            times=times,
-            lines=_lines_of(records, place, times),
+            events=[event for event in records.events if event.attempt == attempt.number],
+            stretches=records.stretches[place] if records.stretches else (),
+            has_durations=has_durations,
         )
         for place, attempt in enumerate(records.attempts)
     ]
@@ -244,20 +180,16 @@ def attempt_times(records: RunRecords) -> tuple[AttemptTimes, ...]:
     return tuple(found)
 
 
-def _first_step(attempt: AttemptRecords, events: Sequence[Event]) -> tuple[float, float]:
-    """Return from when on lines of metrics are those of an attempt, and when its first step began; -inf if unknown.
+def attempt_start(attempt: AttemptRecords, events: Sequence[Event]) -> AttemptStart:
+    """Return when an attempt began, and when its first step began.
 
     A built-in training records that with the step; a program of the user's own only records when it was started.
     """
-    train = next((event for event in events if event.kind == "train"), None)
-    return (attempt.began, -math.inf) if train is None or train.step is None else (train.time, train.time)
-
-
-def _lines_of(records: RunRecords, place: int, times: StepTimes) -> range:
-    """Return which lines of metrics an attempt has written."""
-    following = records.attempts[place + 1 : place + 2]
-    first = 0 if place == 0 else bisect_left(times.times, records.attempts[place].began)
-    return range(first, bisect_left(times.times, following[0].began) if following else len(times.times))
+    trains = (event for event in events if event.kind == "train" and event.attempt == attempt.number)
+    train = next(trains, None)
+    if train is None or train.step is None:
+        return AttemptStart(began=attempt.began)
+    return AttemptStart(began=attempt.began, trained=train.time)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,15 +200,15 @@ class _Part:
         records: the run.
         place: its place among the attempts.
         events: its own events.
-        times: the durations of all lines of metrics.
-        lines: which of them are its own.
+        stretches: its lines of metrics.
+        has_durations: whether the duration of any step of the run is known.
     """
 
     records: RunRecords
     place: int
     events: Sequence[Event]
-    times: StepTimes
-    lines: range
+    stretches: Sequence[Stretch]
+    has_durations: bool
 
     @property
     def _attempt(self) -> AttemptRecords:
@@ -298,12 +230,12 @@ class _Part:
     @property
     def resumed_from(self) -> int | None:
         """The step that it went on from: the last one of attempts before that counts."""
-        if self._trained_from is not None or not self.lines:
+        if self._trained_from is not None or not self.stretches:
             return self._trained_from
-        first = int(self.times.steps[self.lines[0]])
+        first = self.stretches[0].first_step
         saved = newest_saved_step(event for event in self.records.events if event.attempt < self._attempt.number)
         # A program may record every tenth step only: what it saved, and that a run begins at 0, is more exact.
-        if saved < first and (saved or not self.lines[0]):
+        if saved < first and (saved or not any(self.records.stretches[: self.place])):
             return saved
         return max(0, first - 1)
 
@@ -334,7 +266,7 @@ class _Part:
         requeue = next((event for event in events if event.kind == "requeue"), None)
         if requeue is not None:
             return requeue.time, True
-        lines = [self.times.times[line] for line in self.lines[-1:]]
+        lines = [stretch.ended for stretch in self.stretches[-1:]]
         last = max([self._attempt.began, *self._attempt.seen, *lines, *(event.time for event in events)])
         if any(event.kind in {"finish", "failure"} or (event.kind == "stop") for event in events):
             return last, True
@@ -345,7 +277,7 @@ class _Part:
         return last, False
 
     def _reached(self) -> int | None:
-        lines = [int(self.times.steps[line]) for line in self.lines]
+        lines = [stretch.highest_step for stretch in self.stretches]
         steps = [event.step for event in self._own_end if event.step is not None]
         steps += [] if self._attempt.step is None else [self._attempt.step]
         return max([*steps, *lines], default=None)
@@ -356,9 +288,12 @@ class _Part:
         Args:
             limit: the last of its steps that counts; None if all count, or that is not known.
         """
-        attempt, times = self._attempt, self.times
+        attempt = self._attempt
         ended, is_end_known = self._end()
-        counted = [line for line in self.lines if limit is None or times.steps[line] <= limit]
+        counted = list(self.stretches)
+        if limit is not None:
+            parts = (stretch.until(limit) for stretch in self.stretches)
+            counted = [part for part in parts if part is not None]
         began = self._trained_at()
         seconds: dict[Phase, float] = {}
         if attempt.queued is not None:
@@ -383,7 +318,7 @@ class _Part:
             is_running=self._is_running,
             ranks=attempt.ranks,
             resumed_from=self.resumed_from,
-            last_step=max((int(times.steps[line]) for line in counted), default=None),
+            last_step=max((stretch.highest_step for stretch in counted), default=None),
             lost_steps=lost_steps if is_end_known else None,
             outcome=self._outcome(),
             seconds={phase: seconds[phase] for phase in Phase if seconds.get(phase)},
@@ -396,13 +331,12 @@ class _Part:
         if train is not None and not self._is_recording_program:
             return train.time
         started = -math.inf if train is None else train.time
-        lines = (line for line in self.lines if self.times.times[line] > -math.inf)
-        return next((max(started, self.times.times[line] - self.times.step_s[line]) for line in lines), None)
+        return next((max(started, stretch.began) for stretch in self.stretches if stretch.began > -math.inf), None)
 
     @property
     def _is_recording_program(self) -> bool:
         """Whether it is a program of the user's own, in a run whose steps are known."""
-        return self._trained_from is None and self.times.are_known
+        return self._trained_from is None and self.has_durations
 
     def _training_end(self, ended: float) -> float:
         stop = next((event for event in self._own_end if event.kind == "stop" and event.saved is not None), None)
@@ -410,7 +344,7 @@ class _Part:
             return stop.time
         if self._is_recording_program and not self._is_running and self._attempt.failed_at is None:
             # What a program does after its last record is not known; most of it is its exit.
-            return max((self.times.times[line] for line in self.lines[-1:]), default=ended)
+            return self.stretches[-1].ended if self.stretches else ended
         finish = next((event for event in self._own_end if event.kind == "finish"), None)
         if finish is not None:
             return finish.time
@@ -436,7 +370,7 @@ class _Part:
         return total
 
     def _body(
-        self, length: float, training_ended: float, counted: Sequence[int], *, is_lost: bool
+        self, length: float, training_ended: float, counted: Sequence[Stretch], *, is_lost: bool
     ) -> dict[Phase, float]:
         """Return what the time from the first step to the last went into.
 
@@ -446,22 +380,21 @@ class _Part:
             counted: the lines that count.
             is_lost: whether steps after them do not count.
         """
-        times = self.times
-        if self._trained_from is None and not times.are_known:
+        if self._trained_from is None and not self.has_durations:
             return {Phase.PROGRAM: length}
-        training = sum(times.step_s[line] for line in counted)
-        evaluation = sum(times.eval_s[line] for line in counted)
+        training = sum(stretch.step_s for stretch in counted)
+        evaluation = sum(stretch.eval_s for stretch in counted)
         save = min(self._saved_s(training_ended), length)
         lost = 0.0
         if is_lost:
             stop_save = sum(_fact(event, "save_s") for event in self._own_end if event.kind == "stop")
-            last = times.times[counted[-1]] if counted else training_ended - length
-            after = sum(times.eval_s[line] for line in counted[-1:])
-            kept = max((times.steps[line] for line in counted), default=math.inf)
+            last = counted[-1].ended if counted else training_ended - length
+            after = counted[-1].eval_s if counted and counted[-1].lines == 1 else 0.0
+            kept = max((stretch.highest_step for stretch in counted), default=math.inf)
             after += sum(_fact(event, "blocked_s") for event in self._own_end if event.step == kept)
             lost = min(max(0.0, training_ended - max(last, training_ended - length) - after - stop_save), length)
         other = length - training - evaluation - save - lost
-        # Durations overlap a little where steps are recorded in blocks.
+        # The clock of the steps and that of the events differ a little.
         training = training if other >= 0 else max(0.0, training + other)
         return {
             Phase.TRAINING: training,
@@ -491,7 +424,7 @@ class _Part:
         trained: float,
         training_ended: float,
         ended: float,
-        counted: Sequence[int],
+        counted: Sequence[Stretch],
         seconds: Mapping[Phase, float],
     ) -> Iterator[Span]:
         attempt = self._attempt
@@ -514,17 +447,18 @@ class _Part:
                     yield Span(phase=Phase.SAVE, began=event.time - _fact(event, "save_s"), ended=event.time)
         yield Span(phase=Phase.STOP, began=training_ended, ended=ended)
 
-    def _gaps(self, began: float, training_ended: float, counted: Sequence[int], shortest: float) -> Iterator[Span]:
+    def _gaps(self, began: float, training_ended: float, counted: Sequence[Stretch], shortest: float) -> Iterator[Span]:
         """Return the evaluations, and what is longer than ``shortest`` seconds and neither in them nor in steps."""
-        times = self.times
-        for line in counted:
-            moment, evaluation = times.times[line], times.eval_s[line]
-            if evaluation:
-                yield Span(phase=Phase.EVALUATION, began=moment, ended=min(moment + evaluation, training_ended))
-                began = moment + evaluation
-            elif moment - times.step_s[line] - began > shortest:
-                yield Span(phase=Phase.OTHER, began=began, ended=moment - times.step_s[line])
-            began = max(began, moment)
+        for stretch in counted:
+            if stretch.eval_s and stretch.lines == 1:
+                # No time is known before the first line that has one.
+                began = max(began, stretch.ended)
+                evaluated = began + stretch.eval_s
+                yield Span(phase=Phase.EVALUATION, began=began, ended=min(evaluated, training_ended))
+                began = evaluated
+            elif stretch.began - began > shortest:
+                yield Span(phase=Phase.OTHER, began=began, ended=stretch.began)
+            began = max(began, stretch.ended)
         if self._is_running and training_ended - began > shortest:
             yield Span(phase=Phase.OTHER, began=began, ended=training_ended)
 

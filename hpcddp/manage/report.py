@@ -13,12 +13,21 @@ from typing import Any, Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, Phase, RunRecords, attempt_times
+from hpcddp.manage.attempt_times import (
+    AttemptRecords,
+    AttemptTimes,
+    Goodput,
+    Phase,
+    RunRecords,
+    attempt_start,
+    attempt_times,
+)
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.format import duration_text
 from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.ranking import is_smaller_better
 from hpcddp.manage.run_files import T, readable, readable_lines
+from hpcddp.manage.run_metrics import Extreme, RunMetrics, read_run_metrics
 from hpcddp.manage.status import RunStatus, State
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
@@ -37,26 +46,15 @@ from hpcddp.run.job_records import (
     read_step_times,
     read_submission,
 )
-from hpcddp.run.metrics import MetricsColumns, read_columns
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
 from hpcddp.stop.reasons import Cause
 
-# What is no metric of the training.
-_BOOKKEEPING: Final = frozenset(
-    {"epoch", "lr", "samples_seen", "samples_per_s", "val_samples", "eval_s", "noise_scale", "format"}
-)
+# What has a curve, and is not a metric of the training.
+_NO_METRICS: Final = frozenset({"lr", "samples_per_s"})
 _RANKED_BY: Final = ("val_accuracy", "val_loss", "loss")
 _GOOD: Final = 0.95
 _SLOWER: Final = 1.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extreme:
-    """A value of a metric and its step."""
-
-    value: float
-    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +140,7 @@ class RunReport:
     Args:
         status: its state.
         attempts: the times of its attempts.
-        columns: its metrics.
+        log: its metrics.
         events: its events.
         spec: its job; None if it cannot be read.
         submission: its newest submission.
@@ -159,7 +157,7 @@ class RunReport:
 
     status: RunStatus
     attempts: tuple[AttemptTimes, ...] = ()
-    columns: MetricsColumns = field(default_factory=MetricsColumns.empty)
+    log: RunMetrics = field(default_factory=RunMetrics)
     events: tuple[Event, ...] = ()
     spec: JobSpec | None = None
     submission: SubmissionRecord | None = None
@@ -214,23 +212,15 @@ class RunReport:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of what it measured, without the bookkeeping."""
-        return tuple(name for name in self.columns.values if name not in _BOOKKEEPING)
+        return tuple(name for name in sorted(self.log.metrics) if name not in _NO_METRICS)
 
     def last(self, name: str) -> Extreme | None:
         """Return the last value of a metric."""
-        column = self.columns.values.get(name, ())
-        index = next((index for index in range(len(column) - 1, -1, -1) if not math.isnan(column[index])), None)
-        return None if index is None else Extreme(value=column[index], step=int(self.columns.steps[index]))
+        return self.log.metrics[name].last if name in self.log.metrics else None
 
     def best(self, name: str) -> Extreme | None:
         """Return the best value of a metric: the smallest of a loss or an error, else the largest."""
-        column = self.columns.values.get(name)
-        if column is None:
-            return None
-        choose = min if is_smaller_better(name) else max
-        # Of equal values the first.
-        index = choose((index for index, value in enumerate(column) if not math.isnan(value)), key=column.__getitem__)
-        return Extreme(value=column[index], step=int(self.columns.steps[index]))
+        return self.log.metrics[name].best if name in self.log.metrics else None
 
     @property
     def began(self) -> float | None:
@@ -240,7 +230,7 @@ class RunReport:
     @property
     def throughput(self) -> dict[str, float] | None:
         """Samples per second of its steps: the median, and the tenth and the ninetieth percentile; None if unknown."""
-        rates = sorted(rate for rate in self.columns.values.get("samples_per_s", ()) if not math.isnan(rate))
+        rates = sorted(self.log.rates)
         if not rates:
             return None
         return {
@@ -342,9 +332,7 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
         return found
 
     log, damage = readable_lines(run.events, lambda: read_event_log(run.events))
-    columns: MetricsColumns = read(lambda: read_columns(run.metrics)) or MetricsColumns.empty()
-    lines: Lines[Event] = Lines(records=(), damaged=columns.damaged)
-    damaged.update({sentence: None for sentence in (damage, lines.sentence(run.metrics)) if sentence is not None})
+    damaged.update({} if damage is None else {damage: None})
     spec = read(lambda: read_job_file(run)) if run.job_file.exists() else None
     submission = read(lambda: read_submission(run))
     sources: tuple[Source, ...] = read(lambda: read_sources(run)) or ()
@@ -369,6 +357,11 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
         queued = _queued(number, start, log, submission, sources, previous)
         world = len(ranks) if ranks and ranks[0].launcher is None else None if spec is None else spec.world_size
         records.append(_attempt_records(attempt, start, queued, world))
+    starts = [attempt_start(attempt, log) for attempt in records]
+    metrics: RunMetrics = read(lambda: read_run_metrics(run.metrics, starts)) or RunMetrics()
+    lines: Lines[Event] = Lines(records=(), damaged=metrics.damaged)
+    if sentence := lines.sentence(run.metrics):
+        damaged[sentence] = None
     error = None
     with suppress(HpcddpError):
         failed = failed_attempt(run)
@@ -379,13 +372,13 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
             RunRecords(
                 attempts=records,
                 events=log,
-                columns=columns,
+                stretches=metrics.stretches,
                 is_alive=status.state.has_nodes,
                 is_finished=status.state is State.FINISHED,
                 now=status.now,
             )
         ),
-        columns=columns,
+        log=metrics,
         events=log,
         spec=spec,
         submission=submission,

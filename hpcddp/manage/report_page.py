@@ -8,11 +8,10 @@ import math
 import re
 import sys
 import time
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, StrictUndefined
@@ -25,6 +24,8 @@ from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, 
 from hpcddp.manage.overview import value_texts
 from hpcddp.manage.ranking import is_smaller_better
 from hpcddp.manage.report import RunReport, ranked
+from hpcddp.manage.run_metrics import Piece, joined_pieces
+from hpcddp.run.find import token_of
 from hpcddp.version import __version__
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ _LAST_CHARTS: Final = ("samples_per_s", "lr")
 _LOGARITHMIC_FROM: Final = 1000
 _WHOLE_RATES_FROM: Final = 100
 _MARKED_POINTS: Final = 40
-# What lies beyond is damage, and cannot be drawn: a value, and a time (the year 5138).
-_LARGEST: Final = 1e100
+# A logarithmic axis cannot reach down to the smallest numbers of the machine.
+_SMALLEST: Final = 1e-100
+# A time that is later is damage (the year 5138).
 _LATEST: Final = 1e11
 _UNITS: Final = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))
 PHASES: Final[Mapping[Phase, str]] = {
@@ -85,12 +87,14 @@ class Chart:
         over_steps: the SVG over steps.
         over_time: the SVG over wall time; empty where no times are known.
         unit: the unit of the wall time.
+        is_logarithmic: whether the values have a logarithmic axis.
     """
 
     title: str
     over_steps: Markup
     over_time: Markup
     unit: str
+    is_logarithmic: bool
 
 
 def page(
@@ -113,7 +117,8 @@ def page(
     heading = None if metric is None else f"the best {metric} first"
     if sorted_by is not None:
         heading = f"by the last {metric}, the {'smallest' if is_smaller_better(sorted_by) else 'largest'} first"
-    drawn = [report for report in order if len(report.columns.steps)][:_RUNS_DRAWN]
+    with_curves = [report for report in order if report.log.lines]
+    drawn = with_curves[:_RUNS_DRAWN]
     detailed = order[:_RUNS_DETAILED]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template.filters.update(
@@ -138,18 +143,37 @@ def page(
         is_sweep=is_sweep,
         heading=heading,
         ranking=[_row(place, report, metric) for place, report in enumerate(order, start=1)] if len(order) > 1 else [],
-        legend=[{"color": f"--c{place}", "label": _label(report)} for place, report in enumerate(drawn)],
-        left_undrawn=len([report for report in order if len(report.columns.steps)]) - len(drawn),
+        legend=[{"color": f"--c{place}", "label": label} for place, label in enumerate(_short_labels(drawn))],
+        left_undrawn=len(with_curves) - len(drawn),
         charts=list(_charts(drawn, draw)),
     )
 
 
 def _label(report: RunReport) -> str:
     if report.values:
-        texts = value_texts(report.values, report.status.files.changes)
-        values = " ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())
-        return _clean(f"{report.run.run_id}: {values}")
+        return _clean(f"{report.run.run_id}: {_values(report)}")
     return _clean(f"{report.run.path.parent.name}/{report.run.run_id}")
+
+
+def _short_labels(reports: Sequence[RunReport]) -> list[str]:
+    """Return what tells runs apart: the end of the run id, the job's name if there are several, the values."""
+    tokens = Counter(token_of(report.run.run_id) for report in reports)
+    has_several_names = len({report.run.path.parent.name for report in reports}) > 1
+    labels = []
+    for report in reports:
+        token = token_of(report.run.run_id)
+        label = token if tokens[token] == 1 else report.run.run_id
+        if has_several_names:
+            label = f"{report.run.path.parent.name} {label}"
+        if report.values:
+            label = f"{label}: {_values(report)}"
+        labels.append(_clean(label))
+    return labels
+
+
+def _values(report: RunReport) -> str:
+    texts = value_texts(report.values, report.status.files.changes)
+    return " ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())
 
 
 def _clean(text: object) -> str:
@@ -233,6 +257,7 @@ def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
         ],
         "began": began,
         "ended": ended,
+        "is_running": any(attempt.is_running for attempt in report.attempts),
         "wall_s": None if began is None or ended is None else ended - began,
         "queue_s": seconds.get(Phase.QUEUE),
         "device": report.device,
@@ -315,48 +340,42 @@ def _ordered(names: Sequence[str]) -> list[str]:
 def _charts(reports: Sequence[RunReport], draw: _Pen) -> Iterator[Chart]:
     """Yield a chart for each metric; the first run has the first colour."""
     measured = {name for report in reports for name in report.metrics}
-    rates = [name for name in _LAST_CHARTS if any(name in report.columns.values for report in reports)]
+    rates = [name for name in _LAST_CHARTS if any(name in report.log.metrics for report in reports)]
     names = [*_ordered(sorted(measured))[: _CHARTS - len(rates)], *rates]
     points = max(_FEWEST_POINTS, min(_MOST_POINTS, _POINTS // max(1, 4 * len(names) * len(reports))))
     longest = max((_length(report) for report in reports), default=0.0)
     unit_s, unit = next((size, unit) for at_least, size, unit in _UNITS if longest >= at_least)
-    last_step = max((max(report.columns.steps) for report in reports), default=0.0)
-    wall_times = [_wall_times(report, unit_s) for report in reports]
+    last_step = max((report.log.last_step for report in reports), default=0)
     for name in names:
         by_step, by_time = [], []
-        for place, (report, times) in enumerate(zip(reports, wall_times, strict=True)):
-            column = report.columns.values.get(name, ())
-            values, gaps = _where(column, column), [moment / unit_s for moment in _marks(report)[1]]
-            by_step.append(_Curve.of(_where(column, report.columns.steps), values, points, color=place))
-            by_time.append(_Curve.of(_where(column, times), values, points, color=place, gaps=gaps))
-        marks = _marks(reports[0]) if len(reports) == 1 else ((), ())
+        for color, report in enumerate(reports):
+            metric = report.log.metrics.get(name)
+            if metric is not None:
+                lines = sum(piece.lines for piece in metric.pieces)
+                pieces = joined_pieces(metric.pieces, math.ceil(lines / points))
+                by_step.append(_Curve.over_steps(pieces, color))
+                by_time.append(_Curve.over_time(pieces, color, began=report.began or 0.0, unit_s=unit_s))
+        step_marks, time_marks = _marks(reports[0]) if len(reports) == 1 else ([], [])
+        time_marks = [moment / unit_s for moment in time_marks]
+        is_logarithmic = _spans_powers_of_ten(by_step)
         yield Chart(
             title=_clean(name),
-            over_steps=draw.chart(by_step, marks[0], width=last_step),
-            over_time=draw.chart(by_time, [moment / unit_s for moment in marks[1]], width=longest / unit_s),
+            over_steps=draw.chart(by_step, step_marks, width=last_step, is_logarithmic=is_logarithmic),
+            over_time=draw.chart(by_time, time_marks, width=longest / unit_s, is_logarithmic=is_logarithmic),
             unit=unit,
+            is_logarithmic=is_logarithmic,
         )
+
+
+def _spans_powers_of_ten(curves: Sequence[_Curve]) -> bool:
+    lowest = min((value for curve in curves for value in curve.low), default=0.0)
+    highest = max((value for curve in curves for value in curve.high), default=0.0)
+    return lowest > _SMALLEST and highest > _LOGARITHMIC_FROM * lowest
 
 
 def _length(report: RunReport) -> float:
     began = report.began
     return 0.0 if began is None else max(attempt.ended for attempt in report.attempts) - began
-
-
-def _wall_times(report: RunReport, unit_s: float) -> list[float]:
-    """Return the time of each line of metrics since the first start; one without a time has that of the line before."""
-    began = report.began or 0.0
-    times, before = [], math.nan
-    for moment in report.columns.times:
-        before = moment if 0 <= moment < _LATEST else before
-        times.append((before - began) / unit_s)
-    return times
-
-
-def _where(column: Sequence[float], values: Sequence[float]) -> Sequence[float]:
-    """Return the values on the lines on which a metric has one."""
-    numbers = [abs(number) < _LARGEST for number in column]
-    return values if numbers and all(numbers) else list(compress(values, numbers))
 
 
 def _marks(report: RunReport) -> tuple[list[float], list[float]]:
@@ -372,7 +391,7 @@ class _Curve:
     """A curve with few points: the mean of each group of neighbours, and their smallest and largest values.
 
     Args:
-        x: where each group begins.
+        x: the mean place of each group.
         mean: its mean.
         low: its smallest value.
         high: its largest value.
@@ -386,26 +405,44 @@ class _Curve:
     color: int
 
     @classmethod
-    def of(
-        cls, x: Sequence[float], y: Sequence[float], points: int, *, color: int, gaps: Sequence[float] = ()
-    ) -> _Curve:
-        """Return the curve of points; it is interrupted at each gap, which is a place on x."""
-        size = max(1, math.ceil(len(y) / points))
+    def over_steps(cls, pieces: Sequence[Piece], color: int) -> _Curve:
+        """Return the curve of pieces over steps."""
+        return cls(
+            x=[piece.steps / piece.lines for piece in pieces],
+            mean=[piece.total / piece.lines for piece in pieces],
+            low=[piece.low for piece in pieces],
+            high=[piece.high for piece in pieces],
+            color=color,
+        )
+
+    @classmethod
+    def over_time(cls, pieces: Sequence[Piece], color: int, *, began: float, unit_s: float) -> _Curve:
+        """Return the curve of pieces over the wall time; it is interrupted between attempts.
+
+        Args:
+            pieces: the values.
+            color: the number of the colour.
+            began: when the run began, in seconds since the epoch.
+            unit_s: the unit of the wall time, in seconds.
+        """
         curve = cls(x=[], mean=[], low=[], high=[], color=color)
-        edges = [0, *(bisect_left(x, gap) for gap in sorted(gaps)), len(y)]
-        for begin, end in pairwise(edges):
-            for first in range(begin, end, size):
-                group = y[first : min(first + size, end)]
-                place = math.fsum(x[first : first + len(group)]) / len(group)
-                curve.add(place, math.fsum(group) / len(group), min(group), max(group))
-            if begin < end < len(y):
+        before = None
+        for piece in pieces:
+            time = piece.times / piece.lines
+            if not math.isfinite(time):
+                continue
+            if before not in {None, piece.place}:
                 curve.add(math.nan, math.nan, math.nan, math.nan)
+            curve.add((time - began) / unit_s, piece.total / piece.lines, piece.low, piece.high)
+            before = piece.place
         return curve
 
-    def add(self, place: float, mean: float, low: float, high: float) -> None:
-        """Add a group of points."""
-        for values, value in ((self.x, place), (self.mean, mean), (self.low, low), (self.high, high)):
-            values.append(value)
+    def add(self, x: float, mean: float, low: float, high: float) -> None:
+        """Add a point, or a gap."""
+        self.x.append(x)
+        self.mean.append(mean)
+        self.low.append(low)
+        self.high.append(high)
 
 
 class _Pen:
@@ -429,13 +466,14 @@ class _Pen:
         self._matplotlib = matplotlib
         self._drawn = 0
 
-    def chart(self, curves: Sequence[_Curve], marks: Sequence[float], *, width: float) -> Markup:
+    def chart(self, curves: Sequence[_Curve], marks: Sequence[float], *, width: float, is_logarithmic: bool) -> Markup:
         """Return the drawing of curves, with a line at each mark; empty if no curve has points.
 
         Args:
             curves: the curves.
             marks: places on the horizontal axis.
             width: the end of that axis, which is the same for all metrics.
+            is_logarithmic: whether the vertical axis is logarithmic; all values are positive.
         """
         if not any(curve.x for curve in curves):
             return Markup()
@@ -450,11 +488,9 @@ class _Pen:
                 few = len(curve.x) <= _MARKED_POINTS
                 axes.plot(curve.x, curve.mean, color=color, linewidth=1.5, marker="." if few else None, markersize=5)
             axes.set_xlim(-0.02 * width, 1.02 * width or 1)
-            values = [value for curve in curves for value in (*curve.low, *curve.high) if not math.isnan(value)]
-            if min(values) > 0 and max(values) / min(values) > _LOGARITHMIC_FROM:
+            if is_logarithmic:
                 axes.set_yscale("log")
                 axes.yaxis.set_major_formatter("{x:g}")
-                axes.text(0.99, 0.97, "log scale", transform=axes.transAxes, ha="right", va="top", color=_INK)
             axes.grid(visible=True, color=_GRID, linewidth=0.7)
 
         return self._svg(draw, width=4.9, height=2.15)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import RankStepTimes, read_step_times
 from tests.distributed.own_code import SLOW_S
-from tests.distributed.training import job_document, run_ranks
+from tests.distributed.training import job_document, run_ranks, steps
 
 RANKS, BATCH = 3, 32
 
@@ -38,3 +41,13 @@ def test_a_forward_that_waits_for_other_ranks_is_not_measured(tmp_path: Path) ->
     times = measured(tmp_path, train__model=model, train__batch_norm="sync")
     assert times.forward_s is None
     assert all(times.data_wait_s)
+
+
+def test_the_time_of_a_record_is_that_of_its_step_and_not_of_the_agreement(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    document = job_document(train__num_workers=0, train__dataset="tests.distributed.own_code:slow_digits")
+    outcome = run_ranks(tmp_path / "ranks", 2, [{"run": run, "spec": document, "block_length": 4}])
+    assert outcome.codes == [0, 0], outcome.outputs
+    for before, record in pairwise(steps(run)):
+        step_s = (record["samples_seen"] - before["samples_seen"]) / record["samples_per_s"]
+        assert record["time"] - before["time"] == pytest.approx(step_s, rel=0.5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 import shutil
 import subprocess
@@ -413,6 +415,96 @@ def test_values_of_several_powers_of_ten_have_a_logarithmic_axis(made: FakeRun, 
     made.run.metrics.write_text("\n".join([*lines, ""]))
     # Over the steps and over the time; values that are not positive have none.
     assert html(report(made)).count("log scale") == axes
+
+
+def test_the_words_about_the_axis_are_not_in_the_drawing(made: FakeRun) -> None:
+    made.started().event("train", at=20, reason="demo:train")
+    made.run.metrics.write_text('{"step": 1, "loss": 5000}\n{"step": 2, "loss": 0.01}\n')
+    text = html(report(made))
+    assert "<span>over steps, log scale</span>" in text
+    assert "log scale" not in "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+
+
+SMALLEST = 5e-324
+DAMAGED: dict[str, list[dict[str, Any]]] = {
+    "an evaluation before any time": [{"step": 0, "val_loss": 1.0, "eval_s": 5.0}, {"step": 1, "loss": 1.0}],
+    "the smallest and large numbers": [{"step": 1, "loss": SMALLEST}, {"step": 2, "loss": 1e99}],
+    "only the smallest numbers": [{"step": 1, "loss": SMALLEST}, {"step": 2, "loss": 2 * SMALLEST}],
+    "the largest numbers": [{"step": 1, "loss": 1e308}, {"step": 2, "loss": -1e308}, {"step": 3, "loss": 1e308}],
+    "integers of many digits": [{"step": 1, "loss": 10**400}, {"step": 2, "loss": -(10**400)}, {"step": 3, "loss": 1}],
+    "no number": [{"step": 1, "loss": math.nan}, {"step": 2, "loss": math.inf}, {"step": 3, "loss": "1.5"}],
+    "negative steps": [{"step": -1, "loss": 1.0}, {"step": -2, "loss": 2.0}],
+    "one line of a step that is too large": [{"step": 2**53, "loss": 1.0}],
+    "zero and negative numbers": [{"step": 1, "loss": 0.0}, {"step": 2, "loss": -1e6}, {"step": 3, "loss": 1e6}],
+    "durations that cannot be": [{"step": 1, "eval_s": 1e308, "time": NOON + 30, "loss": 1.0}] * 3,
+    "rates that cannot be": [
+        {"step": step, "samples_seen": 1e15 * step, "samples_per_s": SMALLEST, "time": NOON + 30, "loss": 1.0}
+        for step in (1, 2, 3)
+    ],
+    "times that cannot be": [
+        {"step": step, "time": time, "loss": 1.0} for step, time in enumerate((1e300, -5, "x", 2**60))
+    ],
+}
+
+
+@pytest.mark.parametrize("reason", [{"step": 0}, {"reason": "python train.py"}], ids=["training", "program"])
+@pytest.mark.parametrize("lines", DAMAGED.values(), ids=DAMAGED)
+def test_metrics_that_cannot_be_give_a_page(made: FakeRun, lines: list[dict[str, Any]], reason: dict[str, Any]) -> None:
+    made.started().event("train", at=20, **reason).event("finish", at=200).ended("finished")
+    made.run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = report(made)
+    json.dumps(found.as_json(), allow_nan=False)
+    assert not re.search(r"\b(nan|inf)\b", re.sub("<[^>]*>", "", html(found)), flags=re.IGNORECASE)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_metrics_give_a_page(made: FakeRun, seed: int) -> None:
+    chance = random.Random(seed)
+    values = [line["loss"] for lines in DAMAGED.values() for line in lines if "loss" in line] + [None, True, [], 2**53]
+    names = ["loss", "val_loss", "samples_per_s", "samples_seen", "eval_s", "time", "step"]
+    lines = [
+        {
+            "step": number,
+            "time": NOON + 30 + number,
+            **{name: chance.choice(values) for name in chance.sample(names, 3)},
+        }
+        for number in range(100)
+    ]
+    made.started().event("train", at=20, step=0).started(at=80, attempt=1).event("train", at=90, attempt=1, step=20)
+    made.run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = report(made, state="RUNNING")
+    json.dumps(found.as_json(), allow_nan=False)
+    assert "<svg" in html(found)
+
+
+def test_a_run_that_is_training_has_no_end_yet(made: FakeRun) -> None:
+    made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
+    assert "since the first start" in html(report(made, state="RUNNING", now=121))
+    made.event("finish", at=121, step=10).ended("finished", steps=10)
+    assert "from the first start to the end" in html(report(made))
+
+
+@pytest.mark.parametrize(
+    ("run_ids", "labels"),
+    [
+        (("20261126-025413-e1c4", "20261126-025428-43ee"), ["e1c4", "43ee"]),
+        (("20261126-025413-e1c4", "20261126-025428-e1c4"), ["20261126-025413-e1c4", "20261126-025428-e1c4"]),
+    ],
+)
+def test_the_legend_names_runs_by_the_end_of_their_ids(tmp_path: Path, run_ids: list[str], labels: list[str]) -> None:
+    runs = [make(tmp_path, run_id).submitted().started().steps(1, 3) for run_id in run_ids]
+    assert legend_of(html(*reports(*runs))) == labels
+
+
+def test_the_legend_names_the_jobs_of_runs_where_they_differ(tmp_path: Path) -> None:
+    runs = [make(tmp_path, f"20261126-025413-{name}", f"job-{name}").submitted().started() for name in ("e1c4", "43ee")]
+    labels = legend_of(html(*reports(*(made.steps(1, 3) for made in runs))))
+    assert labels == ["job-e1c4 e1c4", "job-43ee 43ee"]
+
+
+def legend_of(text: str) -> list[str]:
+    legend = text[text.index("Curves</h2>") : text.index("<figure>")]
+    return re.findall(r"</span>([^<]*)</li>", legend)
 
 
 def test_long_texts_are_cut(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -35,6 +35,20 @@ _BLOCK_S: Final = 0.05
 _LONGEST_BLOCK: Final = 100
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TakenStep:
+    """A step of this rank, until an agreement holds it.
+
+    Args:
+        seconds: its duration.
+        ended: when it ended, in seconds since the epoch.
+    """
+
+    outcome: StepOutcome
+    seconds: float
+    ended: float
+
+
 class Loop:
     """Trains from where ``progress`` stands to the end.
 
@@ -61,10 +75,10 @@ class Loop:
         self._progress = progress
         self._began = self._saved_at = self._resumed_at = context.monotonic()
         self._wall_before_s = progress.wall_s
-        # The parts and outcomes of the steps that no agreement holds yet, and an agreement with its steps.
+        # The steps that no agreement holds yet and their parts, and an agreement with its steps.
         self._parts: list[StepPart] = []
-        self._outcomes: list[tuple[StepOutcome, float]] = []
-        self._pending: tuple[PendingAgreement, list[tuple[StepOutcome, float]]] | None = None
+        self._taken: list[_TakenStep] = []
+        self._pending: tuple[PendingAgreement, list[_TakenStep]] | None = None
         self._save_requested = False
         self._last_step_s = self._step_s = 0.0
         self._stopper = RunStopper(context, checkpointer)
@@ -88,7 +102,9 @@ class Loop:
             before, slow = self._resumed_at, self._is_slow()
             outcome = self._stepper.take(position, partial(self._agree, position))
             self._resumed_at = self._context.monotonic()
-            self._outcomes.append((outcome, self._resumed_at - before))
+            self._taken.append(
+                _TakenStep(outcome=outcome, seconds=self._resumed_at - before, ended=self._context.now())
+            )
             # An agreement that was started in an earlier step has arrived by now, so reading it does not block.
             self._read_pending()
             self._keep(outcome.agreement)
@@ -135,7 +151,7 @@ class Loop:
     def _keep(self, agreement: PendingAgreement | None) -> None:
         """Keep an agreement that was started, and the steps that it holds, until it is read."""
         if agreement is not None:
-            self._pending, self._outcomes = (agreement, self._outcomes), []
+            self._pending, self._taken = (agreement, self._taken), []
 
     def _votes(self) -> Votes:
         every = self._context.spec.checkpoint.every.duration
@@ -193,16 +209,17 @@ class Loop:
         """Read the pending agreement, and add its steps to the progress and the metrics."""
         if self._pending is None:
             return
-        (agreement, outcomes), self._pending = self._pending, None
+        (agreement, steps), self._pending = self._pending, None
         agreed = agreement.read()
         self._save_requested |= agreed.save
         self._stopper.set_agreed(agreed.stop)
-        self._last_step_s = sum(seconds for _, seconds in outcomes) / len(outcomes)
+        self._last_step_s = sum(step.seconds for step in steps) / len(steps)
         self._step_s = agreed.seconds / self._context.world_size
-        for (outcome, seconds), sums in zip(outcomes, agreed.steps, strict=True):
-            self._add_step(outcome, sums, seconds)
+        for step, sums in zip(steps, agreed.steps, strict=True):
+            self._add_step(step, sums)
 
-    def _add_step(self, outcome: StepOutcome, sums: StepSums, seconds: float) -> None:
+    def _add_step(self, taken: _TakenStep, sums: StepSums) -> None:
+        outcome = taken.outcome
         loss = sums.loss_sum / outcome.position.samples
         step = outcome.position.step + 1
         # The GradScaler of fp16 skips steps with a nonfinite gradient itself.
@@ -216,8 +233,8 @@ class Loop:
             last_loss=loss if math.isfinite(loss) else None,
             noise=self._progress.noise if skipped else self._observed_noise(sums, outcome.position),
         )
-        self._stopper.add_step(seconds)
-        self._record_step(outcome, loss, seconds, skipped=skipped)
+        self._stopper.add_step(taken.seconds)
+        self._record_step(taken, loss, skipped=skipped)
         if not math.isfinite(loss) and not outcome.skipped:
             self._flush()
             raise NonFiniteError(
@@ -233,17 +250,18 @@ class Loop:
         noise = self._progress.noise or NoiseScale()
         return noise.observed(small=small, large=large, shares=self._schedule.shares(position.units))
 
-    def _record_step(self, outcome: StepOutcome, loss: float, seconds: float, *, skipped: bool) -> None:
+    def _record_step(self, taken: _TakenStep, loss: float, *, skipped: bool) -> None:
         if self._metrics is None:
             return
+        position = taken.outcome.position
         record = {
             "step": self._progress.step,
-            "epoch": outcome.position.epoch,
+            "epoch": position.epoch,
             "loss": loss,
-            "lr": outcome.position.learning_rate,
+            "lr": position.learning_rate,
             "samples_seen": self._progress.samples_seen,
-            "samples_per_s": outcome.position.samples / seconds if seconds > 0 else None,
-            "time": self._context.now(),
+            "samples_per_s": position.samples / taken.seconds if taken.seconds > 0 else None,
+            "time": taken.ended,
         }
         if self._progress.noise is not None:
             record["noise_scale"] = self._progress.noise.samples

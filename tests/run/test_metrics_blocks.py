@@ -1,4 +1,4 @@
-"""The columns of a metrics log hold what its lines hold, also where lines are damaged."""
+"""The blocks of a metrics log hold what its lines hold, also where lines are damaged."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.run.files import LONGEST_LINE
-from hpcddp.run.metrics import read_columns, read_metrics
+from hpcddp.run.metrics import MetricsReader, read_metrics
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2)
@@ -27,47 +28,64 @@ LINES = st.one_of(
 )
 
 
+def steps_of(path: Path) -> tuple[list[int], int]:
+    """Return the steps of a log, and how many of its lines are damaged."""
+    reader = MetricsReader(path)
+    steps = [step for block in reader for step in block.steps]
+    return steps, reader.damaged
+
+
+def numbers_of(path: Path, name: str) -> list[float]:
+    blocks = [(block.steps, block.numbers.get(name)) for block in MetricsReader(path)]
+    return [value for steps, numbers in blocks for value in numbers or [math.nan] * len(steps)]
+
+
 def expected(value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
     return float(value) if is_number or (isinstance(value, float) and math.isfinite(value)) else math.nan
 
 
 @given(st.lists(LINES, max_size=12))
-def test_the_columns_are_those_of_the_lines(lines: list[bytes]) -> None:
+def test_the_numbers_are_those_of_the_lines(lines: list[bytes]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         path.write_bytes(b"".join(line + b"\n" for line in lines))
-        columns, records = read_columns(path), read_metrics(path, 1 << 20).records
-    assert list(columns.steps) == [record.step for record in records]
-    for name, column in columns.values.items():
+        (steps, damaged), records = steps_of(path), read_metrics(path, 1 << 20).records
+        columns = {name: numbers_of(path, name) for name in ("loss", "val", "x")}
+    assert steps == [record.step for record in records]
+    for name, column in columns.items():
         values = [expected(record.facts.get(name)) for record in records]
         assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(column, values, strict=True))
     whole = [line for line in lines if line.strip()]
-    assert columns.damaged == len(whole) - len(columns.steps)
+    assert damaged == len(whole) - len(steps)
 
 
 def test_a_line_that_is_still_being_written_is_not_damaged(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
-    columns = read_columns(path)
-    assert (list(columns.steps), columns.damaged) == ([1], 0)
+    assert steps_of(path) == ([1], 0)
     path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.0}')
-    assert list(read_columns(path).values["loss"]) == [2.5, 2.0]
+    assert numbers_of(path, "loss") == [2.5, 2.0]
 
 
 def test_the_hole_at_the_end_of_a_log_is_one_damaged_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 2}\n')
     os.truncate(path, LONGEST_LINE + 100)
-    columns = read_columns(path)
-    assert (list(columns.steps), columns.damaged) == ([1], 0)
+    assert steps_of(path) == ([1], 0)
     with path.open("ab") as stream:
         stream.write(b'\n{"step": 2, "loss": 1}\n')
-    columns = read_columns(path)
-    assert (list(columns.steps), columns.damaged) == ([1, 2], 1)
+    assert steps_of(path) == ([1, 2], 1)
 
 
 def test_no_file_has_no_lines(tmp_path: Path) -> None:
-    assert list(read_columns(tmp_path / "metrics.jsonl").steps) == []
+    assert steps_of(tmp_path / "metrics.jsonl") == ([], 0)
+
+
+def test_of_a_log_that_is_too_large_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcddp.run.metrics.LARGEST_RECORD", 100)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "loss": 1.5}) + "\n" for step in range(100)))
+    assert steps_of(path) == ([97, 98, 99], 0)

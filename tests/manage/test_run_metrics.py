@@ -1,0 +1,108 @@
+"""What a report keeps of a log of metrics has the shape of the log, in a memory that does not grow with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.manage.attempt_times import Phase
+from hpcddp.manage.run_metrics import AttemptStart, RunMetrics, read_run_metrics
+from tests.manage.runs import NOON, make
+
+LINES = 30_000
+STARTS = (AttemptStart(began=NOON, trained=NOON), AttemptStart(began=NOON + 1000, trained=NOON + 1000))
+
+
+def lines(first: int, last: int, *, at: float, **values: Any) -> list[str]:
+    """Return a line every 0.01 s, with an evaluation of 20 s after step 10,000 and one of 1 ms after every 50th."""
+    made = []
+    for step in range(first, last + 1):
+        at += 0.01
+        document = {"step": step, "loss": 1 / step, "samples_seen": 8 * step, "samples_per_s": 800.0, "time": at}
+        made.append(json.dumps({**document, **values}))
+        if step % 50 == 0:
+            eval_s = 20.0 if step == 10_000 else 0.001
+            made.append(json.dumps({"step": step, "val_loss": 2.0, "eval_s": eval_s}))
+            at += eval_s
+    return made
+
+
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory: pytest.TempPathFactory) -> RunMetrics:
+    path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
+    before = lines(1, 20_000, at=NOON)
+    # One value that stands out, and one minute in which nothing happens.
+    before[17_000] = before[17_000].replace('"loss": ', '"loss": 8, "other": ')
+    path.write_text("\n".join([*before, *lines(20_001, LINES, at=NOON + 1060), ""]))
+    return read_run_metrics(path, STARTS)
+
+
+def test_few_pieces_hold_all_lines_and_every_extreme(metrics: RunMetrics) -> None:
+    loss = metrics.metrics["loss"]
+    assert 1000 < len(loss.pieces) < 2500
+    assert sum(piece.lines for piece in loss.pieces) == LINES
+    assert sum(piece.steps for piece in loss.pieces) == LINES * (LINES + 1) / 2
+    assert max(piece.high for piece in loss.pieces if piece.steps / piece.lines > 1000) > 7
+    assert (loss.best.step, loss.last.step, metrics.last_step) == (LINES, LINES, LINES)
+    # No piece reaches from one attempt into the next.
+    assert sum(piece.lines for piece in loss.pieces if piece.place == 0) == 20_000
+
+
+def test_few_stretches_hold_all_durations_and_each_long_pause(metrics: RunMetrics) -> None:
+    first, second = metrics.stretches
+    assert len(first) + len(second) < 2 * 4100
+    assert sum(stretch.step_s for stretch in first) == pytest.approx(200)
+    assert sum(stretch.eval_s for stretch in first) == pytest.approx(20 + 399 * 0.001)
+    assert [stretch.lowest_step for stretch in first if stretch.eval_s > 1 and stretch.lines == 1] == [10_000]
+    assert second[0].began == pytest.approx(NOON + 1060)
+    part = [part for stretch in first if (part := stretch.until(15_000)) is not None]
+    assert sum(stretch.step_s for stretch in part) == pytest.approx(150)
+
+
+def test_the_rates_of_a_long_run_have_the_same_percentiles(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    # Every second step is slow, so that no regular choice of steps has their median.
+    rates = [100 + step / 1000 if step % 2 else 50.0 for step in range(200_000)]
+    path.write_text("".join(f'{{"step": {step}, "samples_per_s": {rate}}}\n' for step, rate in enumerate(rates)))
+    kept = sorted(read_run_metrics(path).rates)
+    assert 8000 < len(kept) <= 1 << 14
+    assert kept[len(kept) // 10] == 50.0
+    assert kept[9 * len(kept) // 10] == pytest.approx(260, rel=0.02)
+    assert 0.48 < kept.count(50.0) / len(kept) < 0.52
+
+
+def test_the_memory_of_a_report_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from hpcddp.manage.run_metrics import read_run_metrics\n"
+        "read_run_metrics(Path(sys.argv[1]))\n"
+        "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])\n"
+    )
+    memory = []
+    for name, count in (("short", 5000), ("long", 100_000)):
+        path = tmp_path / name
+        path.write_text("\n".join([*lines(1, count, at=NOON, lr=0.1, grad_norm=1.0), ""]))
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+        memory.append(int(done.stdout) / 1024)  # MiB
+    assert memory[1] < memory[0] + 8
+
+
+def test_the_part_of_a_long_attempt_that_a_later_one_repeats_does_not_count(tmp_path: Path) -> None:
+    from hpcddp.manage.overview import entry_of, overview_of
+    from hpcddp.manage.report import reports_of
+
+    made = make(tmp_path).submitted().started(at=0).event("train", at=0, reason="python train.py")
+    made.event("requeue", at=900, cause="crash").started(at=1000, attempt=1).event("train", at=1000, attempt=1)
+    made.event("finish", at=1400, attempt=1).ended("finished")
+    path = made.run.metrics
+    path.write_text("\n".join([*lines(1, 20_000, at=NOON), *lines(12_346, LINES, at=NOON + 1000), ""]))
+    (report,) = reports_of(overview_of([entry_of(made.run)], ask=list, now=NOON + 4000).lines)
+    rows = [(attempt.resumed_from, attempt.last_step, attempt.lost_steps) for attempt in report.attempts]
+    assert rows == [(0, 12_345, 7655), (12_345, LINES, 0)]
+    assert report.attempts[0].seconds[Phase.TRAINING] == pytest.approx(123.45, abs=0.01)
