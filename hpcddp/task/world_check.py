@@ -32,8 +32,8 @@ _PAUSE_FRACTION: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
 # Some scripts prepare data before they open a process group.
 _NOTE_AFTER_S: Final = 120.0
-# proc(5), /proc/net/tcp: TCP_LISTEN (include/net/tcp_states.h).
-_TCP_LISTEN: Final = "0A"
+# proc(5), /proc/net/tcp: a connection that nobody has answered (include/net/tcp_states.h).
+_TCP_SYN_SENT: Final = "02"
 
 
 class SeparateWorldsError(UserError):
@@ -73,7 +73,7 @@ class WorldMonitor:
         if now >= self._next:
             self._next = now + min(_LONGEST_PAUSE_S, _PAUSE_FRACTION * (now - self._began))
             if self._env.rank == 0 and not self._run_has_met:
-                self._run_has_met = _has_listener(self._port)
+                self._run_has_met = _is_used(self._port)
                 self._uses_torch = self._uses_torch or _uses_torch(pid)
             if self._found is None and (found := self._find(pid)) is not None:
                 self._found = found
@@ -97,9 +97,12 @@ class WorldMonitor:
         """Print once that the ranks of a program with PyTorch have not met; on rank 0."""
         if self._run_has_met or self._has_noted or not self._uses_torch:
             return
+        self._run_has_met = _is_used(self._port)
+        if self._run_has_met:
+            return
         self._has_noted = True
         write_message(
-            f"note: the {self._env.world_size} ranks of this program have opened no process group at "
+            f"note: the {self._env.world_size} tasks of this program have opened no process group at "
             "MASTER_ADDR:MASTER_PORT, so each of them does the whole work alone, unless they share it in another way; "
             "a DDP script calls torch.distributed.init_process_group() (docs/any-script.md)"
         )
@@ -177,12 +180,16 @@ def _is_worker_of_many(environment: dict[str, str]) -> bool:
     return "TORCHELASTIC_RUN_ID" in environment and environment.get("GROUP_WORLD_SIZE", "1") != "1"
 
 
-def _has_listener(port: int) -> bool:
-    """Return whether a process of this host listens on a port."""
+def _is_used(port: int) -> bool:
+    """Return whether a process of this host listens on a port, or has had a connection to it in the last minute.
+
+    The kernel remembers a connection that was closed for a minute: a short program may have met between two looks.
+    """
     end = f":{port:04X}"
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             lines = (_PROC / "net" / table).read_text(encoding="ascii").splitlines()[1:]
-            if any(fields[1].endswith(end) and fields[3] == _TCP_LISTEN for fields in map(str.split, lines)):
-                return True
+            for _, local, remote, state, *_ in map(str.split, lines):
+                if state != _TCP_SYN_SENT and end in {local[-len(end) :], remote[-len(end) :]}:
+                    return True
     return False

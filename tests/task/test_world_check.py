@@ -13,6 +13,7 @@ from hpcddp.jobfile.launchers import Launcher
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.failure import read_failures
 from hpcddp.slurm.rank_env import RankEnv
+from hpcddp.task import world_check
 from hpcddp.task.world_check import WorldMonitor
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
@@ -163,7 +164,7 @@ ALONE = "have opened no process group"
 def test_a_program_without_a_process_group_is_noted_by_rank_0(directory: Path, golden: GoldenMessages) -> None:
     said = finishes(directory, "python -c 'import torch, time; time.sleep(2)'\n")
     note = golden.message(line_from(said, "hpcddp: note: "))
-    assert_facts(note, "the 2 ranks", ALONE, "MASTER_ADDR:MASTER_PORT", "does the whole work alone")
+    assert_facts(note, "the 2 tasks", ALONE, "MASTER_ADDR:MASTER_PORT", "does the whole work alone")
 
 
 def test_a_world_that_meets_at_an_address_of_its_own_is_not_said_to_work_alone(directory: Path) -> None:
@@ -177,6 +178,18 @@ def test_a_world_that_meets_at_an_address_of_its_own_is_not_said_to_work_alone(d
     )
     assert said.count("world of 2") == 2
     assert ALONE not in said
+
+
+def test_a_group_that_was_open_between_two_looks_is_known() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert world_check._is_used(port)
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()
+    assert world_check._is_used(port)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert not world_check._is_used(free.getsockname()[1])
 
 
 @pytest.mark.parametrize(("cpus", "is_noted"), [(1, True), (4, False), (8, False)])
