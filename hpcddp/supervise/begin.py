@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import secrets
 import shutil
@@ -122,9 +123,10 @@ def begin(
     if _restart_count(job, environment) or environment.get(PICKLE_DIGEST):
         _wait_for_directory(submitted)
 
-    def claim() -> str:
+    def claim() -> str | None:
         make_private_directory(run.path)
         check_run_directory(run.path)
+        newest = run.newest_attempt()
         start = _observe(job_id, job, run, environment)
         _refuse_second_job(run, start)
         if has_finished(run):
@@ -141,7 +143,9 @@ def begin(
             _record_requeue_and_check_budgets(run, previous, start, spec)
         # A result is written when a run has ended for good; this one is being continued.
         run.result.unlink(missing_ok=True)
-        attempt = _create_attempt(run, start)
+        attempt = _create_attempt(run, start, 0 if newest is None else newest + 1)
+        if attempt is None:
+            return None
         for warning in warnings:
             append_event(run.events, kind="warning", time=start.time, attempt=attempt.number, reason=printable(warning))
         return str(attempt.path)
@@ -166,13 +170,15 @@ def _wait_for_directory(path: Path) -> None:
         )
 
 
-def _when_there_is_space(run: RunDirectory, claim: Callable[[], str]) -> str:
-    """Call ``claim``, and again while the disk is full; others may use the run meanwhile, so it checks all anew."""
+def _when_there_is_space(run: RunDirectory, claim: Callable[[], str | None]) -> str:
+    """Call ``claim``, and again while it gives None or the disk is full: others use the run, so it checks all anew."""
     deadline = time.monotonic() + PATIENCE_S
     is_first = True
     while True:
         try:
-            return claim()
+            if (claimed := claim()) is not None:
+                return claimed
+            continue
         except OSError as error:
             if not is_full(error):
                 raise
@@ -382,16 +388,23 @@ def _derived_run_id(environment: Mapping[str, str]) -> str:
     return f"{cluster}-{job_id}"
 
 
-def _create_attempt(run: RunDirectory, start: Start) -> AttemptDirectory:
-    """Create the next attempt as a whole or not at all; two scripts at once get two numbers."""
+def _create_attempt(run: RunDirectory, start: Start, number: int) -> AttemptDirectory | None:
+    """Create an attempt with its start, as a whole or not at all; None if another script has taken its number."""
     for record in get_args(ReservedRecord):
         make_reserves(run.reserves(record))
     run.attempts.mkdir(mode=0o700, exist_ok=True)
-    number = run.newest_attempt()
-    attempt = run.attempt(0 if number is None else number + 1)
-    attempt.path.mkdir(mode=0o700)
+    attempt, unfinished = run.attempt(number), run.attempts / f".{start.token}"
+    unfinished.mkdir(mode=0o700)
     try:
-        write_start(attempt, start)
+        write_start(AttemptDirectory(unfinished), start)
+        # Atomic, also over NFS; a directory that holds a start is not replaced (rename(2), ENOTEMPTY).
+        unfinished.rename(attempt.path)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if error.errno in {errno.EEXIST, errno.ENOTEMPTY}:
+            return None
+        raise
+    try:
         append_event(
             run.events, kind="start", time=start.time, attempt=attempt.number, job_id=start.job_id, host=start.host
         )

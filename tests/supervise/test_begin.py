@@ -1,6 +1,7 @@
 """What the batch script runs before and after the tasks."""
 
 import io
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import read_json, write_json
 from hpcddp.run.job_records import ProgramExit, Start, read_start, write_exit, write_start
-from hpcddp.run.ownership import RunDirectoryError, is_alive
+from hpcddp.run.ownership import RunDirectoryError, is_alive, refuse_another_training
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.slurm import commands
+from hpcddp.supervise import begin as begin_module
 from hpcddp.supervise.__main__ import main
 from hpcddp.supervise.begin import PATIENCE_S, BudgetError, CancelledError, begin
 from tests.facts import assert_facts, line_from
@@ -375,3 +377,49 @@ def test_a_job_that_waits_to_run_again_is_alive(monkeypatch: pytest.MonkeyPatch)
     # Another life of the cluster has counted to the same id.
     monkeypatch.setattr(commands, "show_job", lambda _: {**waiting, "Restarts": "0"})
     assert not is_alive(start)
+
+
+def begin_at_once(root: Path, environment: dict[str, str], barrier: Any, answers: Any) -> None:
+    """Begin a run when the other process has checked it too, and answer with the attempt or the refusal."""
+    waits = [True]
+
+    def refuse_and_wait(run: RunDirectory, spec: JobSpec) -> object:
+        found = refuse_another_training(run, spec)
+        if waits:
+            waits.clear()
+            barrier.wait(timeout=60)
+        return found
+
+    pytest.MonkeyPatch().setattr(begin_module, "refuse_another_training", refuse_and_wait)
+    try:
+        answers.put(begin_in(root, environment=environment))
+    except RunDirectoryError as error:
+        answers.put(error.message)
+
+
+@pytest.mark.parametrize("earlier_attempts", [0, 1])
+def test_of_two_jobs_that_begin_a_run_at_the_same_moment_one_is_refused(tmp_path: Path, earlier_attempts: int) -> None:
+    for _ in range(earlier_attempts):
+        attempt = begun(tmp_path)
+        write_json(attempt.start, {**read_json(attempt.start), "job_id": "999998"})
+    processes = multiprocessing.get_context("fork")
+    barrier, answers = processes.Barrier(2), processes.Queue()
+    with script_process() as one, script_process() as other:
+        starting = [
+            processes.Process(
+                target=begin_at_once, args=(tmp_path, {"HPCDDP_LOCAL_JOB_ID": str(script.pid)}, barrier, answers)
+            )
+            for script in (one, other)
+        ]
+        for process in starting:
+            process.start()
+        begun_path, refusal = sorted((answers.get(timeout=60) for _ in starting), key=lambda text: " is taken" in text)
+        for process in starting:
+            process.join(60)
+    assert begun_path.endswith(f"/attempts/{earlier_attempts}")
+    assert "is still using it" in refusal
+    run = AttemptDirectory.from_text(begun_path).run
+    assert [event.kind for event in read_events(run.events)].count("start") == earlier_attempts + 1
+    assert sorted(entry.name for entry in run.attempts.iterdir()) == [
+        str(number) for number in range(earlier_attempts + 1)
+    ]
