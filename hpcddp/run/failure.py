@@ -251,16 +251,18 @@ _PYXIS: Final = re.compile(r"error: pyxis: (?P<why>.+)")
 _NOTICES: Final[Mapping[str, Cause]] = MappingProxyType(
     {"PREEMPTION": Cause.PREEMPTION, "TIME LIMIT": Cause.TIME_LIMIT, "NODE FAILURE": Cause.NODE_FAILURE}
 )
+# How a notice of slurmstepd begins: "slurmstepd-n1: error: *** "; since 25.05 "[2026-11-22T05:17:38.123] error: *** ".
+_BEGINS: Final = r"^(?:\[[^\]\n]*\] )?(?:slurmstepd\S*: )?error: \*{3} "
 # slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-22T05:17:38 DUE TO PREEMPTION ***   (slurmstepd 22.05.8)
 # A step that environment.setup starts may have a time limit of its own.
 _NOTICE: Final = re.compile(
-    rf"^slurmstepd\S*: error: \*{{3}} (?!STEP .+ TIME LIMIT).+ CANCELLED AT \S+ DUE TO (?P<why>{'|'.join(_NOTICES)})",
+    rf"{_BEGINS}(?!STEP .+ TIME LIMIT).+ CANCELLED AT \S+ DUE TO (?P<why>{'|'.join(_NOTICES)})",
     re.MULTILINE,
 )
 # slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-22T05:17:38 ***   (22.05.8; newer ones add DUE to SIGNAL
 # Terminated). The notice about a step has the same words after any SIGTERM. A slurmstepd writes its first notice only.
 _CANCELLED: Final = re.compile(
-    r"^slurmstepd\S*: error: \*{3} JOB .+ CANCELLED AT (?P<moment>\S+)( DUE to SIGNAL \w+)? \*{3}$", re.MULTILINE
+    _BEGINS + r"JOB .+ CANCELLED AT (?P<moment>\S+)( DUE to SIGNAL \w+)? \*{3}$", re.MULTILINE
 )
 _FATAL: Final = "Fatal Python error: "
 # What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.

@@ -312,7 +312,6 @@ def test_a_command_whose_task_fails_is_run_again_as_often_as_max_failures_says(
     assert re.search(r"^rank 1 on n\d", tracked.result["reason"])
 
 
-@pytest.mark.fails_on_slurm(row="L", since="25.05")
 @pytest.mark.parametrize(
     "lost", [without_slurmd, pytest.param(link_cut, marks=pytest.mark.long("Slurm tells both in the same way"))]
 )

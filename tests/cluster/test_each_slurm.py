@@ -41,8 +41,6 @@ WORKS = """
 """
 # Slurm does not forget that it has preempted a job with a grace time.
 PREEMPTED_FOR_EVER = pytest.mark.fails_on_slurm(row="G", since="24.05", before="26.05.4")
-# The notices of slurmstepd, which say why a job ends, look different.
-OTHER_NOTICE = pytest.mark.fails_on_slurm(row="L", since="25.05")
 PRINTS_JOB_NAME = "import os; print('called', os.environ['SLURM_JOB_NAME'])"
 # Longer than a requeued job waits here before it starts again.
 _SECOND_LIFE_S = 10
@@ -188,7 +186,7 @@ def test_a_run_starts_on_its_hosts_and_ends(scenario_result: TrackedRun) -> None
     "partition",
     [
         pytest.param("low", marks=PREEMPTED_FOR_EVER),
-        pytest.param("low0", marks=OTHER_NOTICE),
+        "low0",
         pytest.param("lowc", marks=PREEMPTED_FOR_EVER),
     ],
 )
@@ -225,7 +223,6 @@ def test_a_run_that_scontrol_requeues_comes_back_once(scenario_result: TrackedRu
     assert (scenario_result.attempts, scenario_result.result["status"]) == (2, "finished")
 
 
-@OTHER_NOTICE
 @after_scenario(node_lost, own_slurm=True)
 def test_a_run_that_loses_a_host_comes_back_on_others(scenario_result: TrackedRun) -> None:
     assert causes(scenario_result) == ["node_failure"]

@@ -9,8 +9,6 @@ import socket
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.cancel_scenarios import (
     CANCELS,
     assert_cancelled_and_told,
@@ -119,7 +117,6 @@ def test_a_cancel_between_save_and_requeue_is_final(scenario_result: TrackedRun)
     assert_cancelled_for_good(scenario_result)
 
 
-@pytest.mark.fails_on_slurm(row="L", since="25.05")
 @after_scenario(cancelled_and_preempted, own_slurm=True)
 def test_a_cancel_wins_before_in_and_after_a_preemption(scenario_result: list[TrackedRun]) -> None:
     for tracked in scenario_result:

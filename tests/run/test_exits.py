@@ -54,10 +54,13 @@ NOTICE = "slurmstepd-n1: error: *** {} ON n1 CANCELLED AT 2026-11-22T05:17:38 DU
         ("", None),
     ],
 )
-def test_slurmstepd_says_why_slurm_ends_a_job(tmp_path: Path, text: str, cause: Cause | None) -> None:
+# 22.05, and with each LogTimeFormat since 25.05: no time, a time, a time and the thread.
+@pytest.mark.parametrize("begins", ["slurmstepd-n1: ", "", "[2026-11-22T05:17:38.123] ", "[ 17] "])
+def test_slurmstepd_says_why_slurm_ends_a_job(tmp_path: Path, text: str, cause: Cause | None, begins: str) -> None:
     attempt = attempt_in(tmp_path)
     earlier = NOTICE.format("JOB 3", "TIME LIMIT")
-    attempt.run.batch_log.write_text(f"{earlier}{beginning(attempt)}srun: got SIGCONT\n{text}")
+    printed = f"{earlier}{beginning(attempt)}srun: got SIGCONT\n{text}"
+    attempt.run.batch_log.write_text(printed.replace("slurmstepd-n1: ", begins))
     assert cause_in_log(attempt) is cause
 
 
