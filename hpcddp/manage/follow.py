@@ -245,7 +245,7 @@ class JobPoller:
             with contextlib.suppress(commands.SlurmUnavailableError):
                 submission = read_submission(self._run)
                 job = None if submission is None else commands.show_job(submission.job_id)
-                self._state = _phase_of(job)
+                self._state = _phase_of(job) or self._state
                 self._reason = None if job is None else job.get("Reason")
         return self._state
 
@@ -315,9 +315,11 @@ class ProgressLines:
         self.show(status.state, steps)
 
 
-def _phase_of(job: Mapping[str, str] | None) -> JobPhase:
-    """Return the phase that the record of a job shows."""
+def _phase_of(job: Mapping[str, str] | None) -> JobPhase | None:
+    """Return the phase that the record of a job shows; None for a state of a newer Slurm."""
     state = None if job is None else JOB_STATES.get(job.get("JobState", ""))
+    if job is not None and state is None:
+        return None
     if state is None or state.has_ended:
         return "ended"
     return "pending" if state.is_waiting else "running"

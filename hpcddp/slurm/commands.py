@@ -120,6 +120,7 @@ _KEY: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:]*)=")
 _TO_THE_END_OF_THE_LINE: Final = frozenset(
     {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut"}
 )
+_SUBMIT_LINE: Final = re.compile(r"\n +SubmitLine=.*?(?=\n +WorkDir=)", re.DOTALL)
 NO_CONFIGURATION: Final = "configuration source"
 """Part of the message of a command that is installed and finds no slurm.conf."""
 _SLURMD_PORT: Final = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
@@ -242,11 +243,18 @@ def parse_job_id(output: str) -> str:
 def parse_job(output: str) -> dict[str, str]:
     """Return the fields of the first record in the output of ``scontrol show job``."""
     fields: dict[str, str] = {}
-    record, _, _ = output.strip("\n").partition("\n\n")
-    for line in record.splitlines():
+    for line in _records_of(output)[0].splitlines():
         for key, value in _fields_of(line.strip()):
             fields.setdefault(key, value)
     return fields
+
+
+def _records_of(output: str) -> list[str]:
+    """Return the records in the output of ``scontrol show job``, without the command line of the submission.
+
+    Slurm shows that since 25.11 (scontrol/info_job.c), and it may contain lines that look like fields, and blank ones.
+    """
+    return _SUBMIT_LINE.sub("", output.strip("\n")).split("\n\n")
 
 
 def _fields_of(line: str) -> list[tuple[str, str]]:
@@ -407,7 +415,7 @@ def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> 
     environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
     done = _query(["scontrol", "show", "job", job_id], environment)
     if done.returncode == 0:
-        return [parse_job(record) for record in done.stdout.strip("\n").split("\n\n") if record.strip()]
+        return [parse_job(record) for record in _records_of(done.stdout) if record.strip()]
     if _UNKNOWN_JOB in done.stderr or _UNKNOWN_ELEMENT.format(job_id=job_id) in done.stdout + done.stderr:
         return []
     raise _failure(f"scontrol show job {job_id}", done)

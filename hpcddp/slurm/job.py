@@ -65,6 +65,7 @@ _ENDS: Final[Mapping[JobState, Cause | None]] = MappingProxyType(
 JOB_STATES: Final[Mapping[str, JobState]] = MappingProxyType(
     {
         "PENDING": JobState.PENDING,
+        "EXPEDITING": JobState.PENDING,
         "REQUEUED": JobState.PENDING,
         "REQUEUE_FED": JobState.PENDING,
         "REVOKED": JobState.PENDING,

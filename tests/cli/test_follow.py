@@ -85,6 +85,8 @@ def test_why_a_job_waits_is_said_in_words_each_time_that_it_changes(
         {"JobState": "PENDING", "Reason": "Resources"},
         {"JobState": "PENDING", "Reason": "QOSMaxJobsPerUserLimit"},
         {"JobState": "RUNNING", "Reason": "None"},
+        # Of a newer Slurm.
+        {"JobState": "TELEPORTING", "Reason": "None"},
         {"JobState": "COMPLETED", "Reason": "None"},
     ]
     made = make(tmp_path).submitted().ended("finished")

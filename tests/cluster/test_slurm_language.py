@@ -19,12 +19,11 @@ from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import RankEnv
 from tests.cluster.sandbox import Sandbox
 from tests.slurm.measured_lines import MEASURED
-from tests.slurm.sbatch_reader import UnreadableLineError, parse_directive_line
+from tests.slurm.sbatch_reader import UnreadableLineError, comment_in, parse_directive_line
 
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 FIRST = r"#SBATCH --comment="
-# Since when the comment is not the last on its line, and since when a backslash before a blank has another meaning.
-OTHER_COMMENT = pytest.mark.fails_on_slurm(row="P", since="25.11")
+# Since when a backslash before a blank has another meaning.
 OTHER_BACKSLASH = pytest.mark.fails_on_slurm(row="B", since="24.05")
 BACKSLASHES = (r"#SBATCH --comment=a\ --time=5", r"#SBATCH --comment=\\\ --time=5")
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -40,20 +39,15 @@ def stored(sandbox: Sandbox, directory: Path, line: str) -> tuple[str | None, st
     job_id = done.stdout.strip()
     record = sandbox.run("scontrol", "show", "job", job_id).stdout
     sandbox.run("scancel", job_id)
-    # scontrol puts a blank behind the comment.
-    comment = re.search(r"\n   Comment=(.*) \n", record)
     limit = re.search(r"TimeLimit=(\S+)", record)
     assert limit is not None
-    return (comment[1] if comment else None), limit[1]
+    return comment_in(record), limit[1]
 
 
 def measured() -> Iterator[Any]:
     """Yield each line and its words, with the marks of the versions that read it otherwise."""
     for line, words in MEASURED:
-        marks = [OTHER_COMMENT] if words else []
-        if line in BACKSLASHES:
-            marks.append(OTHER_BACKSLASH)
-        yield pytest.param(line, words, marks=marks)
+        yield pytest.param(line, words, marks=[OTHER_BACKSLASH] if line in BACKSLASHES else [])
 
 
 @pytest.mark.parametrize(("line", "words"), list(measured()))
@@ -86,8 +80,8 @@ def test_sbatch_reads_any_value_as_our_reader_does(sandbox: Sandbox, tmp_path: P
 @pytest.mark.parametrize(
     ("before", "comment"),
     [
-        pytest.param("\n  \n\t\v\f\n   # a comment\n", "x", marks=OTHER_COMMENT),
-        pytest.param("# " + "y" * 100_000 + "\n", "x", marks=OTHER_COMMENT),
+        ("\n  \n\t\v\f\n   # a comment\n", "x"),
+        ("# " + "y" * 100_000 + "\n", "x"),
         (":\n", None),
         (" umask 077\n", None),
         ("\xa0\n", None),
@@ -99,7 +93,6 @@ def test_the_first_line_that_is_no_comment_ends_the_directives(
     assert stored(sandbox, tmp_path, f"{before}#SBATCH --comment=x") == (comment, "UNLIMITED")
 
 
-@OTHER_COMMENT
 def test_a_line_may_be_as_long_as_it_likes(sandbox: Sandbox, tmp_path: Path) -> None:
     line = f"#SBATCH --comment=x{' ' * 100_000}--time=5"
     assert stored(sandbox, tmp_path, line) == ("x", "00:05:00")

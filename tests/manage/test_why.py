@@ -31,6 +31,12 @@ DOCUMENTED = (
     "QOSTimeLimit", "QOSUsageThreshold", "ReqNodeNotAvail", "Reservation", "Resources", "SystemFailure",
     "WaitingForScheduling", "JobArrayTaskLimit", "MaxJobsPerAccount", "launch failed requeued held",
     "ReqNodeNotAvail, UnavailableNodes:n[1-4]", "JobHoldMaxRequeue", "PartitionConfig",
+    # Since then, and of 26.05.
+    "Constraints", "DeadLine", "FedJobLock", "InactiveLimit", "MaxBBRunMinsPerUser", "MaxBillingRunMinsPerUser",
+    "MaxCpuRunMinsPerUser", "MaxEnergyRunMinsPerUser", "MaxGRESRunMinsPerUser", "MaxLicenseRunMinsPerUser",
+    "MaxMemPerLimit", "MaxMemoryRunMinsPerUser", "MaxNodeRunMinsPerUser", "MaxPoweredUpNodes",
+    "MaxUnknownRunMinsPerUser", "MpiPortsBusy", "NonZeroExitCode", "NvidiaImexChannels", "OutOfMemory", "RaisedSignal",
+    "ReservationInvalid", "TimeLimit",
 )  # fmt: skip
 
 
@@ -66,6 +72,11 @@ def test_a_reason_of_tomorrow_is_told_as_slurm_says_it() -> None:
         ("DependencyNeverSatisfied", "so it never starts"),
         ("Dependency", "the end of another job"),
         ("ReservationDeleted", "its reservation is gone"),
+        ("ReservationInvalid", "its reservation is gone"),
+        ("QOSMaxCpuMinutesPerJobLimit", "than the QOS allows one job"),
+        ("QOSMaxCpuPU", "have reached the QOS limit"),
+        ("MaxCpuRunMinsPerUser", "a limit for one user"),
+        ("TimeLimit", "its last start ended early"),
         ("QOSMaxCpuPerUserLimit", "have reached the QOS limit"),
         ("QOSMaxNodePerJobLimit", "than the QOS allows one job"),
         ("launch_failed_requeued_held", "a node could not launch it"),

@@ -260,3 +260,14 @@ def test_a_job_may_run_elsewhere_and_after_another(programs: Path, tmp_path: Pat
         "--dependency=afterany:41",
         str(tmp_path / "s"),
     ]
+
+
+def test_the_command_line_of_a_submission_is_no_part_of_the_records_of_its_job(programs: Path) -> None:
+    """Slurm shows it since 25.11, with the blank lines that it contains."""
+    typed = "sbatch --wrap=\n\nJobId=9 JobState=COMPLETED\n   WorkDir"
+    shown = SHOWN.replace("   WorkDir=", f"   SubmitLine={typed}\n   WorkDir=", 1)
+    assert parse_job(shown) == parse_job(SHOWN)
+    (programs.parent / "shown").write_text(shown)
+    environment = program(programs.parent, "scontrol", f"cat {programs.parent}/shown")
+    records = commands.show_array("7", environment=environment)
+    assert [record["JobId"] for record in records] == ["7", "8"]
