@@ -1,7 +1,8 @@
 """Find and end every process of a sandbox, and no other.
 
 Processes that the sandbox starts have its token in their environment. Slurm's step daemons drop the token but have
-``SLURM_CONF``. Tasks may drop both, but descend from a step daemon or from the daemon manager, which adopts orphans.
+``SLURM_CONF``; since 24.11 they write their title over all of it, but have files of the sandbox open. Tasks may drop
+both, but descend from a step daemon or from the daemon manager, which adopts orphans.
 """
 
 from __future__ import annotations
@@ -80,4 +81,13 @@ def _is_marked(pid: int, token: str, slurm_conf: Path) -> bool:
     environment = {name.lstrip(): value for name, value in environment_of(pid).items()}
     if environment.get(TOKEN_VARIABLE) == token:
         return True
-    return environment.get("SLURM_CONF") == str(slurm_conf) and program_of(pid).startswith(_STEP_DAEMON)
+    if not program_of(pid).startswith(_STEP_DAEMON):
+        return False
+    return environment.get("SLURM_CONF") == str(slurm_conf) or _has_open(pid, slurm_conf.parent)
+
+
+def _has_open(pid: int, directory: Path) -> bool:
+    """Return whether a process has a file below a directory open."""
+    with contextlib.suppress(OSError):
+        return any(entry.readlink().is_relative_to(directory) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    return False

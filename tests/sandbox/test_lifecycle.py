@@ -158,7 +158,7 @@ def test_an_interrupted_up_leaves_nothing_and_exits_130(place: Place) -> None:
 
 @pytest.mark.parametrize(
     "hosts",
-    ["namespaces", pytest.param("shared", marks=pytest.mark.fails_on_slurm(row="S", since="24.11"))],
+    ["namespaces", "shared"],
 )
 def test_a_sandbox_whose_daemon_manager_was_killed_has_stopped_and_down_takes_it_away(
     place: Place, open_directory: Path, hosts: str
