@@ -25,11 +25,11 @@ def stacks(
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
 ) -> None:
-    """Print where every rank of a running job is, as Python stacks; equal stacks are printed once.
+    """Print where every rank of a running job is, as Python stacks.
 
-    The job continues. A training and an entrypoint answer by themselves, even in a collective that hangs. The program
-    of a command needs py-spy in the environment of the job: pip install py-spy. If no stack can be read, the exit code
-    is 1.
+    Equal stacks are printed once. The job continues. A training and an entrypoint answer by themselves, even in a
+    collective that hangs. The program of a command needs py-spy in the environment of the job: pip install py-spy. If
+    no stack can be read, the exit code is 1.
 
     Example: hpcddp stacks 20260314-1544
     """

@@ -136,19 +136,35 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         attempt: the attempt that has ended without a result.
         records: as ``read_failures`` returns them.
     """
-    if named := _named(records):
-        first = named[0]
-        return f"{first.place} failed first{first.when}: {first.label}{first.headline}"
+    # The first that is known.
+    return (
+        _uneven_sentence(attempt, records)
+        or _named_sentence(records)
+        or _launch_sentence(attempt)
+        or _hang_sentence(attempt, records)
+        or _not_started_sentence(attempt)
+        or _silent_sentence(attempt, records)
+        or _container_sentence(attempt)
+        or _without_a_cause(attempt)
+    )
+
+
+def _named_sentence(records: Sequence[FailureRecord]) -> str | None:
+    named = _named(records)
+    return f"{named[0].place} failed first{named[0].when}: {named[0].label}{named[0].headline}" if named else None
+
+
+def _not_started_sentence(attempt: AttemptDirectory) -> str | None:
     silent = ranks_without_record(attempt)
-    if (why := _launch_error(attempt)) is not None:
-        return why
-    if records and records[0].waiting:
-        return _hang_sentence(attempt, records[0], silent)
-    if not_started := {why for rank in silent if (why := never_started(attempt, rank)) is not None}:
-        return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(not_started))}"
-    if silent := first_ended_without_record(attempt):
-        return f"{_places(attempt, silent)} ended without an error message{_step_of(records)}: {_how(attempt, silent)}"
-    return _container_sentence(attempt) or _uneven_sentence(attempt, records) or _without_a_cause(attempt)
+    reasons = {why for rank in silent if (why := never_started(attempt, rank)) is not None}
+    return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(reasons))}" if reasons else None
+
+
+def _silent_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
+    silent = first_ended_without_record(attempt)
+    if not silent:
+        return None
+    return f"{_places(attempt, silent)} ended without an error message{_step_of(records)}: {_how(attempt, silent)}"
 
 
 def _container_sentence(attempt: AttemptDirectory) -> str | None:
@@ -162,8 +178,8 @@ def _uneven_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         return None
     ended = _places(attempt, uneven.ended) if uneven.ended else "another rank"
     return (
-        f"{ended} ended with exit code 0 while {uneven.waited.place} was still in {uneven.place}: the ranks ran "
-        "different numbers of steps"
+        f"{ended} ended{'' if uneven.have_aborted else ' with exit code 0'} while {uneven.waited.place} was still in "
+        f"{uneven.place}: the ranks ran different numbers of steps"
     )
 
 
@@ -184,7 +200,10 @@ def _named(records: Sequence[FailureRecord]) -> list[FailureRecord]:
     return [record for record in records if not record.secondary and not record.waiting]
 
 
-def _hang_sentence(attempt: AttemptDirectory, first: FailureRecord, silent: Sequence[int]) -> str:
+def _hang_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
+    if not records or not records[0].waiting:
+        return None
+    first, silent = records[0], ranks_without_record(attempt)
     if silent:
         return (
             f"{_places(attempt, silent)} stopped answering{first.when}: stopped, stuck in native code, or its host is "
@@ -318,7 +337,7 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
     return f"{how} ({hint})" if hint else how
 
 
-def _launch_error(attempt: AttemptDirectory) -> str | None:
+def _launch_sentence(attempt: AttemptDirectory) -> str | None:
     """Return what srun says of a node on which it could not start the tasks, after which it kills the others."""
     found = _LAUNCH.search(_since_start(attempt))
     return None if found is None else f"srun could not start the tasks on {found['node']}: {found['why'].strip()}"

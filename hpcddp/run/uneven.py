@@ -1,4 +1,4 @@
-"""Ranks of a command that ran different numbers of steps: some have ended well while others still waited for them."""
+"""Ranks of a command that ran different numbers of steps: some have ended while others still waited for them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ _FRAME: Final = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<
 # Functions of torch's decorators, which stand around its own.
 _DECORATORS: Final = frozenset({"wrapper", "inner", "_fn", "decorate_context"})
 _LIBRARIES: Final = ("site-packages", "dist-packages", "<frozen ", "/lib/python3")
+# What faulthandler writes if torch aborts in its destructors, when Python has ended: no thread has a frame.
+_ABORTED_AT_EXIT: Final = re.compile(
+    r"^Fatal Python error: Aborted\n\n(?:Thread .*\n  <no Python frame>\n+)+", re.MULTILINE
+)
 # torchrun names each rank that failed; this stands for none (torch/distributed/elastic/multiprocessing/errors).
 _NO_OTHER: Final = "<NO_OTHER_FAILURES>"
 
@@ -48,15 +52,17 @@ class Failed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenRanks:
-    """The ranks that ended with exit code 0, and one that lost them.
+    """The ranks that came to their end, and one that lost them.
 
     Args:
         ended: their numbers; empty where a launcher has started them and does not say which they are.
         waited: the record of the rank that lost them.
+        have_aborted: whether one of them aborted when Python had ended, as torch can if a process group is left open.
     """
 
     ended: Sequence[int]
     waited: Failed
+    have_aborted: bool = False
 
     @property
     def place(self) -> str:
@@ -78,8 +84,10 @@ def find_uneven(attempt: AttemptDirectory, records: Sequence[Failed]) -> UnevenR
         attempt: an attempt whose tasks have ended.
         records: its failures, as ``read_failures`` returns them.
     """
-    lost = [record for record in records if record.secondary and record.traceback.startswith("Traceback ")]
-    if not lost or not all(record.secondary for record in records):
+    aborted = [record.rank for record in records if _ABORTED_AT_EXIT.search(record.traceback)]
+    others = [record for record in records if record.rank not in aborted]
+    lost = [record for record in others if record.secondary and record.traceback.startswith("Traceback ")]
+    if not lost or not all(record.secondary for record in others):
         return None
     try:
         exits, ranks = read_exits(attempt), read_ranks(attempt)
@@ -91,10 +99,12 @@ def find_uneven(attempt: AttemptDirectory, records: Sequence[Failed]) -> UnevenR
         is_alone = ranks is not None and len(ranks) == 1
         says_none = _NO_OTHER in read_tail(attempt.rank_log(waited.rank), TAIL_BYTES)
         return UnevenRanks(ended=(), waited=waited) if is_alone and says_none else None
-    ended = [exit_.rank for exit_ in exits if exit_.code == 0 and exit_.notice is None]
+    ended = aborted + [exit_.rank for exit_ in exits if exit_.code == 0 and exit_.notice is None]
     known = {*(exit_.rank for exit_ in exits), *(record.rank for record in records)}
     is_complete = ranks is not None and len(known) == len(ranks)
-    return UnevenRanks(ended=sorted(ended), waited=waited) if ended and is_complete else None
+    if not ended or not is_complete:
+        return None
+    return UnevenRanks(ended=sorted(ended), waited=waited, have_aborted=bool(aborted))
 
 
 def _frames(traceback: str) -> Iterator[re.Match[str]]:

@@ -91,3 +91,30 @@ def test_any_other_cause_comes_first(attempt: AttemptDirectory, other: str) -> N
         ended(attempt, 1, told=True)
     ended(attempt, 2, told=other in {"told to stop", "lost a peer too"})
     assert "different numbers of steps" not in sentence(attempt)
+
+
+ABORTED = """terminate called without an active exception
+Fatal Python error: Aborted
+
+Thread 0x00007f7a6c1efb80 (most recent call first):
+  <no Python frame>
+
+Extension modules: numpy._core._multiarray_umath (total: 1)"""
+
+
+def test_a_rank_that_aborts_when_python_has_ended_had_come_to_its_end(attempt: AttemptDirectory) -> None:
+    failed(attempt, 0)
+    failed(attempt, 1, ABORTED, secondary=False)
+    ended(attempt, 2)
+    said = sentence(attempt)
+    assert said.startswith("ranks 1 on n2, 2 on n3 ended while rank 0 on n1 was still in backward")
+
+
+@pytest.mark.parametrize("other", [LOST, ABORTED.replace("<no Python frame>", 'File "train.py", line 5 in step')])
+def test_a_rank_with_a_cause_of_its_own_is_not_said_to_have_left_the_others_behind(
+    attempt: AttemptDirectory, other: str
+) -> None:
+    failed(attempt, 0)
+    failed(attempt, 1, ABORTED, secondary=False)
+    failed(attempt, 2, other, secondary=False)
+    assert "different numbers of steps" not in sentence(attempt)
