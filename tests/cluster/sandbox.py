@@ -37,7 +37,7 @@ class Sandbox:
         check: bool = True,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = 180,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command that speaks to this Slurm; ``env`` is laid over the environment."""
         done = subprocess.run(
@@ -66,7 +66,7 @@ class Sandbox:
         return fields
 
     def wait(
-        self, job_id: str, states: Collection[str] = frozenset({"COMPLETED"}), timeout: float = 120
+        self, job_id: str, states: Collection[str] = frozenset({"COMPLETED"}), timeout: float = 240
     ) -> dict[str, str]:
         """Wait until the job is in one of ``states``; a job that has ended in another one fails at once."""
         deadline = time.monotonic() + timeout
@@ -87,11 +87,11 @@ class Sandbox:
 
         wait_until(lambda: not left(), lambda: f"the end of all jobs:\n{left()}")
 
-    def on(self, node: str, *argv: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def on(self, node: str, *argv: str, check: bool = True, timeout: float = 180) -> subprocess.CompletedProcess[str]:
         """Run a command on a node as an administrator would: with its network, host name and processes."""
         return self.run(*self.enter(node), *argv, check=check, timeout=timeout)
 
-    def inside(self, *argv: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def inside(self, *argv: str, check: bool = True, timeout: float = 180) -> subprocess.CompletedProcess[str]:
         """Run a command where slurmctld runs."""
         return self.run(*self.enter_controller(), *argv, check=check, timeout=timeout)
 
