@@ -13,7 +13,7 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import TAIL_BYTES, exists, read_tail
 from hpcddp.run.job_records import known_hosts, member_word, read_exits
 from hpcddp.run.record import Record, RecordError, create_record, read_record
-from hpcddp.run.uneven import find_uneven
+from hpcddp.run.uneven import UnevenRanks, find_timed_out, find_uneven, place_of
 from hpcddp.stop.reasons import Cause
 
 _LONGEST_HEADLINE = 300
@@ -139,6 +139,7 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     # The first that is known.
     return (
         _uneven_sentence(attempt, records)
+        or _timed_out_sentence(attempt, records)
         or _named_sentence(records)
         or _launch_sentence(attempt)
         or _hang_sentence(attempt, records)
@@ -172,14 +173,33 @@ def _container_sentence(attempt: AttemptDirectory) -> str | None:
     return None if why is None else f"the containers did not start: pyxis: {why}"
 
 
+def uneven_ranks(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> UnevenRanks | None:
+    """Return which ranks of an attempt left the others behind (``find_uneven``), by srun's messages too."""
+    return find_uneven(attempt, records, _ended_by_srun(attempt))
+
+
+def _ended_by_srun(attempt: AttemptDirectory) -> set[int]:
+    """Return the tasks whose end srun has reported after that of another one: it ends them."""
+    first, *later = [set(_numbers(match["tasks"])) for match in _SRUN.finditer(_since_start(attempt))] or [set[int]()]
+    return set[int]().union(*later) - first
+
+
+def _timed_out_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
+    found = find_timed_out(attempt, records)
+    if found is None:
+        return None
+    missing = f"for {_places(attempt, found.missing)}" if found.missing else "as all others did"
+    return f"{found.waited.place} waited in {place_of(found.waited.traceback)} {missing}, until its timeout: a hang"
+
+
 def _uneven_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
-    uneven = find_uneven(attempt, records)
+    uneven = uneven_ranks(attempt, records)
     if uneven is None:
         return None
     ended = _places(attempt, uneven.ended) if uneven.ended else "another rank"
     return (
         f"{ended} ended{'' if uneven.have_aborted else ' with exit code 0'} while {uneven.waited.place} was still in "
-        f"{uneven.place}: the ranks ran different numbers of steps"
+        f"{place_of(uneven.waited.traceback)}: the ranks ran different numbers of steps"
     )
 
 

@@ -1,9 +1,9 @@
-"""Ranks of a command that ran different numbers of steps: some have ended while others still waited for them."""
+"""Ranks of a command that lost another one: it had ended while they still waited for it, or it did not come in time."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, Protocol
@@ -24,6 +24,11 @@ _ABORTED_AT_EXIT: Final = re.compile(
 )
 # torchrun names each rank that failed; this stands for none (torch/distributed/elastic/multiprocessing/errors).
 _NO_OTHER: Final = "<NO_OTHER_FAILURES>"
+_CHILD_FAILED: Final = "ChildFailedError"
+# The process of the peer has ended, so the system of its host has closed the connection.
+_CLOSED: Final = re.compile("connection (?:closed|reset) by peer", re.IGNORECASE)
+# gloo, NCCL's watchdog, and the store.
+_TIMED_OUT: Final = re.compile("timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)
 
 
 class Failed(Protocol):
@@ -64,25 +69,59 @@ class UnevenRanks:
     waited: Failed
     have_aborted: bool = False
 
-    @property
-    def place(self) -> str:
-        """Where the rank waited: ``backward (train.py:54)``."""
-        frames = list(_frames(self.waited.traceback))
-        own = next((frame for frame in reversed(frames) if not _is_library(frame["file"])), None)
-        if own is None:
-            return "a collective"
-        called = frames[frames.index(own) + 1 :]
-        named = (frame["function"] for frame in called if frame["function"] not in _DECORATORS)
-        function = next(named, own["function"])
-        return f"{function} ({PurePath(own['file']).name}:{own['line']})"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOutRanks:
+    """The ranks that did not come to a collective, and one that waited for them until its timeout.
+
+    Args:
+        missing: their numbers; empty if all ranks waited.
+        waited: the record of the rank that waited.
+    """
+
+    missing: Sequence[int]
+    waited: Failed
 
 
-def find_uneven(attempt: AttemptDirectory, records: Sequence[Failed]) -> UnevenRanks | None:
+def place_of(traceback: str) -> str:
+    """Return where a rank was that lost another one: ``backward (train.py:54)``."""
+    frames = list(_frames(traceback))
+    own = next((frame for frame in reversed(frames) if not _is_library(frame["file"])), None)
+    if own is None:
+        return "a collective"
+    called = frames[frames.index(own) + 1 :]
+    named = (frame["function"] for frame in called if frame["function"] not in _DECORATORS)
+    function = next(named, own["function"])
+    return f"{function} ({PurePath(own['file']).name}:{own['line']})"
+
+
+def find_timed_out(attempt: AttemptDirectory, records: Sequence[Failed]) -> TimedOutRanks | None:
+    """Return which ranks of an attempt did not come; None if any rank has another cause, or none timed out.
+
+    Args:
+        attempt: an attempt whose tasks have ended.
+        records: its failures, as ``read_failures`` returns them.
+    """
+    timed_out = [record for record in records if _TIMED_OUT.search(record.traceback)]
+    if not timed_out or not all(record.secondary for record in records):
+        return None
+    try:
+        ranks = read_ranks(attempt)
+    except RecordError:
+        return None
+    missing = {*range(len(ranks or ()))} - {record.rank for record in records}
+    return TimedOutRanks(missing=sorted(missing), waited=min(timed_out, key=lambda record: record.time))
+
+
+def find_uneven(
+    attempt: AttemptDirectory, records: Sequence[Failed], ended_by_srun: Collection[int] = ()
+) -> UnevenRanks | None:
     """Return which ranks of an attempt left the others behind; None if any rank has another cause, or none did.
 
     Args:
         attempt: an attempt whose tasks have ended.
         records: its failures, as ``read_failures`` returns them.
+        ended_by_srun: the tasks that srun has ended, because another one had ended.
     """
     aborted = [record.rank for record in records if _ABORTED_AT_EXIT.search(record.traceback)]
     others = [record for record in records if record.rank not in aborted]
@@ -95,16 +134,25 @@ def find_uneven(attempt: AttemptDirectory, records: Sequence[Failed]) -> UnevenR
         return None
     waited = min(lost, key=lambda record: record.time)
     if member_word(attempt) == "task":
-        # On one host the connection ends with the process of the peer alone.
-        is_alone = ranks is not None and len(ranks) == 1
+        # A launcher ends at once if one of its ranks fails, and waits for the other launchers if its ranks end well.
+        told = {exit_.rank for exit_ in exits if exit_.notice is not None}
+        left = {*range(len(ranks or ()))} - {record.rank for record in lost}
+        have_waited = left <= {*told, *ended_by_srun} and not any(_names_a_rank(attempt, task) for task in left)
+        is_closed = not left or _CLOSED.search(waited.traceback) is not None
         says_none = _NO_OTHER in read_tail(attempt.rank_log(waited.rank), TAIL_BYTES)
-        return UnevenRanks(ended=(), waited=waited) if is_alone and says_none else None
+        uneven = ranks is not None and have_waited and is_closed and says_none
+        return UnevenRanks(ended=(), waited=waited) if uneven else None
     ended = aborted + [exit_.rank for exit_ in exits if exit_.code == 0 and exit_.notice is None]
     known = {*(exit_.rank for exit_ in exits), *(record.rank for record in records)}
     is_complete = ranks is not None and len(known) == len(ranks)
     if not ended or not is_complete:
         return None
     return UnevenRanks(ended=sorted(ended), waited=waited, have_aborted=bool(aborted))
+
+
+def _names_a_rank(attempt: AttemptDirectory, task: int) -> bool:
+    """Return whether torchrun says in the log of a task that a rank of it failed."""
+    return _CHILD_FAILED in read_tail(attempt.rank_log(task), TAIL_BYTES)
 
 
 def _frames(traceback: str) -> Iterator[re.Match[str]]:

@@ -13,13 +13,13 @@ from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, read_events
-from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, read_failures
+from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, read_failures, uneven_ranks
 from hpcddp.run.files import exists, full_disk
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_program_end, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
-from hpcddp.run.uneven import find_uneven
+from hpcddp.run.uneven import find_timed_out
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, slurm_job_id
@@ -190,9 +190,13 @@ class AttemptFacts:
         return self.failures[0] if self.failures and not self.failures[0].secondary else None
 
     @property
-    def ran_unevenly(self) -> bool:
-        """Whether some ranks of a command ended well, and others failed because they had lost them."""
-        return self.cause is Cause.CRASH and find_uneven(self.attempt, self.failures) is not None
+    def _code_of_lost_ranks(self) -> ExitCode | None:
+        """The exit code where all ranks that failed have only lost others, which had ended or did not come."""
+        if self.cause is not Cause.CRASH:
+            return None
+        if uneven_ranks(self.attempt, self.failures) is not None:
+            return ExitCode.USER_CODE
+        return None if find_timed_out(self.attempt, self.failures) is None else ExitCode.HANG
 
     @property
     def signalled(self) -> bool:
@@ -355,7 +359,7 @@ class AttemptFacts:
         first = self.first_failure
         return EndFacts(
             cause=self.cause,
-            error_code=first.exit_code if first else ExitCode.USER_CODE if self.ran_unevenly else None,
+            error_code=first.exit_code if first else self._code_of_lost_ranks,
             on_slurm=self.job_id is not None,
             in_allocation=allocation_of(self.environment) is not None,
             requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",

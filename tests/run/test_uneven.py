@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.failure import FailureRecord, failure_sentence, read_failures, write_failure
+from hpcddp.run.failure import FailureRecord, beginning, failure_sentence, read_failures, write_failure
 from hpcddp.run.job_records import ProgramExit, Rank, write_exit, write_ranks
 from tests.messages import GoldenMessages
 
@@ -118,3 +118,63 @@ def test_a_rank_with_a_cause_of_its_own_is_not_said_to_have_left_the_others_behi
     failed(attempt, 1, ABORTED, secondary=False)
     failed(attempt, 2, other, secondary=False)
     assert "different numbers of steps" not in sentence(attempt)
+
+
+TIMED_OUT = LOST.replace("Connection closed by peer [10.0.0.2]:14257", "Timed out waiting 40000ms for recv operation")
+
+
+def test_a_rank_that_others_waited_for_until_their_timeout_is_named(
+    attempt: AttemptDirectory, golden: GoldenMessages
+) -> None:
+    failed(attempt, 0, TIMED_OUT)
+    failed(attempt, 2)
+    ended(attempt, 1, code=-15, told=True)
+    said = golden.message(sentence(attempt))
+    assert said.startswith("rank 0 on n1 waited in backward (train.py:54) for rank 1 on n2")
+    assert "a hang" in said
+
+
+def test_a_timeout_of_all_ranks_names_none(attempt: AttemptDirectory) -> None:
+    for rank in range(3):
+        failed(attempt, rank, TIMED_OUT)
+    assert "as all others did" in sentence(attempt)
+
+
+def test_a_timeout_beside_a_failure_is_its_consequence(attempt: AttemptDirectory) -> None:
+    failed(attempt, 0, TIMED_OUT)
+    failed(attempt, 1, "ValueError: mine", secondary=False)
+    assert sentence(attempt).startswith("rank 1 on n2 failed first")
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> AttemptDirectory:
+    """An attempt of torchrun on two hosts, in which a rank of the first task has lost one of the second."""
+    attempt = RunDirectory(tmp_path / "two").attempt(0)
+    attempt.path.mkdir(parents=True)
+    write_ranks(attempt, [Rank(host=f"n{task + 1}", launcher="torchrun") for task in range(2)])
+    failed(attempt, 0)
+    attempt.rank_log(0).write_text(f"{LOST}\nChildFailedError:\n  <NO_OTHER_FAILURES>\n")
+    attempt.rank_log(1).write_text("rank 1 is done early\n")
+    return attempt
+
+
+def test_a_launcher_that_only_waited_for_the_other_one_had_ranks_that_came_to_their_end(
+    two_hosts: AttemptDirectory,
+) -> None:
+    ended(two_hosts, 1, code=1, told=True)
+    said = sentence(two_hosts)
+    assert said.startswith("another rank ended with exit code 0 while rank 0 on n1 was still in backward")
+
+
+@pytest.mark.parametrize("order", ["after the other", "first"])
+def test_a_launcher_that_srun_has_killed_after_another_one_had_waited(two_hosts: AttemptDirectory, order: str) -> None:
+    lines = ["srun: error: n1: task 0: Exited with exit code 71\n", "srun: error: n2: task 1: Killed\n"]
+    said = "".join(lines if order == "after the other" else reversed(lines))
+    two_hosts.run.batch_log.write_text(beginning(two_hosts) + said)
+    assert ("different numbers of steps" in sentence(two_hosts)) == (order == "after the other")
+
+
+def test_a_launcher_that_names_a_rank_of_its_own_is_no_uneven_one(two_hosts: AttemptDirectory) -> None:
+    ended(two_hosts, 1, code=1, told=True)
+    two_hosts.rank_log(1).write_text("ChildFailedError:\n")
+    assert "different numbers of steps" not in sentence(two_hosts)
