@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Final
 
 from hpcddp.errors import nearest
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.user_source import collective_in, names_defined
 from hpcddp.submission.environment_checks import runs_in_this_python
 from hpcddp.submission.request import Obstacle
 
@@ -149,7 +149,7 @@ def _no_function(found: ModuleSpec, module: str, function: str, use: _Use | None
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else error
         return f"{found.origin} is not valid Python{line}: {reason}; correct the file"
-    names = None if tree is None else _names(tree.body)
+    names = None if tree is None else names_defined(tree.body)
     if names is None or function in names:
         what = None if tree is None or use is None else use(tree.body, function)
         return what and f"in {found.origin} {function} {what}"
@@ -158,47 +158,13 @@ def _no_function(found: ModuleSpec, module: str, function: str, use: _Use | None
     return f"{module} ({found.origin}) defines no {function}; {instead}"
 
 
-# Collectives of torch.distributed by names that nothing else has, and hpcddp's helpers, which call them.
-_COLLECTIVES: Final = frozenset(
-    {
-        "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
-        "reduce_scatter", "reduce_scatter_tensor", "accumulate_additive", "accumulate_gathered", "additive_loss",
-        "gather_with_grad", "sum_statistics", "weighted_mean",
-    }
-)  # fmt: skip
-# Tensors have methods of the same names.
-_IN_DISTRIBUTED: Final = frozenset({"barrier", "broadcast", "gather", "reduce", "scatter"})
-_DISTRIBUTED: Final = frozenset({"dist", "distributed"})
-
-
 def _calls_collectives(body: Sequence[ast.stmt], name: str) -> str | None:
-    """Return which collective a loss calls, itself or in a function of its module; None if none is seen."""
-    by_name = {defined: statement for statement in body for defined in _names([statement]) or ()}
-    seen, left = {name}, [name]
-    while left:
-        statement = by_name.get(left.pop())
-        if statement is None or isinstance(statement, ast.Import | ast.ImportFrom):
-            continue
-        for part in ast.walk(statement):
-            if isinstance(part, ast.Call) and (called := _collective(part.func)) is not None:
-                return (
-                    f"calls {called}, in which every rank must take part, and a rank without samples does not call a "
-                    "loss of shares; write train.loss_reduction: global"
-                )
-            if isinstance(part, ast.Name) and part.id not in seen:
-                seen.add(part.id)
-                left.append(part.id)
-    return None
-
-
-def _collective(function: ast.expr) -> str | None:
-    """Return the name of the collective that a call is of; None if it is none."""
-    match function:
-        case ast.Name(id=name) | ast.Attribute(attr=name) if name in _COLLECTIVES:
-            return name
-        case ast.Attribute(attr=name, value=ast.Name(id=owner) | ast.Attribute(attr=owner)):
-            return name if name in _IN_DISTRIBUTED and owner in _DISTRIBUTED else None
-    return None
+    """Return which collective a loss of shares calls; None if none is seen."""
+    called = collective_in(body, name)
+    return called and (
+        f"calls {called}, in which every rank must take part, and a rank without samples does not call a loss of "
+        "shares; write train.loss_reduction: global, and check the loss with hpcddp doctor ddp"
+    )
 
 
 def _not_called_with_one(body: Sequence[ast.stmt], name: str) -> str | None:
@@ -208,7 +174,7 @@ def _not_called_with_one(body: Sequence[ast.stmt], name: str) -> str | None:
 
 
 def _arguments_not_one(body: Sequence[ast.stmt], name: str) -> str | None:
-    found = [statement for statement in body if name in (_names([statement]) or {name})]
+    found = [statement for statement in body if name in (names_defined([statement]) or {name})]
     match found:
         case [ast.ClassDef(decorator_list=[])]:
             return "is a class"
@@ -221,31 +187,3 @@ def _arguments_not_one(body: Sequence[ast.stmt], name: str) -> str | None:
             named = [arg.arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
             return f"needs the argument {named[0]}" if named else None
     return None
-
-
-_FREE = frozenset({"exec", "globals", "vars", "setattr"})
-"""Calls that may define any name."""
-
-
-def _names(body: Sequence[ast.stmt]) -> set[str] | None:
-    """Return the names that statements define in their module; None if that cannot be known without running them."""
-    names: set[str] = set()
-    for statement in body:
-        match statement:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                names.add(statement.name)
-                continue
-            case ast.Import() | ast.ImportFrom():
-                names |= {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
-                continue
-        for part in ast.walk(statement):
-            match part:
-                case ast.Name(ctx=ast.Store()):
-                    names.add(part.id)
-                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                    names.add(part.name)
-                case ast.Import() | ast.ImportFrom():
-                    names |= {(alias.asname or alias.name).partition(".")[0] for alias in part.names}
-                case ast.Call(func=ast.Name(id=called)) if called in _FREE:
-                    return None
-    return None if names & {"*", "__getattr__"} else names

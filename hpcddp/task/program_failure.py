@@ -82,8 +82,9 @@ def program_failure(
     # program that still exits is ended because another rank has failed.
     ended_by_itself = signalled is signal.SIGABRT or (signalled is signal.SIGTERM and another_rank_failed_first)
     killed = None if ended_by_itself and end.message else signalled
+    told_to_end = sigterm_forwarded and another_rank_failed_first
     secondary = (
-        (sigterm_forwarded and another_rank_failed_first)
+        (told_to_end and not _failed_before_its_signal(log, end))
         or (stop_requested and signalled in _SENT_FROM_OUTSIDE)
         or log_says_peer_loss(end.traceback, end.tail)
     )
@@ -97,6 +98,14 @@ def program_failure(
         secondary=secondary,
         who=None if end.rank is None else f"rank {end.rank}",
     )
+
+
+def _failed_before_its_signal(log: Path, end: LogEnd) -> bool:
+    """Return whether the exception that ended a program was in its log before the task passed a signal on to it."""
+    lines = read_tail(log, TAIL_BYTES).splitlines()
+    before = list(itertools.takewhile(lambda line: not _NOTICE_LINE.match(line), lines))
+    is_known = bool(end.message) and len(before) < len(lines)
+    return is_known and _end_of([_RANK_PREFIX.sub("", line) for line in before]).message == end.message
 
 
 def error_while_stopping(code: int, log: Path) -> str | None:

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -430,3 +431,14 @@ class RepairedContrast(nn.Module):
 
 def repaired_mean(outputs: Tensor, targets: Tensor) -> Tensor:
     return weighted_mean(functional.cross_entropy(outputs, targets, reduction="sum"), (targets >= 0).sum())
+
+
+def log_of_a_sum(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.log(functional.cross_entropy(outputs, targets, reduction="sum") + 1)
+
+
+def guarded(outputs: Tensor, targets: Tensor) -> Tensor:
+    total = functional.cross_entropy(outputs, targets, reduction="sum")
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total / len(targets)

@@ -287,13 +287,22 @@ def test_a_class_that_counts_otherwise_is_seen_in_batches_that_hardly_hold_it(
         ("repaired_dice", "additive_loss"),
         ("RepairedContrast", "gather_with_grad"),
         ("repaired_mean", "weighted_mean"),
+        ("guarded", "all_reduce"),
     ],
 )
-def test_a_loss_that_is_repaired_already_is_not_said_to_need_it(name: str, helper: str, golden: GoldenMessages) -> None:
+def test_a_loss_that_calls_collectives_is_not_judged_by_one_process(
+    name: str, helper: str, golden: GoldenMessages
+) -> None:
     message = golden.message(refusal(name))
-    assert f"uses hpcddp's {helper}, " in message
+    assert f"calls {helper}, " in message
     assert "train.loss_reduction: global" in message
     assert message.endswith("hpcddp doctor ddp JOB")
+
+
+def test_a_function_of_a_sum_that_is_no_mean_is_repaired_by_its_sums() -> None:
+    repair = diagnose("log_of_a_sum").repair
+    assert repair is not None
+    assert repair.helper == "additive_loss"
 
 
 def test_the_note_on_ignored_labels_names_the_helper_that_repairs_the_loss() -> None:

@@ -110,6 +110,27 @@ def test_a_first_failure_is_not_secondary_although_the_others_were_told_to_end(t
     assert not record.secondary
 
 
+@pytest.mark.parametrize(
+    ("text", "secondary"),
+    [
+        (f"{BOOM}{{signal}}", False),
+        (f"{{signal}}{BOOM}", True),
+        (f"{BOOM}{{signal}}{BOOM.replace('boom', 'in the handler')}", True),
+        (f"{LOST}{{signal}}", True),
+    ],
+    ids=["failed", "told", "failed in its handler", "lost a peer"],
+)
+def test_an_error_that_a_program_had_before_it_was_told_to_end_is_its_own(
+    tmp_path: Path, text: str, *, secondary: bool
+) -> None:
+    written = log(tmp_path, text.format(signal="hpcddp: 02:23:52 SIGTERM: it is passed on to the program\n"))
+    record = program_failure(
+        COMMAND, 1, written, stop_requested=True, sigterm_forwarded=True, another_rank_failed_first=True
+    )
+    assert record is not None
+    assert record.secondary == secondary
+
+
 @pytest.mark.parametrize(("port", "exit_code"), [(20123, 71), (2012, 70)])
 def test_a_port_of_the_run_that_another_process_took_is_no_failure_of_the_user(
     tmp_path: Path, port: int, exit_code: int

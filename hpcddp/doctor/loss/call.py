@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import importlib
@@ -11,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hpcddp.doctor.errors import DoctorError, NoLossError, UnusableError
 from hpcddp.doctor.loss.batches import Batch, map_tree, tensors_in
-from hpcddp.train import losses
+from hpcddp.jobfile.user_source import collective_in
 from hpcddp.train.buffers import as_real
 from hpcddp.train.losses.state import changed_names, copy_of, kept_state
 from hpcddp.train.user_code import describe
@@ -27,7 +27,6 @@ from hpcddp.train.user_code import describe
 _SEED = 20_140_612
 # torch's warning when shapes differ and are broadcast, which is an error in a loss.
 _MISMATCH = "Using a target size"
-_HELPERS = Path(losses.__file__).parent
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -93,23 +92,6 @@ class Loss:
         before = kept_state(loss.function)
         loss.evaluate(batch, copied=False)
         return changed_names(before, kept_state(loss.function))
-
-    def helpers_called(self, batch: Batch) -> list[str]:
-        """Return which of hpcddp's helpers a call of the loss uses."""
-        called: dict[str, None] = {}
-
-        def note(frame: FrameType, event: str, _: object) -> None:
-            name = frame.f_code.co_name
-            if event == "call" and name in losses.__all__ and Path(frame.f_code.co_filename).parent == _HELPERS:
-                called[name] = None
-
-        loss, before = self._copy(), sys.getprofile()
-        sys.setprofile(note)
-        try:
-            loss.evaluate(batch, copied=False)
-        finally:
-            sys.setprofile(before)
-        return list(called)
 
     def evaluate_in_turn(self, batches: Sequence[Batch]) -> list[Evaluation]:
         """Call one copy of the loss on several batches, one after the other."""
@@ -239,6 +221,20 @@ def load_loss(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise DoctorError(f"{name} is a {type(found).__name__}, which cannot be called; write the name of a loss")
     return found.double() if isinstance(found, nn.Module) else found
+
+
+def collective_of(name: str) -> str | None:
+    """Return which collective, or helper of hpcddp, the source of ``module:name`` calls; None if none is seen."""
+    module, _, path = name.partition(":")
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return None
+    try:
+        body = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        # A compiled module.
+        return None
+    return collective_in(body, path.partition(".")[0])
 
 
 def parameters_needed(function: Callable[..., Any]) -> int | None:

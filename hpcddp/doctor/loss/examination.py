@@ -16,6 +16,7 @@ from hpcddp.doctor.loss.batches import Batch, Kind, even_split, kinds, kinds_wit
 from hpcddp.doctor.loss.call import (
     Loss,
     as_doctor_error,
+    collective_of,
     found_first,
     ignored_labels,
     load_loss,
@@ -89,6 +90,11 @@ def _examine(
     name: str, world_size: int, samples: int | None, data: str | None, directory: Path, batch_dim: int
 ) -> Diagnosis:
     loss = Loss(name=name, function=load_loss(name))
+    if (called := collective_of(name)) is not None:
+        raise UnusableError(
+            f"{name} calls {called}, in which all ranks take part, so one process cannot judge it; write "
+            "train.loss_reduction: global, and check it with hpcddp doctor ddp JOB"
+        )
     if data is None and batch_dim:
         raise DoctorError(f"--batch-dim is {batch_dim}, and says how batches of --data lie; give some, or leave it out")
     if data is not None:
@@ -102,12 +108,6 @@ def _examine(
         finding, notes = examine_random(loss, size, world_size)
     judgement = finding.judgement
     batch = finding.batches[finding.worst]
-    if helpers := loss.helpers_called(batch):
-        raise UnusableError(
-            f"{name} uses hpcddp's {' and '.join(helpers)}, which computes the loss of the global batch only where all "
-            "ranks take part, so one process cannot judge it; write train.loss_reduction: global, and check it with "
-            "hpcddp doctor ddp JOB"
-        )
     return Diagnosis(
         loss=name,
         finding=finding,
@@ -359,10 +359,13 @@ class _Trial:
         if without_loss:
             return without_loss[0]
         prefix = f"{self._loss.name} failed: "
-        reasons = {error.message.removeprefix(prefix): kind.name for kind, error in reversed(self.refused)}
+        # In the order of the kinds, of which the first are the commonest.
+        reasons: dict[str, str] = {}
+        for kind, error in self.refused:
+            reasons.setdefault(error.message.removeprefix(prefix), kind.name)
         if len(reasons) == 1:
             return self.refused[0][1]
-        first = list(reversed(reasons.items()))[:_MOST_REASONS]
+        first = list(reasons.items())[:_MOST_REASONS]
         examples = "; ".join(f"on {name}: {reason}" for reason, name in first)
         return UnusableError(
             f"{self._loss.name} takes none of {len(self.refused)} kinds of random batches ({examples}); give it "

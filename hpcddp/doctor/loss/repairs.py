@@ -114,17 +114,17 @@ def _for_whole_batches(loss: Loss, batch: Batch, call: str, splits: Sequence[Spl
             "it is the root of a mean, and a mean of roots is another number",
             ("lambda s, n: (s / n).sqrt(), squares, count"),
         )
+    elif _is_function_of_few_sums(loss, batch) and _has_true_gradient(loss, batch) and _is_smooth(loss, batch):
+        why, arguments = "it is a function f of few sums over samples", "f, *sums"
     elif _changes_when_doubled(loss, batch):
         return _gather(call, batch, "it compares samples with each other, also samples of different ranks")
-    elif not (_is_function_of_few_sums(loss, batch) and _has_true_gradient(loss, batch) and _is_smooth(loss, batch)):
+    else:
         return _gather(
             call,
             batch,
             "on gathered samples it computes the loss of the global batch, and it is no smooth function of few sums "
             "(one of many, such as a covariance matrix, can use additive_loss)",
         )
-    else:
-        why, arguments = "it is a function f of few sums over samples", "f, *sums"
     return Repair(
         helper="additive_loss",
         why=why,
