@@ -382,7 +382,8 @@ def _facts(result: Result) -> Iterator[str]:
 
 def print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
     """Print how a followed run ended, and what to do next."""
-    from hpcddp.manage.why import remedy
+    from hpcddp.manage.overview import status_now
+    from hpcddp.manage.why import explain, remedy
 
     result = outcome.result
     if as_json:
@@ -394,7 +395,9 @@ def print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) ->
         echo(json.dumps({**submission.as_json(), **document}, indent=2))
         return
     if result is None:
-        echo(f"the job ended without a result; why: hpcddp why {submission.run.run_id}")
+        why = explain(status_now(submission.run, os.environ)).why
+        echo(f"the job ended without a result: {why}")
+        echo(f"more: {shlex.join(['hpcddp', 'why', short_argument(submission.run)])}")
     elif outcome.status == "finished":
         echo(f"finished: {', '.join(_facts(result))}")
         echo(f"result {submission.run.result}")

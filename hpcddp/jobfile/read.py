@@ -218,8 +218,9 @@ def _read_file(path: FilePath) -> Document:
 def _script_sentence(path: FilePath, first_line: str) -> str:
     program = "python" if "python" in first_line else "bash"
     return (
-        f"is {first_line!r}, so that this is a script and no job file; to run it in a job, write -- {program} {path} "
-        "(lines with #SBATCH are ignored then); to give it to Slurm as it is, write sbatch"
+        f"is {first_line!r}, so that this is a script and no job file; to run it in a job, write -- {program} {path}, "
+        "or if it calls srun, -- and what srun starts (lines with #SBATCH are ignored in both); to give it to Slurm as "
+        "it is, write sbatch"
     )
 
 

@@ -82,7 +82,7 @@ def cancel(status: RunStatus, *, end: End) -> str:
         saved = _conclude(run, status)
         if saved:
             kept = f"step {saved} is saved. To resume later"
-        elif _is_command(run):
+        elif _is_command(run) and status.files.attempt is not None:
             kept = "what its program has saved is not known. To resume later"
         else:
             kept = "it had not saved a step. To start it again"

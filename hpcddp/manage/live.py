@@ -75,6 +75,11 @@ def live_run(status: RunStatus) -> LiveRun:
         NotLiveError: it does not.
     """
     run, job, state = status.run, status.files.job, status.state
+    if state is State.SUSPENDED and job is not None:
+        raise NotLiveError(
+            f"run {run.run_id} is suspended, so its nodes start nothing of it; try again when it continues (scontrol "
+            f"resume {job.job_id})"
+        )
     if job is None or status.files.attempt is None or not state.has_nodes or (status.job is None and not job.local):
         began = state.has_nodes or state is State.UNKNOWN
         way_out = (

@@ -61,8 +61,10 @@ def _program(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle
     name = spec.command[0]
     if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
         where = "on PATH here" if "/" not in name else "here that can be run"
-        is_script = name.endswith(".py") and Path(name).is_file()
-        way = f"write python {shlex.join(spec.command)}" if is_script else "correct its name, or write its path"
+        way = "correct its name, or write its path"
+        if Path(name).is_file():
+            interpreter = "python" if name.endswith(".py") else "bash"
+            way = f"write {interpreter} {shlex.join(spec.command)}"
         yield Obstacle(
             sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; {way}"
         )
@@ -366,8 +368,8 @@ def unexpanded_values(request: SubmitRequest) -> Iterator[str]:
     ]
     if held:
         yield (
-            f"{' and '.join(held)} {'holds' if len(held) == 1 else 'hold'} $NAME or ~/, which is not expanded: the "
-            "program gets it as it is; write the whole path, or export the variable in environment.setup"
+            f"{', '.join(held)}: $NAME and ~/ are not expanded there, so that the program gets them as they are; write "
+            "the whole path, or let a shell in the task expand it: -- bash -c 'COMMAND'"
         )
 
 

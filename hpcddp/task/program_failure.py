@@ -42,6 +42,8 @@ _SIGNAL_LINE: Final = re.compile(r"^hpcddp: \d\d:\d\d:\d\d SIG", re.ASCII)
 _NOTICE_LINE: Final = re.compile(r"^hpcddp: (\d\d:\d\d:\d\d SIG|the time limit is near)", re.ASCII)
 # Python writes this before the traceback of an exception that does not end the program.
 _IGNORED_EXCEPTION: Final = ("Exception ignored in", "Exception in thread")
+# A warning of torch's own log, or a line that is drawn.
+_SAYS_NOTHING: Final = re.compile(r"\[[IW]\d{4} |[^\w]+$", re.ASCII)
 _LONGEST_MESSAGE: Final = 300
 # Raised because another process has ended, and by torchrun after a signal.
 _LAUNCHER_EXCEPTIONS: Final = frozenset({"CalledProcessError", "ProcessExitedException", "SignalException"})
@@ -154,7 +156,8 @@ def _failure_message(command: Sequence[str], code: int, killed: signal.Signals |
     asked = code == ExitCode.STOPPED
     hint = ", which its launcher does not pass on; to be run again, create $HPCDDP_REQUEUE_FILE and end with 0"
     # The last line of a launcher is its own.
-    last = "" if end.rank is not None else end.tail.rstrip().rpartition("\n")[2].strip()
+    lines = [] if end.rank is not None else [line.strip() for line in end.tail.splitlines()]
+    last = next((line for line in reversed(lines) if line and not _SAYS_NOTHING.match(line)), "")
     return f"{program} ended with exit code {code}" + (hint if asked else f"; its last line: {last}" if last else "")
 
 

@@ -307,3 +307,11 @@ def test_a_suspended_run_is_not_promised_a_save(tmp_path: Path, job: str, golden
     assert "Slurm kills it without a signal" in sentence
     assert "it is saved" not in sentence
     assert "saves if" not in sentence
+
+
+def test_a_program_that_never_started_has_saved_nothing(tmp_path: Path) -> None:
+    made = make(tmp_path).submitted()
+    (tmp_path / "job.yaml").write_text(PROGRAM)
+    made.run.job_file.write_text(dump_job(load_job(tmp_path / "job.yaml").spec, environment_values=False))
+    sentence = cancel(look(made, queued(state="PENDING")), end=Slurm().end)
+    assert "it had not saved a step. To start it again: " in sentence

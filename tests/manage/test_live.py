@@ -152,3 +152,10 @@ def test_srun_gets_the_number_of_an_element_of_a_job_array(
     with pytest.raises(NotLiveError, match="does not know job 1_0 ") as caught:
         stacks(live, environment)
     assert "; try again" in golden.message(caught.value)
+
+
+def test_a_suspended_run_is_not_asked(tmp_path: Path, golden: GoldenMessages) -> None:
+    made = make(tmp_path).submitted().started().event("train")
+    with pytest.raises(NotLiveError, match="run-1 is suspended") as caught:
+        live_run(look(made, queued(state="SUSPENDED")))
+    assert golden.message(caught.value).endswith("(scontrol resume 7)")

@@ -143,12 +143,12 @@ def unexpanded_notes(*command: str, **variables: str) -> list[str]:
 @pytest.mark.parametrize("word", ["$SCRATCH/data", "--data=${SCRATCH}/data", "~/data", "a:~/b"])
 def test_a_word_that_a_shell_would_expand_is_told(golden: GoldenMessages, word: str) -> None:
     (note,) = unexpanded_notes("python", "train.py", word)
-    assert golden.message(note).startswith(f"the word {word!r} of command holds")
+    assert golden.message(note).startswith(f"the word {word!r} of command")
 
 
 def test_a_variable_whose_value_a_shell_would_expand_is_told_without_the_value(golden: GoldenMessages) -> None:
     (note,) = unexpanded_notes("true", HF_HOME="$SCRATCH/hf", DATA="~/data", PLAIN="a$b ~")
-    assert golden.message(note).startswith("environment.env.HF_HOME and environment.env.DATA hold")
+    assert golden.message(note).startswith("environment.env.HF_HOME, environment.env.DATA: ")
     assert "SCRATCH" not in note
 
 
@@ -175,3 +175,12 @@ def test_gpus_whose_ranks_have_one_cpu_by_default_are_told_with_a_number(golden:
 def test_who_says_how_many_cpus_or_has_no_gpu_is_told_nothing() -> None:
     assert cpu_notes(cpus_per_task=1) == []
     assert cpu_notes(gpus_per_node=0) == []
+
+
+@pytest.mark.parametrize(("name", "way"), [("run.sh", "bash ./run.sh"), ("train.py", "python ./train.py")])
+def test_a_script_that_may_not_be_executed_is_told_with_the_program_that_runs_it(name: str, way: str) -> None:
+    Path(name).write_text("")
+    spec = JobSpec.model_validate({"name": "a", "command": [f"./{name}", "x"]})
+    with pytest.raises(SubmissionError) as caught:
+        check_submittable(request_of(spec))
+    assert caught.value.message.endswith(f"; write {way} x")

@@ -33,6 +33,14 @@ def log(directory: Path, text: str) -> Path:
         (1, BOOM, "ValueError", "boom", 70),
         (3, "just this\n\n", "exit", "python train.py ended with exit code 3; its last line: just this", 70),
         (3, "", "exit", "python train.py ended with exit code 3", 70),
+        # What torch warns of, and lines that are drawn, tell nothing.
+        (
+            3,
+            "no licence\n[W1126 03:15:09.04 socket.cpp:207] The hostname cannot be retrieved\n  +------\n",
+            "exit",
+            "python train.py ended with exit code 3; its last line: no licence",
+            70,
+        ),
         (-6, BOOM, "ValueError", "boom", 70),
         (1, EXPORT, "RuntimeError", f"{EXPORTED}; write TorchDistributedEnvironment().export(overwrite=True)", 70),
         (
