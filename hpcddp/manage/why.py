@@ -247,6 +247,8 @@ def _gone(status: RunStatus) -> Answer:
     elif files.attempt is None and job is not None and JOB_STATES.get(job.state) is JobState.COMPLETED:
         # An exit in environment.setup would have failed.
         why = "environment.setup has replaced the script, as exec does, so that no task was started"
+    elif status.state is State.CANCELLED and files.of_attempt("cancel"):
+        why = "it was cancelled by its user, and killed before it could end by itself"
     elif job is not None:
         why = f"Slurm says that job {job.job_id} is {job.state}, and the run has left no result"
     elif files.job is not None and files.job.local:
@@ -350,6 +352,7 @@ def _history(status: RunStatus) -> tuple[str, ...]:
 
 
 def _history_lines(events: Sequence[Event]) -> Iterator[str]:
+    requeued = {event.attempt for event in events if event.kind == "requeue"}
     for event, following in zip_longest(events, events[1:]):
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
         step = "" if event.step is None else f" after step {event.step}"
@@ -369,6 +372,9 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
             if following is not None and (following.kind, following.attempt) == ("requeue", event.attempt):
                 continue
             yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}{error}"
+        elif event.kind == "cause" and event.cause in _CAUSES and event.attempt not in requeued:
+            # Of an attempt that Slurm has killed, this may be all that is known.
+            yield f"{moment}  Slurm ends attempt {event.attempt}: {_CAUSES[str(event.cause)]}"
         elif event.kind == "warning" and (event.reason or "").startswith("environment.setup"):
             yield f"{moment}  {event.reason}"
         elif event.kind in {"failure", "finish"}:

@@ -40,6 +40,7 @@ def runs_in_this_python(section: Environment) -> bool:
 def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield the obstacles in the job's ``environment`` section."""
     section, is_local = spec.environment, cluster == "local"
+    yield from _setup(section)
     yield from _modules(section, environment)
     if section.stage is not None and not Path(section.stage.source).exists():
         yield Obstacle(
@@ -60,6 +61,18 @@ def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[
         missing = [name for name in _packages(spec) if not is_installed(name)]
         if missing:
             yield _without_packages(spec, missing, sys.executable)
+
+
+def _setup(section: Environment) -> Iterator[Obstacle]:
+    """Yield the syntax error in ``environment.setup``, which would end the script at its start."""
+    bash = shutil.which("bash")
+    if not section.setup or bash is None:
+        return
+    text = "\n".join((*section.setup, ""))
+    done = subprocess.run([bash, "-n"], input=text, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        said = (done.stderr.splitlines() or ["a syntax error"])[0].removeprefix("bash: ").removeprefix(f"{bash}: ")
+        yield Obstacle(sentence=f"environment.setup is not valid bash ({said}); correct it", can_force=False)
 
 
 def _packages(spec: JobSpec) -> tuple[str, ...]:

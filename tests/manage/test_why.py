@@ -367,3 +367,18 @@ def test_a_run_that_does_not_compute_is_not_said_to_be_silent(made: FakeRun, slu
     made.submitted().started().event("train").log(0, "")
     os.utime(made.attempt().rank_log(0), (NOON + 10, NOON + 10))
     assert look(made, queued(state=slurm_state)).silent_s is None
+
+
+def test_the_cause_that_slurm_showed_is_all_that_is_known_of_a_killed_attempt(made: FakeRun) -> None:
+    made.submitted().started().event("train").event("cause", at=40, cause="preemption")
+    waits = "\n".join(why(made, queued(state="PENDING", reason="BeginTime")).lines())
+    assert "Slurm ends attempt 0: preempted" in waits
+    made.event("requeue", at=50, cause="preemption")
+    again = "\n".join(why(made, queued(state="PENDING", reason="BeginTime")).lines())
+    assert "Slurm ends attempt 0" not in again
+    assert "to be requeued: preempted" in again
+
+
+def test_a_run_that_its_user_cancelled_and_slurm_killed_at_once_is_said_to_be_cancelled(made: FakeRun) -> None:
+    made.submitted().started().event("train").event("cancel", at=40)
+    assert why(made, queued(state="CANCELLED")).why.startswith("it was cancelled by its user, and killed")

@@ -266,3 +266,16 @@ def test_this_interpreter_is_asked_for_the_packages_of_the_job_and_only_for_thos
     asked.clear()
     assert warnings_of(here, {"container": {"image": "nvcr.io#nvidia/pytorch", "runtime": "pyxis"}}) != []
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    "setup", [['export X="a', 'echo "$(true)"'], ["if true; then", "echo a"], ["f() {"], ["echo a )"]]
+)
+def test_a_setup_that_bash_cannot_read_is_refused(here: Path, setup: list[str]) -> None:
+    (error,) = errors_of(here, {"setup": setup})
+    assert error.startswith("environment.setup is not valid bash (line "), error
+
+
+@pytest.mark.parametrize("setup", [["if true; then", "echo a", "fi"], ["cat <<E", "a )", "E"], ["export X='a", "b'"]])
+def test_a_setup_of_several_lines_that_belong_together_is_accepted(here: Path, setup: list[str]) -> None:
+    assert warnings_of(here, {"setup": setup}) == []
