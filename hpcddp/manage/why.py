@@ -37,6 +37,8 @@ _GROUPS_SHOWN: Final = 4
 _JOBS_SHOWN: Final = 4
 # squeue(1), DEPENDENCY: afterok:12(unfulfilled),afterany:14_*(unfulfilled).
 _DEPENDS_ON: Final = re.compile(r":([0-9]+(?:_[0-9]+)?)", re.ASCII)
+# srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)   (22.05 to 26.05)
+_STEP_WAITS: Final = re.compile("srun: .*step creation (?:temporarily|still) disabled, retrying")
 # After these the same run would fail in the same way again.
 _LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
 _CAUSES: Final[Mapping[str, str]] = MappingProxyType(
@@ -180,7 +182,20 @@ def _runs(status: RunStatus, called: str) -> Answer:
     )
     silent = status.silent_s is not None
     command = shlex.join(["hpcddp", "stacks", called] if silent else ["hpcddp", "logs", called, "--follow"])
-    return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status), command=command)
+    facts = (*_signs(status), *_waiting_step(status))
+    return Answer(status=status, why=why, facts=facts, history=_history(status), command=command)
+
+
+def _waiting_step(status: RunStatus) -> Iterator[str]:
+    """Yield that the program calls srun, which waits for what its own task has; srun says so and retries."""
+    if status.files.attempt is None:
+        return
+    log = status.run.attempt(status.files.attempt).rank_log(0)
+    if any(map(_STEP_WAITS.match, read_tail(log, _TAIL_BYTES).splitlines()[-1:])):
+        yield (
+            "its program calls srun, and that step waits for the CPUs of the task until the time limit: let hpcddp start "
+            "the tasks, or add --overlap to srun"
+        )
 
 
 def _signs(status: RunStatus) -> Iterator[str]:

@@ -24,6 +24,8 @@ _BEFORE_A_COMMAND: Final = frozenset({"env", "exec", "nohup", "time"})
 _CONDITIONS: Final = frozenset(
     {"if", "case", "for", "while", "until", "select", "[", "[[", "test", "||", "&&", "function", "exit", "return"}
 )
+# Before the command that a part of such a statement runs.
+_RESERVED: Final = frozenset({"if", "then", "elif", "else", "while", "until", "do", "{", "!"})
 _SHEBANG: Final = re.compile(rf"#!.*\b(?:{'|'.join(_SHELLS)})\b")
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*\S)", re.MULTILINE)
 _LARGEST_SCRIPT: Final = 1 << 18
@@ -46,21 +48,25 @@ class ShellText:
 
     @property
     def commands(self) -> list[list[str]]:
-        """The simple commands, word by word, without assignments before them; none if the text cannot be read."""
+        """The simple commands, word by word, without words of the shell and assignments before them."""
+        groups = (list(group) for ends, group in groupby(self._tokens, _ends_a_command) if not ends)
+        found = (_without_prefix(list(dropwhile(_RESERVED.__contains__, group))) for group in groups)
+        return [command for command in found if command]
+
+    @property
+    def _tokens(self) -> list[str]:
+        """The words and operators; none if the text cannot be read."""
         lexer = shlex.shlex(self.text.replace("\\\n", " ").replace("\n", " ;\n"), posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         try:
-            tokens = list(lexer)
+            return list(lexer)
         except ValueError:
             return []
-        groups = (list(group) for ends, group in groupby(tokens, _ends_a_command) if not ends)
-        return [command for group in groups if (command := _without_prefix(group))]
 
     @property
     def is_certain(self) -> bool:
         """Whether each command is certainly run: the text has no branch, function or here-document."""
-        words = {word for command in self.commands for word in command}
-        return not words & _CONDITIONS and not re.search(r"<<|\(\)|\|\||&&", self.text)
+        return _CONDITIONS.isdisjoint(self._tokens) and not re.search(r"<<|\(\)|\|\||&&", self.text)
 
 
 def shell_text_of(command: Sequence[str]) -> ShellText | None:

@@ -382,3 +382,14 @@ def test_the_cause_that_slurm_showed_is_all_that_is_known_of_a_killed_attempt(ma
 def test_a_run_that_its_user_cancelled_and_slurm_killed_at_once_is_said_to_be_cancelled(made: FakeRun) -> None:
     made.submitted().started().event("train").event("cancel", at=40)
     assert why(made, queued(state="CANCELLED")).why.startswith("it was cancelled by its user, and killed")
+
+
+def test_a_step_that_waits_in_its_own_task_is_told(made: FakeRun, golden: GoldenMessages) -> None:
+    made.submitted().started().event("train").log(
+        0, "srun: Job 7 step creation temporarily disabled, retrying (busy)\n"
+    )
+    said = "\n".join(why(made, queued()).lines())
+    (line,) = (line for line in said.splitlines() if "calls srun" in line)
+    assert_facts(golden.message(line), "until the time limit", "--overlap")
+    made.log(0, "srun: Job 7 step creation temporarily disabled, retrying (busy)\nepoch 1\n")
+    assert not any("calls srun" in line for line in why(made, queued()).lines())

@@ -85,6 +85,21 @@ def test_a_branch_that_cannot_be_decided_gets_a_note(golden: GoldenMessages) -> 
     assert "run.sh calls srun python train.py" in golden.message(note)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if true; then srun python train.py; fi",
+        "f() { srun python train.py; }; f",
+        "for i in 1 2; do srun python train.py; done",
+        "[ -e x ] || srun python train.py",
+        "if srun python train.py; then echo; fi",
+    ],
+)
+def test_srun_in_a_statement_gets_a_note(text: str) -> None:
+    (note,) = notes("bash", "-c", text)
+    assert "calls srun python train.py" in note
+
+
 def test_directives_that_are_ignored_are_listed(golden: GoldenMessages) -> None:
     Path("old.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH -t 2:00:00\n\npython train.py\n")
     (note,) = notes("bash", "old.sbatch")
