@@ -193,8 +193,8 @@ def _waiting_step(status: RunStatus) -> Iterator[str]:
     log = status.run.attempt(status.files.attempt).rank_log(0)
     if any(map(_STEP_WAITS.match, read_tail(log, _TAIL_BYTES).splitlines()[-1:])):
         yield (
-            "its program calls srun, and that step waits for the CPUs of the task until the time limit: let hpcddp start "
-            "the tasks, or add --overlap to srun"
+            "its program calls srun, and that step waits for the CPUs of the task until the time limit: let hpcddp "
+            "start the tasks, or add --overlap to srun"
         )
 
 
