@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from hpcddp.cli.follow import PlainDisplay, _shortened, follow_run
+from hpcddp.cli.submit import print_outcome
 from hpcddp.manage import follow as watch
 from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
@@ -151,3 +152,17 @@ def test_a_line_that_would_fill_the_screen_is_shortened() -> None:
     assert len(shown) < 500
     assert shown.endswith("(3,919 characters; hpcddp logs has them)")
     assert _shortened("loss 0.1 " * 40) == "loss 0.1 " * 40
+
+
+def test_a_job_without_a_result_says_why_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "queue", lambda _: [])
+    made = make(tmp_path).submitted()
+    said = 'environment.setup: "module load x" ended with exit code 1; append "|| true" if it may fail'
+    made.run.batch_log.write_text(f"hpcddp: {said}\n")
+    print_outcome(Submitted(made.run), watch.Outcome(status="lost", result=None), as_json=False)  # type: ignore[arg-type]
+    first, more, story = capsys.readouterr().out.splitlines()
+    assert first == f"the job ended without a result: its script ended before an attempt began: {said}"
+    assert more.startswith("more: hpcddp why ")
+    assert story.startswith("the whole story: ")
