@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -422,13 +423,14 @@ class Sweep:
         self._read()
 
     def __repr__(self) -> str:
-        """Return its id, its job's name, and how many of its runs have a result, from its records alone."""
+        """Return its id, its job's name, and the results of its runs, from their records alone."""
         try:
-            runs = self.runs
-            ended = sum(os.path.lexists(RunDirectory(run.path).result) for run in runs)
-            state = f"{ended} of {len(runs)} runs have a result"
+            results = self.results()
+            counts = Counter(result.status for result in results if result is not None)
+            ended = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+            state = f"{len(results)} runs, {ended or 'none with a result'}"
         except (HpcddpError, OSError):
-            state = "its record cannot be read"
+            state = "its records cannot be read"
         return f"<Sweep {self.sweep_id} ({self.name}, {state})>"
 
     @classmethod

@@ -141,7 +141,7 @@ def test_a_sweep_is_submitted_waited_for_and_read(here: Path, capsys: pytest.Cap
     results = sweep.results()
     assert [None if result is None else result.status for result in results] == ["finished", "finished", "failed"]
     assert api.Sweep.find(sweep.sweep_id) == api.Sweep(str(sweep.path)) == sweep
-    assert repr(sweep) == f"<Sweep {sweep.sweep_id} (program, 3 of 3 runs have a result)>"
+    assert repr(sweep) == f"<Sweep {sweep.sweep_id} (program, 3 runs, 1 failed, 2 finished)>"
     assert "has ended already (2 finished, 1 failed)" in sweep.cancel()
     (here / "program.py").write_text("print('again')\n")
     # Its runs have left this machine, so that the one that failed can start again at once.
@@ -193,7 +193,7 @@ def test_a_run_of_a_sweep_that_waits_has_no_directory(here: Path) -> None:
     assert sweep.runs == [api.Run.find(f"{path.name}_0"), run]
     assert repr(run) == f"<Run {path.name}_1 (demo, no directory)>"
     (path / "sweep.json").write_text("{")
-    assert repr(sweep) == f"<Sweep {path.name} (demo, its record cannot be read)>"
+    assert repr(sweep) == f"<Sweep {path.name} (demo, its records cannot be read)>"
 
 
 def test_a_run_shows_its_state_from_its_records(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ class RunReport:
     Args:
         status: its state.
         attempts: the times of its attempts.
-        log: its metrics.
+        measured: its metrics.
         events: its events.
         spec: its job; None if it cannot be read.
         submission: its newest submission.
@@ -157,7 +157,7 @@ class RunReport:
 
     status: RunStatus
     attempts: tuple[AttemptTimes, ...] = ()
-    log: RunMetrics = field(default_factory=RunMetrics)
+    measured: RunMetrics = field(default_factory=RunMetrics)
     events: tuple[Event, ...] = ()
     spec: JobSpec | None = None
     submission: SubmissionRecord | None = None
@@ -212,15 +212,15 @@ class RunReport:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of what it measured, without the bookkeeping."""
-        return tuple(name for name in sorted(self.log.metrics) if name not in _NO_METRICS)
+        return tuple(name for name in sorted(self.measured.metrics) if name not in _NO_METRICS)
 
     def last(self, name: str) -> Extreme | None:
         """Return the last value of a metric."""
-        return self.log.metrics[name].last if name in self.log.metrics else None
+        return self.measured.metrics[name].last if name in self.measured.metrics else None
 
     def best(self, name: str) -> Extreme | None:
         """Return the best value of a metric: the smallest of a loss or an error, else the largest."""
-        return self.log.metrics[name].best if name in self.log.metrics else None
+        return self.measured.metrics[name].best if name in self.measured.metrics else None
 
     @property
     def began(self) -> float | None:
@@ -230,7 +230,7 @@ class RunReport:
     @property
     def throughput(self) -> dict[str, float] | None:
         """Samples per second of its steps: the median, and the tenth and the ninetieth percentile; None if unknown."""
-        rates = sorted(self.log.rates)
+        rates = sorted(self.measured.rates)
         if not rates:
             return None
         return {
@@ -378,7 +378,7 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
                 now=status.now,
             )
         ),
-        log=metrics,
+        measured=metrics,
         events=log,
         spec=spec,
         submission=submission,

@@ -117,7 +117,7 @@ def page(
     heading = None if metric is None else f"the best {metric} first"
     if sorted_by is not None:
         heading = f"by the last {metric}, the {'smallest' if is_smaller_better(sorted_by) else 'largest'} first"
-    with_curves = [report for report in order if report.log.lines]
+    with_curves = [report for report in order if report.measured.lines]
     drawn = with_curves[:_RUNS_DRAWN]
     detailed = order[:_RUNS_DETAILED]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -340,16 +340,16 @@ def _ordered(names: Sequence[str]) -> list[str]:
 def _charts(reports: Sequence[RunReport], draw: _Pen) -> Iterator[Chart]:
     """Yield a chart for each metric; the first run has the first colour."""
     measured = {name for report in reports for name in report.metrics}
-    rates = [name for name in _LAST_CHARTS if any(name in report.log.metrics for report in reports)]
+    rates = [name for name in _LAST_CHARTS if any(name in report.measured.metrics for report in reports)]
     names = [*_ordered(sorted(measured))[: _CHARTS - len(rates)], *rates]
     points = max(_FEWEST_POINTS, min(_MOST_POINTS, _POINTS // max(1, 4 * len(names) * len(reports))))
     longest = max((_length(report) for report in reports), default=0.0)
     unit_s, unit = next((size, unit) for at_least, size, unit in _UNITS if longest >= at_least)
-    last_step = max((report.log.last_step for report in reports), default=0)
+    last_step = max((report.measured.last_step for report in reports), default=0)
     for name in names:
         by_step, by_time = [], []
         for color, report in enumerate(reports):
-            metric = report.log.metrics.get(name)
+            metric = report.measured.metrics.get(name)
             if metric is not None:
                 lines = sum(piece.lines for piece in metric.pieces)
                 pieces = joined_pieces(metric.pieces, math.ceil(lines / points))

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Final
 
 from hpcddp.manage.format import ranks_text
+from hpcddp.run.lost_peers import is_library
 from hpcddp.task.stacks import ProcessStacks
 
 # A frame as faulthandler prints it, and as py-spy does.
@@ -18,7 +19,6 @@ _FRAMES: Final = (
 )
 _MAIN_IN_PY_SPY: Final = '"MainThread"'
 _IMPORT: Final = re.compile("<frozen importlib|/importlib/")
-_LIBRARY: Final = re.compile("^<|/site-packages/|/dist-packages/|/lib/python3|/hpcddp/")
 # The threads that hpcddp has in every task, such as the one that listens to signals.
 _OWN_FILE: Final = re.compile(r"/threading\.py$|/hpcddp/")
 
@@ -68,7 +68,7 @@ class StackGroup:
     @property
     def place(self) -> str | None:
         """The line of the user's own code in which the processes are, or that of a library; None if it is not known."""
-        frames = [frame for frame in self.main if not _LIBRARY.search(frame.file)] or self.main
+        frames = [frame for frame in self.main if not is_library(frame.file)] or self.main
         return frames[0].place if frames else None
 
     def lines(self) -> Iterator[str]:

@@ -209,9 +209,12 @@ class RunStatus:
         files, start = self.files, self.files.start
         if self.state not in {State.STARTING, State.RUNNING} or files.attempt is None or start is None:
             return None
-        attempt = self.run.attempt(files.attempt)
-        paths = (self.run.metrics, self.run.progress, *attempt.rank_logs().values())
-        silent_s = self.now - max(start.time, *map(time_written, paths))
+        latest = max(start.time, time_written(self.run.metrics), time_written(self.run.progress))
+        # The logs may be many: they are looked at only where nothing else is new.
+        if self.now - latest >= _SILENT_AFTER_S:
+            logs = self.run.attempt(files.attempt).rank_logs().values()
+            latest = max([latest, *map(time_written, logs)])
+        silent_s = self.now - latest
         return silent_s if silent_s >= _SILENT_AFTER_S else None
 
     @property

@@ -367,7 +367,8 @@ def _history(status: RunStatus) -> tuple[str, ...]:
 
 
 def _history_lines(events: Sequence[Event]) -> Iterator[str]:
-    requeued = {event.attempt for event in events if event.kind == "requeue"}
+    ends = [event for event in events if event.kind in {"stop", "requeue"}]
+    told = {(event.attempt, event.cause) for event in ends}
     for event, following in zip_longest(events, events[1:]):
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
         step = "" if event.step is None else f" after step {event.step}"
@@ -387,7 +388,7 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
             if following is not None and (following.kind, following.attempt) == ("requeue", event.attempt):
                 continue
             yield f"{moment}  attempt {event.attempt} stopped{step}: {event.reason}{error}"
-        elif event.kind == "cause" and event.cause in _CAUSES and event.attempt not in requeued:
+        elif event.kind == "cause" and event.cause in _CAUSES and (event.attempt, event.cause) not in told:
             # Of an attempt that Slurm has killed, this may be all that is known.
             yield f"{moment}  Slurm ends attempt {event.attempt}: {_CAUSES[str(event.cause)]}"
         elif event.kind == "warning" and (event.reason or "").startswith("environment.setup"):

@@ -12,8 +12,8 @@ from hpcddp.errors import printable
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import TAIL_BYTES, exists, read_tail
 from hpcddp.run.job_records import known_hosts, member_word, read_exits
+from hpcddp.run.lost_peers import TimedOutRanks, UnevenRanks, find_lost_peers, place_of
 from hpcddp.run.record import Record, RecordError, create_record, read_record
-from hpcddp.run.uneven import UnevenRanks, find_timed_out, find_uneven, place_of
 from hpcddp.stop.reasons import Cause
 
 _LONGEST_HEADLINE = 300
@@ -138,8 +138,7 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     """
     # The first that is known.
     return (
-        _uneven_sentence(attempt, records)
-        or _timed_out_sentence(attempt, records)
+        _lost_peers_sentence(attempt, records)
         or _named_sentence(records)
         or _launch_sentence(attempt)
         or _hang_sentence(attempt, records)
@@ -173,34 +172,29 @@ def _container_sentence(attempt: AttemptDirectory) -> str | None:
     return None if why is None else f"the containers did not start: pyxis: {why}"
 
 
-def uneven_ranks(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> UnevenRanks | None:
-    """Return which ranks of an attempt left the others behind (``find_uneven``), by srun's messages too."""
-    return find_uneven(attempt, records, _ended_by_srun(attempt))
+def lost_peers(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> UnevenRanks | TimedOutRanks | None:
+    """Return which ranks of an attempt the others lost (``find_lost_peers``), by srun's messages too."""
+    return find_lost_peers(attempt, records, _ended_by_srun(attempt))
 
 
 def _ended_by_srun(attempt: AttemptDirectory) -> set[int]:
     """Return the tasks whose end srun has reported after that of another one: it ends them."""
-    first, *later = [set(_numbers(match["tasks"])) for match in _SRUN.finditer(_since_start(attempt))] or [set[int]()]
-    return set[int]().union(*later) - first
+    ended = [set(_numbers(match["tasks"])) for match in _SRUN.finditer(_since_start(attempt))]
+    return {task for later in ended[1:] for task in later} - ended[0] if ended else set()
 
 
-def _timed_out_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
-    found = find_timed_out(attempt, records)
-    if found is None:
+def _lost_peers_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
+    lost = lost_peers(attempt, records)
+    if lost is None:
         return None
-    missing = f"for {_places(attempt, found.missing)}" if found.missing else "as all others did"
-    return f"{found.waited.place} waited in {place_of(found.waited.traceback)} {missing}, until its timeout: a hang"
-
-
-def _uneven_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
-    uneven = uneven_ranks(attempt, records)
-    if uneven is None:
-        return None
-    ended = _places(attempt, uneven.ended) if uneven.ended else "another rank"
-    return (
-        f"{ended} ended{'' if uneven.have_aborted else ' with exit code 0'} while {uneven.waited.place} was still in "
-        f"{place_of(uneven.waited.traceback)}: the ranks ran different numbers of steps"
-    )
+    where = place_of(lost.waited.traceback)
+    if isinstance(lost, TimedOutRanks):
+        missing = f"for {_places(attempt, lost.missing)}" if lost.missing else "as all others did"
+        return f"{lost.waited.place} waited in {where} {missing}, until its timeout: a hang"
+    ended = _places(attempt, lost.ended) if lost.ended else "another rank"
+    code = "" if lost.have_aborted else " with exit code 0"
+    left = f"{ended} ended{code} while {lost.waited.place} was still in {where}"
+    return f"{left}: the ranks ran different numbers of steps"
 
 
 def _without_a_cause(attempt: AttemptDirectory) -> str:

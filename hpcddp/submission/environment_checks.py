@@ -69,7 +69,10 @@ def _setup(section: Environment) -> Iterator[Obstacle]:
     if not section.setup or bash is None:
         return
     text = "\n".join((*section.setup, ""))
-    done = subprocess.run([bash, "-n"], input=text, capture_output=True, text=True, errors="replace", check=False)
+    # The patterns of extglob are no error, because a line of the setup may turn them on.
+    done = subprocess.run(
+        [bash, "-O", "extglob", "-n"], input=text, capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode != 0:
         said = (done.stderr.splitlines() or ["a syntax error"])[0].removeprefix("bash: ").removeprefix(f"{bash}: ")
         yield Obstacle(sentence=f"environment.setup is not valid bash ({said}); correct it", can_force=False)

@@ -13,13 +13,13 @@ from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, read_events
-from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, read_failures, uneven_ranks
+from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, lost_peers, read_failures
 from hpcddp.run.files import exists, full_disk
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_program_end, read_start
+from hpcddp.run.lost_peers import UnevenRanks
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
-from hpcddp.run.uneven import find_timed_out
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, slurm_job_id
@@ -192,11 +192,10 @@ class AttemptFacts:
     @property
     def _code_of_lost_ranks(self) -> ExitCode | None:
         """The exit code where all ranks that failed have only lost others, which had ended or did not come."""
-        if self.cause is not Cause.CRASH:
+        lost = lost_peers(self.attempt, self.failures) if self.cause is Cause.CRASH else None
+        if lost is None:
             return None
-        if uneven_ranks(self.attempt, self.failures) is not None:
-            return ExitCode.USER_CODE
-        return None if find_timed_out(self.attempt, self.failures) is None else ExitCode.HANG
+        return ExitCode.USER_CODE if isinstance(lost, UnevenRanks) else ExitCode.HANG
 
     @property
     def signalled(self) -> bool:

@@ -157,7 +157,8 @@ def _py_spy(pid: int) -> list[str]:
         return [f"py-spy could not read this process: {error}"]
     if done.returncode == 0:
         return done.stdout.splitlines()
-    said = " ".join(done.stderr.split()) or f"it exited with {done.returncode}"
+    reason, _, _ = done.stderr.partition("Stack backtrace:")
+    said = " ".join(reason.split()) or f"it exited with {done.returncode}"
     return [f"py-spy could not read this process: {said}"]
 
 

@@ -276,6 +276,14 @@ def test_a_setup_that_bash_cannot_read_is_refused(here: Path, setup: list[str]) 
     assert error.startswith("environment.setup is not valid bash (line "), error
 
 
-@pytest.mark.parametrize("setup", [["if true; then", "echo a", "fi"], ["cat <<E", "a )", "E"], ["export X='a", "b'"]])
+@pytest.mark.parametrize(
+    "setup",
+    [
+        ["if true; then", "echo a", "fi"],
+        ["cat <<E", "a )", "E"],
+        ["export X='a", "b'"],
+        ["shopt -s extglob", "ls !(a|b)"],
+    ],
+)
 def test_a_setup_of_several_lines_that_belong_together_is_accepted(here: Path, setup: list[str]) -> None:
     assert warnings_of(here, {"setup": setup}) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.user_source import collective_in
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.request import SubmissionError
+from hpcddp.train import losses
 from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
 
@@ -164,6 +167,13 @@ COLLECTIVES = {
     "gather_with_grad": "import hpcddp\ndef both(x): return hpcddp.gather_with_grad(x)\ndef loss(x, y): return both(x)",
     "additive_loss": "class Dice:\n    def __call__(self, x, y):\n        return additive_loss(f, x)\nloss = Dice()\n",
 }
+
+
+def test_every_helper_of_hpcddp_counts_as_a_collective() -> None:
+    helpers = [name for name in losses.__all__ if name.islower()]
+    assert "additive_loss" in helpers
+    for name in helpers:
+        assert collective_in(ast.parse(f"def loss(x, y): return hpcddp.{name}(x)").body, "loss") == name
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

@@ -1,4 +1,4 @@
-"""Ranks that run different numbers of steps are told apart from ranks that are lost."""
+"""Ranks that lost another one tell whether it had ended, or did not come in time."""
 
 from __future__ import annotations
 
@@ -178,3 +178,25 @@ def test_a_launcher_that_names_a_rank_of_its_own_is_no_uneven_one(two_hosts: Att
     ended(two_hosts, 1, code=1, told=True)
     two_hosts.rank_log(1).write_text("ChildFailedError:\n")
     assert "different numbers of steps" not in sentence(two_hosts)
+
+
+def test_an_abort_of_a_thread_of_torch_in_a_step_is_no_end_of_its_rank(attempt: AttemptDirectory) -> None:
+    """NCCL's watchdog aborts in a thread without a Python frame, while the main thread has some."""
+    watchdog = (
+        f'{ABORTED}\n\nThread 0x00007f01 (most recent call first):\n  File "/home/me/train.py", line 54 in step\n'
+    )
+    failed(attempt, 0)
+    failed(attempt, 1, watchdog, secondary=False)
+    ended(attempt, 2)
+    assert "different numbers of steps" not in sentence(attempt)
+
+
+def test_a_timeout_beside_a_rank_that_ended_without_a_record_leaves_the_story_to_srun(
+    attempt: AttemptDirectory,
+) -> None:
+    failed(attempt, 0, TIMED_OUT)
+    failed(attempt, 2)
+    attempt.rank_log(1).touch()
+    first, later = "srun: error: n2: task 1: Out Of Memory\n", "srun: error: n1: task 0: Exited with exit code 71\n"
+    attempt.run.batch_log.write_text(beginning(attempt) + first + later)
+    assert sentence(attempt).startswith("rank 1 on n2 ended without an error message")
