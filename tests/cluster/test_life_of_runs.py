@@ -241,4 +241,4 @@ def test_a_sweep_is_shown_explained_and_cancelled_as_one(project: Project) -> No
 
 def _attempts(project: Project, sweep_id: str) -> list[list[int]]:
     runs = [project.directory / "runs" / "waits" / f"{sweep_id}_{index}" for index in (0, 1)]
-    return [sorted(int(path.name) for path in (run / "attempts").iterdir()) for run in runs]
+    return [sorted(RunDirectory(run).attempt_numbers()) for run in runs]
