@@ -546,6 +546,7 @@ class Sweep:
             HpcddpError: there is no such run, the state of a run is unknown, or the submission was refused.
         """
         from hpcddp.manage.overview import sweep_status_now
+        from hpcddp.slurm.job_environment import NO_DEPENDENCY
         from hpcddp.submission.resume import resume_sweep
         from hpcddp.submission.sweep_element import checked_run
 
@@ -554,7 +555,7 @@ class Sweep:
         environment = dict(os.environ)
         status, unanswered = sweep_status_now(sweep, environment)
         left = status.elements_to_resume(unanswered)
-        resume_sweep(sweep, left, environment=environment, dependency=None, force=force)
+        resume_sweep(sweep, left, environment=environment, dependency=NO_DEPENDENCY, force=force)
         return self
 
     def _read(self) -> SubmittedSweep:

@@ -67,7 +67,7 @@ def test_what_is_submitted_waits_for_the_sweep(slurm: FakeSlurm) -> None:
     run(slurm, "submit", "job.yaml", "--sweep", "train.seed=0..1")
     (directory,) = (slurm.directory.parent / "runs" / "digits").iterdir()
     run(slurm, "submit", "job.yaml", "--after", directory.name)
-    assert slurm.calls[-1] == ["--dependency=afterok:101", "first=0"]
+    assert slurm.calls[-1] == ["--dependency=afterany:101", "first=0"]
 
 
 def test_the_csv_leaves_an_empty_cell_to_the_job_file(slurm: FakeSlurm) -> None:

@@ -37,6 +37,7 @@ from hpcddp.cli.options import (
 )
 from hpcddp.cli.output import echo, warn, write
 from hpcddp.errors import UserError, counted
+from hpcddp.slurm.job_environment import NO_DEPENDENCY, Dependency
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -206,7 +207,7 @@ _NOT_FOLLOWED = "--follow shows one run, and a sweep has many; leave it out, and
 
 
 def _resume_sweep(
-    sweep: Sweep, environment: Mapping[str, str], dependency: str | None, output: _Output, *, dry_run: bool, force: bool
+    sweep: Sweep, environment: Mapping[str, str], dependency: Dependency, output: _Output, *, dry_run: bool, force: bool
 ) -> None:
     """Continue the elements of a sweep that have ended and not finished; in a dry run print which these are."""
     from hpcddp.manage.overview import sweep_status_now
@@ -423,8 +424,8 @@ def _wait_for(
     environment: Mapping[str, str],
     *,
     cluster: Cluster = "slurm",
-) -> str | None:
-    """Return the value of sbatch's ``--dependency``, and print which runs have ended already.
+) -> Dependency:
+    """Return what the job waits for, and print which runs have ended already.
 
     Args:
         after: the runs that must finish.
@@ -437,17 +438,17 @@ def _wait_for(
         UserError: the job cannot wait for a run.
     """
     if not after and not after_any:
-        return None
+        return NO_DEPENDENCY
     if cluster != "slurm":
         raise UserError(
             "--after and --after-any are Slurm's, and this job runs here; submit it when the other run ends"
         )
     from hpcddp.submission.dependencies import dependency_on
 
-    dependency = dependency_on(after or (), after_any or (), run_root, environment)
-    for note in dependency.notes:
+    dependency, notes = dependency_on(after or (), after_any or (), run_root, environment)
+    for note in notes:
         echo(note, err=True)
-    return dependency.text
+    return dependency
 
 
 def _print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:

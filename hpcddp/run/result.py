@@ -29,6 +29,8 @@ _POLL_S: Final = 1.0
 
 FINISHED: Final = "finished"
 """The status of a run that has come to its own end."""
+# A run that has stopped may still be requeued, by an administrator for example.
+_FINAL: Final = frozenset({FINISHED, "failed", "cancelled"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class Result(Record):
         attempts: how many attempts it took.
         saved_step: the newest step that is saved, of a run that has not finished.
         resume: the command that resumes it.
+        final: whether the run has ended for good: Slurm must not run its job again, and only its user resumes it.
         steps: optimizer steps of a built-in training that has finished.
         val_accuracy: its accuracy, from 0 to 1.
         world_size: ranks of the last attempt.
@@ -60,6 +63,7 @@ class Result(Record):
     attempts: int | None = None
     saved_step: int | None = None
     resume: str | None = None
+    final: bool = False
     steps: int | None = None
     val_accuracy: float | None = None
     world_size: int | None = None
@@ -116,6 +120,7 @@ def unfinished_result(
         attempts=0 if attempt is None else attempt + 1,
         saved_step=saved_step or None,
         resume=resume_command(run),
+        final=status in _FINAL,
     )
 
 
@@ -177,6 +182,7 @@ def finish_run(
     Raises:
         OSError: the result cannot be written, not within two minutes either.
     """
+    result = replace(result, final=True)
     deadline = time.monotonic() + _RESULT_PATIENCE_S
     while True:
         try:

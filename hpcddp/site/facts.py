@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hpcddp.jobfile.cluster import Accounts, ClusterFacts, NodeKind, Partition, Preemption
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import parse_job
+from hpcddp.slurm.controller import read_config, requeue_delay_s
 
 # Variables that change which partitions are shown, and how (sinfo(1), scontrol(1), ENVIRONMENT VARIABLES).
 _FORMAT_VARIABLES = ("SINFO_", "SCONTROL_", "SLURM_TIME_FORMAT")
@@ -61,17 +62,6 @@ def ask_site(environment: Mapping[str, str], *, user: str) -> Answers:
     return _ask_accounts(answers, clean, user=user, cluster=config.get("ClusterName", ""))
 
 
-def read_config(text: str) -> dict[str, str]:
-    """Return the settings in the output of ``scontrol show config``, without those that are not set."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        # Later sections with a heading repeat some keys.
-        if equals and value.strip() not in {"(null)", "N/A", ""}:
-            found.setdefault(key.strip(), value.strip())
-    return found
-
-
 def _ask_accounts(answers: Answers, environment: Mapping[str, str], *, user: str, cluster: str) -> Answers:
     """Add the user's associations; slurmdbd may be down, which is not an error."""
     listing = ("sacctmgr", "--noheader", "--parsable2", "--readonly", "show")
@@ -89,7 +79,6 @@ def _ask_accounts(answers: Answers, environment: Mapping[str, str], *, user: str
     )
 
 
-_DEFAULT_CRED_EXPIRE_S = 120
 # Nodes in these states run no jobs until an administrator changes that (sinfo(1), NODE STATE CODES).
 _OUT_OF_SERVICE = ("down", "drain", "fail", "error", "unk", "inval", "future", "maint", "no_respond")
 _NOT_SET = frozenset({"", "(NULL)", "NONE", "N/A", "UNLIMITED", "INFINITE"})
@@ -225,7 +214,6 @@ def _accounts(answers: Answers, config: Mapping[str, str]) -> Accounts:
 
 
 def _preemption(config: Mapping[str, str]) -> Preemption:
-    expire = re.search(r"cred_expire=([0-9]+)", config.get("AuthInfo", ""))
     # The parameter has another place and prefix in other versions of Slurm.
     parameters = config.get("SlurmctldParameters", "") + config.get("PreemptParameters", "")
     return Preemption(
@@ -234,7 +222,7 @@ def _preemption(config: Mapping[str, str]) -> Preemption:
         kill_wait_s=_number(config.get("KillWait")) or 0,
         sends_user_signal="send_user_signal" in parameters,
         requeue=config.get("JobRequeue", "1") != "0",
-        requeue_delay_s=(int(expire[1]) if expire else _DEFAULT_CRED_EXPIRE_S) + 1,
+        requeue_delay_s=requeue_delay_s(config),
     )
 
 

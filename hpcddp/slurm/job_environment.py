@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -136,6 +137,52 @@ class ArrayPlace:
         """The options for sbatch, because the directives of the script are those of the whole sweep."""
         log = str(self.log).replace("%", "%%")
         return (f"--array={self.index}", f"--output={log}", f"--error={log}")
+
+
+AFTER = "HPCDDP_AFTER"
+"""The environment variable with the runs and sweeps that must have finished before the job, a JSON list of paths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependency:
+    """What a job waits for.
+
+    Slurm only waits for the end of other jobs: since 24.05 it shows a job that has finished as preempted if it was
+    preempted before. The start of the job looks whether the runs have finished.
+
+    Args:
+        conditions: the parts of the value of sbatch's ``--dependency``, such as ``afterany:12:13``.
+        runs: the directories of the runs and sweeps that must have finished.
+    """
+
+    conditions: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str | None:
+        """The value of sbatch's ``--dependency``; None waits for nothing."""
+        return ",".join(self.conditions) or None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables for the script."""
+        return {AFTER: json.dumps(self.runs)} if self.runs else {}
+
+    def and_after(self, job_id: str) -> Dependency:
+        """Return the dependency that also waits for the end of a job."""
+        return replace(self, conditions=(*self.conditions, f"afterany:{job_id}"))
+
+
+NO_DEPENDENCY: Final = Dependency()
+
+
+def runs_before(environment: Mapping[str, str]) -> list[Path]:
+    """Return the directories of the runs and sweeps that must have finished before this job.
+
+    Args:
+        environment: the batch script's environment.
+    """
+    return [Path(path) for path in json.loads(environment.get(AFTER, "[]"))]
 
 
 NO_LIMIT_S = 10 * 365 * 24 * 3600

@@ -1,7 +1,8 @@
 """The dependencies of a new job on runs: ``--after RUN`` and ``--after-any RUN``.
 
 Slurm starts a job at once if it depends on a job that Slurm does not know (sbatch(1), ``--dependency``), so each run is
-looked up first. A requeued job keeps its job id, so a job that waits for it continues to wait.
+looked up first. A requeued job keeps its job id, so a job that waits for it continues to wait. Slurm waits for the end
+of the jobs alone; the start of the job looks whether the runs of ``--after`` have finished.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from hpcddp.run.result import FINISHED, read_result, resume_command
 from hpcddp.run.sweep import Sweep, find_element, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import ENDED_STATES
+from hpcddp.slurm.job_environment import Dependency
 
 AFTER = "--after"
 AFTER_ANY = "--after-any"
-_WORDS = {AFTER: "afterok", AFTER_ANY: "afterany"}
 
 
 class DependencyError(UserError):
@@ -31,23 +32,10 @@ class DependencyError(UserError):
     kind = "dependency"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dependency:
-    """The jobs that a job waits for.
-
-    Args:
-        text: the value of ``--dependency``, as in ``afterok:12:13,afterany:14``; None if every run has ended.
-        notes: a sentence for each run that has ended already.
-    """
-
-    text: str | None
-    notes: tuple[str, ...]
-
-
 def dependency_on(
     after: Sequence[str], after_any: Sequence[str], run_root: Path, environment: Mapping[str, str]
-) -> Dependency:
-    """Return the dependency on runs.
+) -> tuple[Dependency, list[str]]:
+    """Return the dependency on runs, and a sentence for each run that has ended already.
 
     Args:
         after: the runs that must finish.
@@ -59,18 +47,20 @@ def dependency_on(
         NoRunError: there is no such run.
         DependencyError: a job cannot wait for a run.
     """
-    parts: list[str] = []
+    jobs: list[str] = []
+    runs: list[str] = []
     notes: list[str] = []
     for option, texts in ((AFTER, after), (AFTER_ANY, after_any)):
-        jobs: list[str] = []
         for text in texts:
             run = find_element(text, run_root) or find_run(text, run_root)
-            found = _RunToWaitFor(option=option, run=run, environment=environment).jobs()
-            jobs += found
-            notes += [] if found else [f"{option} {run.run_id}: it has ended already, and is not waited for"]
-        if jobs:
-            parts.append(":".join([_WORDS[option], *dict.fromkeys(jobs)]))
-    return Dependency(text=",".join(parts) or None, notes=tuple(notes))
+            left = _RunToWaitFor(option=option, run=run, environment=environment).jobs()
+            jobs += left
+            if not left:
+                notes.append(f"{option} {run.run_id}: it has ended already, and is not waited for")
+            elif option == AFTER:
+                runs.append(str(run.path.absolute()))
+    conditions = (":".join(["afterany", *dict.fromkeys(jobs)]),) if jobs else ()
+    return Dependency(conditions=conditions, runs=tuple(dict.fromkeys(runs))), notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

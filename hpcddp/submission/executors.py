@@ -21,7 +21,7 @@ from submitit.core.utils import DelayedSubmission  # noqa: TID253  as above
 from hpcddp.errors import HpcddpError
 from hpcddp.run.files import open_to_append, write_text
 from hpcddp.slurm import commands
-from hpcddp.slurm.job_environment import NO_LIMIT_S, PICKLE_DIGEST, ArrayPlace
+from hpcddp.slurm.job_environment import NO_DEPENDENCY, NO_LIMIT_S, PICKLE_DIGEST, ArrayPlace, Dependency
 
 
 def dump_call(path: Path, function: Callable[..., Any], *arguments: str) -> str:
@@ -52,7 +52,7 @@ class RenderedSlurmExecutor(SlurmExecutor):
         tasks: the number of tasks that it starts, over all nodes.
         environment: the environment of sbatch, which Slurm stores with the job.
         directory: the working directory of the job.
-        dependency: the value of ``--dependency``; None waits for nothing.
+        dependency: what the job waits for.
         element: the element of a sweep to run as an array of one; None for a job that is not an array.
     """
 
@@ -64,7 +64,7 @@ class RenderedSlurmExecutor(SlurmExecutor):
         tasks: int,
         environment: Mapping[str, str],
         directory: Path,
-        dependency: str | None = None,
+        dependency: Dependency = NO_DEPENDENCY,
         element: ArrayPlace | None = None,
     ) -> None:
         super().__init__(folder)
@@ -88,6 +88,7 @@ class RenderedSlurmExecutor(SlurmExecutor):
         environment = {
             **self._environment,
             **(self._element.environment if self._element else {}),
+            **self._dependency.environment,
             PICKLE_DIGEST: digest,
         }
         try:
@@ -95,7 +96,7 @@ class RenderedSlurmExecutor(SlurmExecutor):
                 script,
                 environment=environment,
                 directory=self._directory,
-                dependency=self._dependency,
+                dependency=self._dependency.text,
                 options=self._element.options if self._element else (),
             )
         except HpcddpError:

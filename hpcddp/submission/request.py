@@ -16,6 +16,7 @@ from hpcddp.jobfile.sweep import SweepTable, tabulate
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.metrics import write_plan_record
+from hpcddp.slurm.job_environment import NO_DEPENDENCY, Dependency
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
@@ -42,7 +43,7 @@ class SubmitRequest:
         template: the sbatch template's name or path; None is the default one.
         directory: the directory of submission; relative paths in the job are relative to it.
         environment: the submitter's environment.
-        dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+        dependency: what the job waits for.
         force: whether to submit although this machine shows an obstacle that its nodes may not have.
     """
 
@@ -53,7 +54,7 @@ class SubmitRequest:
     template: str | None
     directory: Path
     environment: Mapping[str, str]
-    dependency: str | None = None
+    dependency: Dependency = NO_DEPENDENCY
     force: bool = False
 
     @property

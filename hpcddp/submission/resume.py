@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -48,7 +48,15 @@ from hpcddp.run.sweep import Chunk, Sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import ranges_text
 from hpcddp.slurm.job import ENDED_STATES, slurm_job_id, wait_for_answer
-from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, ArrayPlace, submission_environment, submitters_umask
+from hpcddp.slurm.job_environment import (
+    FIRST,
+    NO_DEPENDENCY,
+    PICKLE_DIGEST,
+    ArrayPlace,
+    Dependency,
+    submission_environment,
+    submitters_umask,
+)
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.checks import check_submittable, check_sweep_submittable
 from hpcddp.submission.render import DEFAULT_TEMPLATE, exported_values
@@ -60,14 +68,14 @@ from hpcddp.submission.sweep_element import array_of_one, begin_element, write_s
 
 
 def resume(
-    run: RunDirectory, *, environment: Mapping[str, str], dependency: str | None = None, force: bool = False
+    run: RunDirectory, *, environment: Mapping[str, str], dependency: Dependency = NO_DEPENDENCY, force: bool = False
 ) -> Submission:
     """Submit a run that has ended but not finished again, with its own script.
 
     Args:
         run: the run.
         environment: the submitter's environment.
-        dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+        dependency: what the job waits for.
         force: whether to submit although this machine shows an obstacle that the nodes may not have.
 
     Raises:
@@ -93,7 +101,7 @@ def own_request(
     environment: Mapping[str, str],
     cluster: Cluster | None = None,
     template: str | None = None,
-    dependency: str | None = None,
+    dependency: Dependency = NO_DEPENDENCY,
 ) -> SubmitRequest:
     """Return the request that submits a run again with its own job, some values of which the command line changes.
 
@@ -103,7 +111,7 @@ def own_request(
         environment: the submitter's environment.
         cluster: where the job goes; None is where it went before.
         template: the template; None is the run's own.
-        dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+        dependency: what the job waits for.
 
     Raises:
         HpcddpError: the run is a copy, has no submission, was submitted from a directory that does not exist any more
@@ -293,7 +301,7 @@ class SweepResumption:
 
 
 def resume_sweep(
-    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None, force: bool
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: Dependency, force: bool
 ) -> SweepResumption:
     """Submit elements of a sweep again, with the script of the sweep: as one job array, or several of a long sweep.
 
@@ -301,7 +309,7 @@ def resume_sweep(
         sweep: the sweep.
         elements: the indices of the elements, in order: all have ended and none has finished.
         environment: the submitter's environment.
-        dependency: the value of sbatch's ``--dependency``; None waits for nothing.
+        dependency: what the job waits for.
         force: whether to submit although this machine shows an obstacle that the nodes may not have.
 
     Raises:
@@ -327,16 +335,13 @@ def resume_sweep(
             indices = [index for index in together if 0 <= index - chunk.first < chunk.count]
             if indices:
                 limit = request.job.spec.max_parallel
-                before = [job_id.partition("_")[0] for job_id in list(jobs.values())[-1:]] if limit else []
                 jobs |= _submit_array(
                     sweep,
                     chunk,
                     indices,
                     environment=clean,
                     directory=directory,
-                    dependency=",".join(
-                        [*([dependency] if dependency else []), *(f"afterany:{one}" for one in before)]
-                    ),
+                    dependency=_after_arrays(dependency, jobs.values()) if limit else dependency,
                     limit=limit,
                 )
     except HpcddpError:
@@ -360,8 +365,14 @@ def resume_sweep(
     )
 
 
+def _after_arrays(dependency: Dependency, job_ids: Iterable[str]) -> Dependency:
+    """Return the dependency that also waits for the newest array, which itself waits for those before it."""
+    arrays = [job_id.partition("_")[0] for job_id in job_ids]
+    return dependency.and_after(arrays[-1]) if arrays else dependency
+
+
 def prepare_sweep(
-    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: str | None, force: bool
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: Dependency, force: bool
 ) -> tuple[SubmitRequest, tuple[str, ...]]:
     """Check whether elements of a sweep can be submitted again, without a change; arguments as ``resume_sweep``.
 
@@ -421,7 +432,7 @@ def _submit_array(
     *,
     environment: Mapping[str, str],
     directory: Path,
-    dependency: str,
+    dependency: Dependency,
     limit: int | None,
 ) -> dict[int, str]:
     """Submit elements of one array of the sweep as an array again, and return their job ids."""
@@ -431,9 +442,9 @@ def _submit_array(
     log = str(sweep.batch_log(f"{chunk.job_id}_ARRAY_INDEX")).replace("%", "%%").replace("ARRAY_INDEX", "%a")
     job_id = commands.sbatch(
         sweep.directory.script,
-        environment={**environment, **({FIRST: str(chunk.first)} if chunk.first else {})},
+        environment={**environment, **dependency.environment, **({FIRST: str(chunk.first)} if chunk.first else {})},
         directory=directory,
-        dependency=dependency or None,
+        dependency=dependency.text,
         options=(f"--array={ranges_text(places)}{at_once}", f"--output={log}", f"--error={log}"),
     )
     return {index: f"{job_id}_{place}" for index, place in zip(indices, places, strict=True)}
@@ -451,14 +462,14 @@ def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) ->
     """
     check_run_directory(run.path)
     # The run belongs to this job until the job has ended.
-    dependency = f"afterany:{slurm_job_id(environment)}"
+    dependency = NO_DEPENDENCY.and_after(slurm_job_id(environment) or "")
     # The next job inherits the umask of sbatch.
     with submitters_umask(environment):
         return _submit_again(run, _same_request(run, _own_submission(run), environment, dependency))
 
 
 def _same_request(
-    run: RunDirectory, previous: SubmissionRecord, environment: Mapping[str, str], dependency: str | None
+    run: RunDirectory, previous: SubmissionRecord, environment: Mapping[str, str], dependency: Dependency
 ) -> SubmitRequest:
     """Return the request that submits a run again as it was submitted before."""
     spec = read_job_file(run)

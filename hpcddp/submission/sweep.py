@@ -229,15 +229,16 @@ class _Arrays:
             total: the number of elements of the sweep.
             previous: the job id of the array that must end first; None for no such array.
         """
-        dependencies = [self.request.dependency] if self.request.dependency else []
-        dependencies += [f"afterany:{previous}"] if previous else []
+        dependency = self.request.dependency
+        if previous is not None:
+            dependency = dependency.and_after(previous)
         max_parallel = self.request.job.spec.max_parallel
         at_once = "" if max_parallel is None else f"%{max_parallel}"
         job_id = commands.sbatch(
             self.script,
-            environment={**self.environment, **({FIRST: str(first)} if first else {})},
+            environment={**self.environment, **dependency.environment, **({FIRST: str(first)} if first else {})},
             directory=self.request.directory,
-            dependency=",".join(dependencies) or None,
+            dependency=dependency.text,
             options=() if count == total else (f"--array=0-{count - 1}{at_once}",),
         )
         return Chunk(job_id=job_id, first=first, count=count)

@@ -13,10 +13,11 @@ from hpcddp.jobfile.environment import Stage
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import ignore_output_errors, why_unreadable
+from hpcddp.slurm.job import slurm_job_id
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise.begin import begin
 from hpcddp.supervise.end import end
-from hpcddp.supervise.slurm_requeue import expedite, start_delay_s
+from hpcddp.supervise.slurm_requeue import forbid_requeue
 from hpcddp.supervise.stage import stage
 from hpcddp.supervise.watch import watch
 
@@ -54,6 +55,20 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
             watch(attempt, options.pid, warn=options.warn)
             return ExitCode.FINISHED
+        return _begin(options, environment)
+    except HpcddpError as error:
+        write_message(error.message)
+        return error.exit_code
+    except OSError as error:
+        where = "" if error.filename is None else f"{printable(str(error.filename))} cannot be used: "
+        write_message(f"{where}{why_unreadable(error)}")
+        return ExitCode.INFRASTRUCTURE
+
+
+def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Begin an attempt and print its directory; a requeued job that does not start must not be requeued again."""
+    directory = ""
+    try:
         directory = begin(
             run_root=options.run_root,
             name=options.name,
@@ -63,13 +78,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             element=options.element,
             warnings=options.warning,
         )
-    except HpcddpError as error:
-        write_message(error.message)
-        return error.exit_code
-    except OSError as error:
-        where = "" if error.filename is None else f"{printable(str(error.filename))} cannot be used: "
-        write_message(f"{where}{why_unreadable(error)}")
-        return ExitCode.INFRASTRUCTURE
+    finally:
+        job_id = slurm_job_id(environment)
+        if not directory and job_id is not None and "SLURM_RESTART_COUNT" in environment:
+            forbid_requeue(job_id)
     if directory:
         sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
         sys.stdout.write(f"{directory}\n")
@@ -85,8 +97,6 @@ def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
     write_message(ending.text)
-    if ending.expedite is not None:
-        expedite(ending.expedite, delay_s=start_delay_s(attempt.run))
     return ending.exit_code
 
 

@@ -31,7 +31,7 @@ from hpcddp.run.ownership import (
     make_private_directory,
     refuse_another_training,
 )
-from hpcddp.run.result import BY_USER, has_finished, resume_command, unfinished_result, write_result
+from hpcddp.run.result import BY_USER, has_finished, read_result, resume_command, unfinished_result, write_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, moment_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
@@ -39,6 +39,8 @@ from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import complete_directory, element_of
 from hpcddp.supervise.decision import exceeded, is_interruption, limits_of, record_progress, spent_of
+from hpcddp.supervise.predecessors import PredecessorError, why_not_yet
+from hpcddp.supervise.slurm_requeue import forbid_requeue
 
 # Quotas are raised, and old files removed, by a person; nodes are not held for longer than that.
 PATIENCE_S: Final = 600.0
@@ -61,6 +63,13 @@ class CancelledError(HpcddpError):
     """The job was cancelled, and its program has requeued it nevertheless."""
 
     kind = "cancelled"
+    exit_code: ClassVar[int] = ExitCode.INTERRUPTED
+
+
+class EndedError(HpcddpError):
+    """The run has ended for good, and Slurm has run its job again all the same."""
+
+    kind = "ended"
     exit_code: ClassVar[int] = ExitCode.INTERRUPTED
 
 
@@ -106,6 +115,8 @@ def begin(
         RunDirectoryError: the directory belongs to another job, or is not safe.
         BudgetError: the run was started often enough.
         CancelledError: the job was cancelled, and its program has requeued it.
+        EndedError: the run has ended for good, and Slurm has run its job again by itself.
+        PredecessorError: a run that must finish before has ended in another way.
         DirectoryAwayError: the directory that the run had before is not there after ten minutes.
         DiskFullError: the disk is still full after ten minutes.
     """
@@ -132,6 +143,7 @@ def begin(
         if has_finished(run):
             return ""
         previous, spec = newest_start(run), parse_resolved(job_text)
+        _refuse_ended(run, previous, start)
         # The job may have moved to other resources, never to other training.
         refuse_another_training(run, spec)
         write_text(run.job_file, job_text)
@@ -139,6 +151,7 @@ def begin(
             _link_log(run)
         if of_sweep is not None:
             complete_directory(of_sweep, start.job_id or "", environment.get(PICKLE_DIGEST))
+        _refuse_before_others(run, previous, start, environment)
         if previous is not None:
             _record_requeue_and_check_budgets(run, previous, start, spec)
         # A result is written when a run has ended for good; this one is being continued.
@@ -269,7 +282,7 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     """
     events = read_events(run.events)
     number = run.newest_attempt() or 0
-    if previous.job_id == start.job_id and start.restart_count:
+    if _is_requeue(previous, start):
         attempt = run.attempt(number)
         recorded = next((event for event in events if event.kind == "requeue" and event.attempt == number), None)
         cause = _cause_of_requeue(attempt, events, tasks=spec.tasks) if recorded is None else recorded.known_cause
@@ -283,7 +296,7 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
             events = read_events(run.events)
         if not spec.requeue.left_to_slurm:
             # Requeue=1 was set for this one requeue only.
-            _forbid_requeue(start)
+            forbid_requeue(start.job_id or "")
     why = exceeded(spent_of(events), limits_of(spec))
     if why is None:
         return
@@ -297,6 +310,62 @@ def _write_unfinished(run: RunDirectory, status: str, reason: str, exit_code: in
     saved = newest_saved_step(read_events(run.events))
     result = unfinished_result(run, status, reason, exit_code, attempt=run.newest_attempt(), saved_step=saved)
     write_result(run, result)
+
+
+def _refuse_ended(run: RunDirectory, previous: Start | None, start: Start) -> None:
+    """Refuse a run that has ended for good, and whose job Slurm has run again because it was preempted before.
+
+    Args:
+        run: the run.
+        previous: the start of its newest attempt; None before the first.
+        start: this start.
+
+    Raises:
+        EndedError: says how to resume.
+    """
+    result = read_result(run)
+    if result is None or not result.final or not _is_requeue(previous, start):
+        return
+    events = read_events(run.events)
+    was_preempted = any(event.known_cause is Cause.PREEMPTION for event in events)
+    ends = [event.kind for event in events if event.kind in {"failure", "stop", "requeue", "resume"}]
+    is_requested = bool(ends) and ends[-1] in {"requeue", "resume"}
+    number = run.newest_attempt() or 0
+    request = run.attempt(number).requeue_request
+    if exists(request) and request.stat().st_mtime > run.result.stat().st_mtime:
+        is_requested = True
+    if not was_preempted or is_requested:
+        return
+    why = f"Slurm ran job {start.job_id} again after the run had ended, and the job was not started"
+    append_event(run.events, kind="warning", time=start.time, attempt=number, reason=why)
+    raise EndedError(
+        f"run {run.run_id} is not started again: it has {result.status} ({result.reason}), and Slurm ran its job "
+        f"{start.job_id} again by itself, as some versions do after a preemption. To resume: {resume_command(run)}"
+    )
+
+
+def _is_requeue(previous: Start | None, start: Start) -> bool:
+    """Return whether Slurm has requeued the job of the newest attempt for this start."""
+    return previous is not None and previous.job_id == start.job_id and start.restart_count > 0
+
+
+def _refuse_before_others(
+    run: RunDirectory, previous: Start | None, start: Start, environment: Mapping[str, str]
+) -> None:
+    """Refuse a run that must wait for others to finish (``--after``), if one of them has ended in another way.
+
+    Raises:
+        PredecessorError: says which one, and how to resume.
+    """
+    # They had finished at the first start, and may have been deleted since.
+    if _is_requeue(previous, start):
+        return
+    why = why_not_yet(environment)
+    if why is None:
+        return
+    _write_unfinished(run, "stopped", why, PredecessorError.exit_code)
+    append_event(run.events, kind="stop", time=start.time, attempt=run.newest_attempt() or 0, reason=why)
+    raise PredecessorError(f"run {run.run_id} is not started: {why}. Then resume this one: {resume_command(run)}")
 
 
 def _refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[Event], cause: Cause) -> None:
@@ -364,13 +433,6 @@ def _append_requeue_event(attempt: AttemptDirectory, start: Start, cause: Cause,
         found_at_start=True,
         **({"killed": True} if killed else {}),
     )
-
-
-def _forbid_requeue(start: Start) -> None:
-    try:
-        commands.update_job(start.job_id or "", Requeue="0")
-    except commands.SlurmCommandError as error:
-        write_message(error.message)
 
 
 def _link_log(run: RunDirectory) -> None:

@@ -40,6 +40,9 @@ from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome
 _DIRECTORY_PATIENCE_S: Final = 600.0
 _POLL_S: Final = 1.0
 _WRITES_NOTHING = frozenset({ActionKind.FINISH, ActionKind.FENCED})
+# After these Slurm must not run the job again.
+_LAST = frozenset({ActionKind.FINISH, ActionKind.FAIL, ActionKind.CANCEL, ActionKind.STOP})
+_CANCELLED = Action(kind=ActionKind.CANCEL, exit_code=ExitCode.INTERRUPTED)
 _FENCED = Action(kind=ActionKind.FENCED, exit_code=ExitCode.FENCED)
 
 
@@ -50,12 +53,10 @@ class Ending:
     Args:
         exit_code: its exit code.
         text: the paragraph for its log.
-        expedite: the job that gets an earlier start time, once all else is done; None for none.
     """
 
     exit_code: int
     text: str
-    expedite: str | None = None
 
 
 def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str], cancelled: bool = False) -> Ending:
@@ -114,6 +115,8 @@ def _decide_and_act(attempt_facts: AttemptFacts, code: int) -> Ending:
         # The query to Slurm may have taken a minute.
         action = _FENCED
     ending = _HANDLERS[action.kind](attempt_facts, action, code)
+    if action.kind in _LAST and attempt_facts.job_id is not None:
+        requeuing.forbid_requeue(attempt_facts.job_id)
     if action.kind in _WRITES_NOTHING or attempt_facts.full_disk is None:
         return ending
     return replace(ending, text=f"{ending.text}\n{attempt_facts.full_disk}")
@@ -253,27 +256,31 @@ def _leave_to_slurm(attempt_facts: AttemptFacts, action: Action, code: int) -> E
 
 
 def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
-    job_id = attempt_facts.job_id or ""
+    job_id, by = attempt_facts.job_id or "", "hpcddp"
     done = requeuing.requeue(
         job_id,
         attempt=attempt_facts.attempt,
         restarts=attempt_facts.restarts,
         set_requeue_flag=not attempt_facts.spec.requeue.left_to_slurm,
     )
-    in_vain = done.outcome in {RequeueOutcome.REFUSED, RequeueOutcome.UNREACHABLE}
-    if in_vain and attempt_facts.may_be_preempted and not attempt_facts.is_fenced:
+    is_away = done.outcome is RequeueOutcome.UNREACHABLE
+    is_in_vain = done.outcome not in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}
+    if (is_away or (is_in_vain and attempt_facts.may_be_preempted)) and not attempt_facts.is_fenced:
         # Slurm may kill this shell while it waits: the run must not be shown as still running.
         _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; {done.why}", action.exit_code)
-        done = requeuing.wait_for_preemption(
+        by = "hpcddp" if is_away else "slurm"
+        done = requeuing.wait_and_requeue(
             job_id, attempt=attempt_facts.attempt, restarts=attempt_facts.restarts, before=done
         )
-    return _after_request(attempt_facts, action, code, done, by="hpcddp")
+    return _after_request(attempt_facts, action, code, done, by=by)
 
 
 def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done: Requeued, *, by: str) -> Ending:
     """Make sure that a requeue lasts, and record what came of it; ``by`` is who requeued the job, if not its user."""
-    if done.outcome is RequeueOutcome.REQUEUED and not attempt_facts.is_fenced:
-        requeue = attempt_facts.spec.requeue
+    requeue = attempt_facts.spec.requeue
+    # Slurm repairs a requeue that it has forgotten, if Requeue is 1 and the script has ended.
+    may_leave = by == "hpcddp" and requeue.left_to_slurm
+    if done.outcome is RequeueOutcome.REQUEUED and not may_leave and not attempt_facts.is_fenced:
         done = requeuing.stay_until_saved(
             attempt_facts.job_id or "",
             attempt=attempt_facts.attempt,
@@ -285,27 +292,33 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done:
         # On a node that was cut off, Slurm does not respond: it has started the job again elsewhere.
         return _be_fenced(attempt_facts, _FENCED, code)
     if done.outcome is RequeueOutcome.REQUEUED:
-        return _report_requeue(attempt_facts, action, by="user" if attempt_facts.by_user else by)
+        return _leave(attempt_facts, action, code, by="user" if attempt_facts.by_user else by)
     if done.outcome is RequeueOutcome.CANCELLED:
-        return _cancel(attempt_facts, Action(kind=ActionKind.CANCEL, exit_code=ExitCode.INTERRUPTED), code)
+        return _cancel(attempt_facts, _CANCELLED, code)
     if done.outcome is RequeueOutcome.REFUSED and attempt_facts.spec.requeue.allow_continuation:
         return _continue(attempt_facts, action, code)
     return _stop(attempt_facts, Action(kind=ActionKind.STOP, exit_code=action.exit_code, why=done.why), code)
 
 
-def _report_requeue(attempt_facts: AttemptFacts, action: Action, *, by: str) -> Ending:
-    """Record the requeue and return the summary."""
-    run, job_id = attempt_facts.attempt.run, attempt_facts.job_id
+def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -> Ending:
+    """Record the requeue, set the start time, and return the summary."""
+    run, job_id = attempt_facts.attempt.run, attempt_facts.job_id or ""
     with _write_errors_printed(run.result):
         run.result.unlink(missing_ok=True)
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=str(attempt_facts.counted_cause), job_id=job_id, by=by)
-    expedite = attempt_facts.spec.requeue.expedite
-    soon = "in a few seconds, if its nodes are free" if expedite else "in about two minutes"
-    next_step = f"Slurm runs {attempt_facts.job} again {soon}, and {_next_attempt_text(attempt_facts)}."
-    return Ending(
-        exit_code=action.exit_code, text=_summary(attempt_facts, next_step), expedite=job_id if expedite else None
+    requeue = attempt_facts.spec.requeue
+    start = requeuing.leave(
+        job_id,
+        attempt=attempt_facts.attempt,
+        restarts=attempt_facts.restarts,
+        set_requeue_flag=not requeue.left_to_slurm,
+        set_start_time=requeue.expedite,
     )
+    if start is None:
+        return _cancel(attempt_facts, _CANCELLED, code)
+    next_step = f"Slurm runs {attempt_facts.job} again {start}, and {_next_attempt_text(attempt_facts)}."
+    return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 
 
 def _next_attempt_text(attempt_facts: AttemptFacts) -> str:

@@ -1,7 +1,8 @@
-"""Requeue this job, and set an earlier start time."""
+"""Requeue this job, set an earlier start time, and leave."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ from hpcddp.run.events import Event, read_events
 from hpcddp.run.failure import cancelled_in_log
 from hpcddp.run.record import RecordError
 from hpcddp.slurm import commands
+from hpcddp.slurm.controller import ask_controller
 from hpcddp.slurm.job import ask_slurm, cause_of, is_transient
 from hpcddp.stop.reasons import Cause
 
@@ -24,9 +26,9 @@ PATIENCE_S = 60.0
 """How long to wait for a controller that does not respond."""
 
 # Seconds from the end of an attempt to the start of the next one; the second, where a job of this run was still ending
-# after the first. Slurm's own delay is then cred_expire + 1 s, by default 121 s, until its scheduler looks again.
+# after the first. Slurm's own delay applies then, until its scheduler looks again.
 _START_DELAY_S, _SLOW_END_DELAY_S = 2, 15
-_SLURMS_DELAY_S = (118.0, 180.0)
+_SCHEDULER_INTERVAL_S = 60.0
 # Where the run directory is away: Slurm opens the job's log in it, and fails a job where it cannot.
 _DIRECTORY_AWAY_DELAY_S = 120
 
@@ -40,6 +42,8 @@ _LONGEST_GRACE_S = 900.0
 _LONG_POLL_S = 3.0
 # slurmctld writes a change to its disk within 6 s (SAVE_MAX_WAIT is 5 in its source) and the time that the write takes.
 _SAVE_S = 7
+_LOST = "slurmctld has lost the requeue of job {job_id}; the job is requeued again"
+_STAYS = "slurmctld does not answer; this script stays until it does, because a job whose script ends now may be lost"
 
 
 class RequeueOutcome(Enum):
@@ -50,6 +54,9 @@ class RequeueOutcome(Enum):
     """The user has cancelled the job meanwhile."""
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
+    """slurmctld does not answer."""
+    NO_SCONTROL = "no_scontrol"
+    """scontrol is not installed on this host."""
 
 
 _SEEN = MappingProxyType({Cause.REQUEUED: RequeueOutcome.REQUEUED, Cause.CANCELLED: RequeueOutcome.CANCELLED})
@@ -101,10 +108,9 @@ def requeue(
                 seen = _SEEN.get(_cause(ask_slurm(job_id), attempt, restarts))
                 if seen is not None:
                     return Requeued(outcome=seen)
-                missing = isinstance(error, commands.SlurmMissingError)
-                return Requeued(
-                    outcome=RequeueOutcome.UNREACHABLE if missing else RequeueOutcome.REFUSED, why=error.message
-                )
+                is_missing = isinstance(error, commands.SlurmMissingError)
+                outcome = RequeueOutcome.NO_SCONTROL if is_missing else RequeueOutcome.REFUSED
+                return Requeued(outcome=outcome, why=error.message)
             if time.monotonic() >= deadline:
                 return Requeued(outcome=RequeueOutcome.UNREACHABLE, why=error.message)
             time.sleep(_PAUSE_S)
@@ -124,7 +130,8 @@ def stay_until_saved(
     """Stay until the controller has saved a requeue, and requeue the job again if it has lost it.
 
     A controller that is killed comes back with the state that it saved last: the job runs, as if it had not been
-    requeued, and fails when this process ends. Slurm kills this process when KillWait is over.
+    requeued. Slurm then requeues a job with Requeue=1 by itself when the node reports that the job is not there, and
+    fails one with Requeue=0. Slurm kills this process when KillWait is over.
 
     Args:
         job_id: the job, which has been requeued and is still ending.
@@ -137,7 +144,7 @@ def stay_until_saved(
     for _ in range(_TRIES):
         saved = time.monotonic() + _SAVE_S
         if set_start_time:
-            expedite(job_id, delay_s=_SAVE_S + _START_DELAY_S)
+            _set_start_time(job_id, _SAVE_S + _START_DELAY_S)
         time.sleep(max(0.0, saved - time.monotonic()))
         job = ask_slurm(job_id, patience_s=PATIENCE_S)
         if job is None:
@@ -145,15 +152,18 @@ def stay_until_saved(
         seen = _SEEN.get(_cause(job, attempt, restarts))
         if seen is not None:
             return Requeued(outcome=seen)
-        write_message(f"slurmctld has lost the requeue of job {job_id}; the job is requeued again")
+        write_message(_LOST.format(job_id=job_id))
         done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
         if done.outcome is not RequeueOutcome.REQUEUED:
             break
     return done
 
 
-def wait_for_preemption(job_id: str, *, attempt: AttemptDirectory, restarts: int, before: Requeued) -> Requeued:
-    """Wait until Slurm requeues a preempted job: one that ends within the grace time is never requeued (measured).
+def wait_and_requeue(job_id: str, *, attempt: AttemptDirectory, restarts: int, before: Requeued) -> Requeued:
+    """Stay after a request in vain, until Slurm requeues a preempted job itself or slurmctld answers again.
+
+    A job whose script ends within the grace time of a preemption, or while slurmctld is away, may never be requeued
+    (measured).
 
     Args:
         job_id: the job.
@@ -163,17 +173,21 @@ def wait_for_preemption(job_id: str, *, attempt: AttemptDirectory, restarts: int
     """
     deadline = time.monotonic() + _LONGEST_GRACE_S
     done = before
+    if done.outcome is RequeueOutcome.UNREACHABLE:
+        write_message(f"{_STAYS}, for up to {_LONGEST_GRACE_S / 60:g} minutes")
     while time.monotonic() < deadline:
         time.sleep(_LONG_POLL_S)
         job = ask_slurm(job_id)
         cause = _cause(job, attempt, restarts)
-        if cause is Cause.PREEMPTION and done.outcome is RequeueOutcome.UNREACHABLE:
+        if (outcome := _SEEN.get(cause)) is not None:
+            return Requeued(outcome=outcome)
+        if job is None:
+            continue
+        if done.outcome is RequeueOutcome.UNREACHABLE:
             done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=False, patience_s=0.0)
-        elif (outcome := _SEEN.get(cause)) is not None:
-            done = Requeued(outcome=outcome)
-        elif job is not None and cause is not Cause.PREEMPTION:
-            return done
-        if done.outcome in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}:
+            if done.outcome in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}:
+                return done
+        elif cause is not Cause.PREEMPTION:
             return done
     return done
 
@@ -187,11 +201,83 @@ def wait_for_controller(job_id: str) -> None:
     wait_until(lambda: ask_slurm(job_id), timeout_s=_LONGEST_GRACE_S, poll_s=_LONG_POLL_S)
 
 
-def start_delay_s(run: RunDirectory) -> int:
+def leave(
+    job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, set_start_time: bool
+) -> str | None:
+    """Prepare to end the script of a job that has been requeued; return when the job starts again, in words.
+
+    None says that its user has cancelled it meanwhile.
+
+    Call it last: what ends later than the start time that is set here gets Slurm's own start time. A last answer of
+    slurmctld shows that it is there, and that it still knows of the requeue.
+
+    Args:
+        job_id: the job, which has been requeued and is still ending.
+        attempt: the attempt that ends.
+        restarts: the restart count of this attempt.
+        set_requeue_flag: whether to set Requeue=1 first (a --no-requeue job).
+        set_start_time: whether to set an earlier start time; Slurm itself waits until the old credentials have expired.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    has_told = False
+    tries = 0
+    while tries < _TRIES:
+        try:
+            controller = ask_controller(os.environ)
+            asked_at = time.monotonic()
+            delay_s = start_delay_s(attempt.run, slurms_delay_s=controller.requeue_delay_s)
+            start = (time.time() if controller.now is None else controller.now) + delay_s
+            if set_start_time:
+                commands.update_job(job_id, StartTime=_slurm_time(start))
+            job = commands.show_job(job_id)
+        except commands.SlurmCommandError as error:
+            if not is_transient(error) or time.monotonic() >= deadline:
+                write_message(error.message)
+                break
+            if not has_told:
+                write_message(f"{_STAYS}, for up to {PATIENCE_S:g} s")
+            has_told = True
+            time.sleep(_PAUSE_S)
+            continue
+        tries += 1
+        cause = _cause(job, attempt, restarts)
+        if cause is Cause.CANCELLED:
+            return None
+        if cause is not Cause.REQUEUED:
+            write_message(_LOST.format(job_id=job_id))
+            requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
+        elif not set_start_time:
+            return f"after Slurm's delay of {controller.requeue_delay_s} s"
+        elif time.monotonic() - asked_at < delay_s / 2:
+            return f"at {time.strftime('%H:%M:%S', time.localtime(start))}, if its nodes are free then"
+    return "after Slurm's delay, which is two minutes by default"
+
+
+def forbid_requeue(job_id: str) -> None:
+    """Set Requeue=0, so that a job that is about to end for good is not run again.
+
+    Slurm 24.05 to 26.05.3 requeue a job that was once preempted with a grace time at its next end too, whatever its
+    exit code; and later versions one that ends by itself within the grace time (``docs/slurm-versions.md``).
+
+    Args:
+        job_id: the job.
+    """
+    try:
+        commands.update_job(job_id, Requeue="0")
+    except commands.SlurmCommandError as error:
+        write_message(error.message)
+
+
+def start_delay_s(run: RunDirectory, *, slurms_delay_s: float) -> int:
     """Return the seconds to set between the end of an attempt and the start of the next one.
 
     A job that still ends at the start time that was set, because of a slow epilog for example, gets Slurm's own delay.
-    A run that has waited for that long before gets more time to end.
+    A run that has waited for that long before gets more time to end. It is never 0: a start in the very moment of the
+    requeue failed one time in five (measured).
+
+    Args:
+        run: the run.
+        slurms_delay_s: how long a requeued job waits without a start time of its own, in seconds.
     """
     if not run.path.is_dir():
         return _DIRECTORY_AWAY_DELAY_S
@@ -204,24 +290,25 @@ def start_delay_s(run: RunDirectory) -> int:
         for before, after in pairwise(events)
         if (before.kind, after.kind) == ("requeue", "start") and not before.facts.get("found_at_start")
     )
-    was_too_early = any(_SLURMS_DELAY_S[0] <= delay_s <= _SLURMS_DELAY_S[1] for delay_s in delays_s)
+    # The time of the event is that of the end, not yet that of the requeue.
+    earliest_s, latest_s = slurms_delay_s - 3, slurms_delay_s + _SCHEDULER_INTERVAL_S
+    was_too_early = any(earliest_s <= delay_s <= latest_s for delay_s in delays_s)
     return _SLOW_END_DELAY_S if was_too_early else _START_DELAY_S
 
 
-def expedite(job_id: str, *, delay_s: int = _START_DELAY_S) -> None:
-    """Set an earlier start time for a job that was just requeued; Slurm waits until its old credentials have expired.
-
-    Call it last: what ends later than the start time that is set here gets Slurm's own start time, two minutes on. And
-    not ``now``: a start in the very moment of the requeue failed one time in five (measured).
-
-    Args:
-        job_id: the job, which is still ending.
-        delay_s: seconds from now to the start, at least 2.
-    """
+def _set_start_time(job_id: str, delay_s: float) -> None:
+    """Set the start time of a job, by slurmctld's clock; print why that is not possible."""
     try:
-        commands.update_job(job_id, StartTime=f"now+{delay_s}seconds")
+        controller = ask_controller(os.environ)
+        now = time.time() if controller.now is None else controller.now
+        commands.update_job(job_id, StartTime=_slurm_time(now + delay_s))
     except commands.SlurmCommandError as error:
-        write_message(f"{error.message}; the job starts after Slurm's default requeue delay, usually in two minutes")
+        write_message(error.message)
+
+
+def _slurm_time(moment: float) -> str:
+    """Return a time as Slurm reads it, in seconds since the epoch."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment))
 
 
 def _cause(job: Mapping[str, str] | None, attempt: AttemptDirectory, restarts: int) -> Cause:

@@ -169,7 +169,7 @@ def test_a_run_waits_for_another_one_there(
     run(capsys, "submit", "job.yaml", "--run-root", chosen)
     (first,) = (tmp_path / "chosen" / "demo").iterdir()
     run(capsys, "submit", "job.yaml", "--run-root", chosen, "--after", first.name)
-    assert slurm.calls[-1] == ["--dependency=afterok:101", "first=0"]
+    assert slurm.calls[-1] == ["--dependency=afterany:101", "first=0"]
     assert len(list(first.parent.iterdir())) == 2
 
 

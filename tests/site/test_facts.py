@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.jobfile.cluster import ClusterFacts, NodeKind
-from hpcddp.site.facts import NODE_FORMAT, Answers, ask_site, read_config, read_gpus, read_nodes, read_site
+from hpcddp.site.facts import NODE_FORMAT, Answers, ask_site, read_gpus, read_nodes, read_site
 from hpcddp.slurm import commands
+from hpcddp.slurm.controller import read_config
 from tests.messages import GoldenMessages
 from tests.slurm.answers import NEW, NEWER, OLD, recorded
 

@@ -67,8 +67,8 @@ def sweep_called(sweep_id: str, count: int) -> Sweep:
 
 
 def waits(*, after: tuple[str, ...] = (), after_any: tuple[str, ...] = ()) -> tuple[str | None, tuple[str, ...]]:
-    found = dependency_on(after, after_any, ROOT, {})
-    return found.text, found.notes
+    dependency, notes = dependency_on(after, after_any, ROOT, {})
+    return dependency.text, tuple(notes)
 
 
 def refusal(*, after: tuple[str, ...] = (), after_any: tuple[str, ...] = ()) -> str:
@@ -86,7 +86,7 @@ def test_runs_that_wait_or_run_are_waited_for_by_their_job_ids(known: Known) -> 
         "j8": "PENDING",
         "j9_4": [{"JobState": "PENDING", "ArrayJobId": "9", "ArrayTaskId": "4"}],
     }
-    assert waits(after=("a", "b", "a"), after_any=("c",)) == ("afterok:7:8,afterany:9_4", ())
+    assert waits(after=("a", "b", "a"), after_any=("c",)) == ("afterany:7:8:9_4", ())
 
 
 def test_a_run_that_has_finished_is_not_waited_for(known: Known, golden: GoldenMessages) -> None:
@@ -163,13 +163,13 @@ def test_a_sweep_is_waited_for_as_a_whole(known: Known) -> None:
     known.jobs = {"j7": [element_record("3-4%2", "PENDING"), element_record("0", "RUNNING")]}
     run_called("s_1", job="7_1", status="finished")
     run_called("s_2", job="7_2", status="finished")
-    assert waits(after=("s",)) == ("afterok:7", ())
+    assert waits(after=("s",)) == ("afterany:7", ())
 
 
 def test_an_element_is_waited_for_before_it_has_begun(known: Known) -> None:
     sweep_called("s", 5)
     known.jobs = {"j7_3": [element_record("3-4%2", "PENDING")]}
-    assert waits(after=("s_3",)) == ("afterok:7_3", ())
+    assert waits(after=("s_3",)) == ("afterany:7_3", ())
 
 
 def test_a_sweep_of_which_one_has_failed_cannot_be_waited_for(known: Known, golden: GoldenMessages) -> None:
@@ -187,7 +187,7 @@ def test_a_sweep_of_which_one_was_resumed_is_waited_for_one_by_one(known: Known)
         "j7": [element_record("0", "RUNNING"), element_record("1", "FAILED")],
         "j9": [element_record("1", "PENDING", "9")],
     }
-    assert waits(after=("s",)) == ("afterok:7_0:9_1", ())
+    assert waits(after=("s",)) == ("afterany:7_0:9_1", ())
 
 
 def test_a_sweep_that_has_finished_is_not_waited_for(known: Known, golden: GoldenMessages) -> None:

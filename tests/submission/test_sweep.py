@@ -13,6 +13,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.run.sweep import Chunk, read_sweep
+from hpcddp.slurm.job_environment import NO_DEPENDENCY, Dependency
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import prepare, submit
 from hpcddp.submission.sweep import SweepSubmission, submit_sweep
@@ -31,7 +32,12 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 
 def submitted(
-    slurm: FakeSlurm, count: int, *, parallel: int | None = None, dependency: str | None = None, **environment: str
+    slurm: FakeSlurm,
+    count: int,
+    *,
+    parallel: int | None = None,
+    dependency: Dependency = NO_DEPENDENCY,
+    **environment: str,
 ) -> SweepSubmission:
     sweep = sweep_overrides([f"train.seed=0..{count - 1}"], None, parallel)
     return submit_sweep(
@@ -92,10 +98,10 @@ def test_the_schedulers_own_limit_on_arrays_counts_too(slurm: FakeSlurm) -> None
 
 
 def test_where_only_some_run_at_once_each_array_waits_for_the_one_before_it(slurm: FakeSlurm) -> None:
-    submitted(slurm, 1500, parallel=4, dependency="afterok:7")
+    submitted(slurm, 1500, parallel=4, dependency=Dependency(conditions=("afterany:7",), runs=("/runs/a",)))
     assert slurm.calls == [
-        ["--dependency=afterok:7", "--array=0-1000%4", "first=0"],
-        ["--dependency=afterok:7,afterany:101", "--array=0-498%4", "first=1001"],
+        ["--dependency=afterany:7", "--array=0-1000%4", "first=0"],
+        ["--dependency=afterany:7,afterany:101", "--array=0-498%4", "first=1001"],
     ]
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from hpcddp.slurm import commands
+from hpcddp.slurm.controller import Controller
+from hpcddp.slurm.job import moment_of
+from hpcddp.supervise import slurm_requeue
 
 AWAY = commands.SlurmUnavailableError("scontrol failed: Unable to contact slurm controller", returncode=1)
 MISSING = commands.SlurmMissingError("scontrol was not found; Slurm's commands must be on PATH here")
 REFUSED = commands.SlurmCommandError("scontrol requeue failed: Requested operation is presently disabled", returncode=1)
+
+
+NOW = 1.8e9
 
 
 class FakeSlurm:
@@ -17,8 +25,9 @@ class FakeSlurm:
     Attributes:
         job: the fields of the job.
         calls: what was asked of it, a line each.
-        start_times: the start times that were set.
+        start_times: the start times that were set, in seconds from now by its clock.
         errors: what the next commands fail with, in order; None lets one through.
+        is_forbidden: whether it must not run the job again.
         ignored_requeues: how many requeues it accepts and does not carry out.
     """
 
@@ -27,14 +36,19 @@ class FakeSlurm:
             "JobState": "RUNNING", "Restarts": "0", "PreemptTime": "None", "Reason": "None", "Requeue": "1", **fields,
         }  # fmt: skip
         self.calls: list[str] = []
-        self.start_times: list[str] = []
+        self.start_times: list[float] = []
+        self.is_forbidden = False
         self.errors: list[commands.SlurmCommandError | None] = []
         self.ignored_requeues = 0
         self.waited = 0.0
         monkeypatch.setattr(commands, "show_job", self.show_job)
         monkeypatch.setattr(commands, "requeue", self.requeue)
         monkeypatch.setattr(commands, "update_job", self.update_job)
+        monkeypatch.setattr(slurm_requeue, "ask_controller", self.ask_controller)
         monkeypatch.setattr("time.sleep", self.sleep)
+
+    def ask_controller(self, _: Mapping[str, str]) -> Controller:
+        return Controller(now=NOW, requeue_delay_s=121)
 
     def show_job(self, job_id: str) -> dict[str, str] | None:
         self._fail()
@@ -51,7 +65,9 @@ class FakeSlurm:
 
     def update_job(self, job_id: str, **fields: str) -> None:
         if "StartTime" in fields:
-            self.start_times.append(fields["StartTime"])
+            self.start_times.append((moment_of(fields["StartTime"]) or 0) - NOW)
+        elif fields == {"Requeue": "0"}:
+            self.is_forbidden = True
         else:
             self.calls.append(f"update {job_id} {fields}")
         self._fail()

@@ -14,17 +14,20 @@ import pytest
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import append_event, read_events
+from hpcddp.run.events import EventKind, append_event, read_events
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import read_json, write_json
 from hpcddp.run.job_records import ProgramExit, Start, read_start, write_exit, write_start
 from hpcddp.run.ownership import RunDirectoryError, is_alive, refuse_another_training
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
+from hpcddp.run.sweep import Sweep, write_sweep
 from hpcddp.slurm import commands
+from hpcddp.slurm.job_environment import Dependency
 from hpcddp.supervise import begin as begin_module
 from hpcddp.supervise.__main__ import main
 from hpcddp.supervise.begin import PATIENCE_S, BudgetError, CancelledError, begin
+from hpcddp.supervise.predecessors import PredecessorError
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.submission.local_run import script_process
@@ -168,6 +171,117 @@ def test_a_failed_result_goes_when_the_run_is_continued(tmp_path: Path) -> None:
     write_json(attempt.start, {**read_json(attempt.start), "job_id": "999998"})
     begin_in(tmp_path)
     assert read_json(attempt.run.result) is None
+
+
+@pytest.fixture
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeSlurm, AttemptDirectory, dict[str, str]]:
+    """A run that was preempted once and has failed since, and the environment of one more start of its job."""
+    slurm = FakeSlurm(monkeypatch)
+    environment = {"SLURM_JOB_ID": "7"}
+    begin_in(tmp_path, environment=environment)
+    slurm.become("RUNNING", Restarts="1")
+    environment["SLURM_RESTART_COUNT"] = "1"
+    run = RunDirectory(tmp_path / "demo" / "r1")
+    append_event(run.events, kind="requeue", time=1.0, attempt=0, cause="preemption")
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))
+    append_event(run.events, kind="save", time=2.0, attempt=1, step=5)
+    append_event(run.events, kind="failure", time=2.0, attempt=1, reason="an error")
+    write_record(run.result, Result(status="failed", reason="an error", final=True))
+    slurm.become("RUNNING", Restarts="2")
+    return slurm, attempt, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+
+
+def begin_by_script(root: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
+    return main(["begin", "--run-root", str(root), "--name", "demo", "--run-id", "r1"], environment)
+
+
+def test_a_run_that_has_ended_for_good_is_not_started_again_by_slurm_alone(
+    ended: tuple[FakeSlurm, AttemptDirectory, dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    golden: GoldenMessages,
+) -> None:
+    slurm, attempt, environment = ended
+    assert begin_by_script(tmp_path, environment, monkeypatch) == 130
+    message = golden.message(capsys.readouterr().err)
+    assert_facts(message, "has failed (an error)", "job 7 again", f"hpcddp submit JOB --resume {attempt.run.path}")
+    assert (slurm.is_forbidden, attempt.run.newest_attempt()) == (True, 1)
+    assert read_json(attempt.run.result)["status"] == "failed"
+
+
+RESUMED: tuple[EventKind, ...] = ("resume", "requeue")
+
+
+@pytest.mark.parametrize("by", [*RESUMED, "hpcddp requeue", "stopped", "never preempted"])
+def test_a_run_that_has_ended_is_started_again_where_that_was_meant(
+    ended: tuple[FakeSlurm, AttemptDirectory, dict[str, str]], tmp_path: Path, by: str
+) -> None:
+    _, attempt, environment = ended
+    run = attempt.run
+    for kind in RESUMED:
+        if by == kind:
+            append_event(run.events, kind=kind, time=3.0, attempt=1)
+    if by == "hpcddp requeue":
+        attempt.requeue_request.touch()
+        os.utime(attempt.requeue_request, (time.time() + 5, time.time() + 5))
+    elif by == "stopped":
+        write_record(run.result, Result(status="stopped", reason="an error"))
+    elif by == "never preempted":
+        run.events.write_text(run.events.read_text().replace("preemption", "node_failure"))
+    assert AttemptDirectory.from_text(begin_in(tmp_path, environment=environment)).number == 2
+
+
+def test_a_finished_run_whose_job_slurm_runs_again_ends_at_once_and_for_good(
+    ended: tuple[FakeSlurm, AttemptDirectory, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, attempt, environment = ended
+    write_record(attempt.run.result, Result(status="finished", final=True))
+    assert begin_by_script(tmp_path, environment, monkeypatch) == 0
+    assert (slurm.is_forbidden, attempt.run.newest_attempt()) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_started"), [("finished", True), ("failed", False), ("stopped", False), (None, False)]
+)
+def test_a_run_starts_only_after_the_runs_that_must_finish_before_it(
+    tmp_path: Path, status: str | None, golden: GoldenMessages, *, is_started: bool
+) -> None:
+    before = RunDirectory(tmp_path / "demo" / "before")
+    before.path.mkdir(parents=True)
+    if status is not None:
+        write_record(before.result, Result(status=status, reason="an error"))
+    environment = {**LOCAL, **Dependency(runs=(str(before.path),)).environment}
+    if is_started:
+        begin_in(tmp_path, environment=environment)
+        return
+    with pytest.raises(PredecessorError) as caught:
+        begin_in(tmp_path, environment=environment)
+    run = RunDirectory(tmp_path / "demo" / "r1")
+    assert_facts(golden.message(caught.value), "run before", "--after", f"--resume {run.path}")
+    assert (read_json(run.result)["status"], run.newest_attempt()) == ("stopped", None)
+
+
+def test_a_run_waits_for_every_element_of_a_sweep(tmp_path: Path) -> None:
+    sweep = Sweep(sweep_id="s", path=tmp_path / "demo" / "s", elements=({"a": 1}, {"a": 2}), chunks=())
+    sweep.path.mkdir(parents=True)
+    write_sweep(sweep)
+    environment = {**LOCAL, **Dependency(runs=(str(sweep.path),)).environment}
+    for index in range(2):
+        with pytest.raises(PredecessorError, match=f"run s_{index}, "):
+            begin_in(tmp_path, environment=environment)
+        sweep.run(index).path.mkdir()
+        write_record(sweep.run(index).result, Result(status="finished"))
+    begin_in(tmp_path, environment=environment)
+
+
+def test_a_requeued_job_does_not_ask_for_the_runs_before_it_again(tmp_path: Path) -> None:
+    environment = {"SLURM_JOB_ID": "12", "SLURM_CLUSTER_NAME": "toy"}
+    begin_in(tmp_path, environment=environment)
+    gone = Dependency(runs=(str(tmp_path / "gone"),)).environment
+    requeued = begin_in(tmp_path, environment={**environment, **gone, "SLURM_RESTART_COUNT": "1"})
+    assert AttemptDirectory.from_text(requeued).number == 1
 
 
 def test_a_script_for_sbatch_that_is_run_by_hand_says_so(

@@ -82,7 +82,7 @@ def test_a_stop_on_a_full_disk_is_requeued(
     assert decision is not None
     assert (decision.step, decision.cause) == (12, "preemption")
     ending = scenario.end(code=STOPPED)
-    assert (ending.exit_code, ending.expedite, slurm.calls) == (STOPPED, "7", ["requeue 7"])
+    assert (ending.exit_code, slurm.start_times[-1:], slurm.calls) == (STOPPED, [2], ["requeue 7"])
     assert_facts(golden.message(ending.text), "resumes from that step", full_disk(scenario))
     assert scenario.result is None
 
@@ -323,7 +323,7 @@ def test_a_job_whose_directory_is_away_starts_late(
     monkeypatch.setattr("hpcddp.slurm.commands.requeue", requeue)
     environment = {**SLURM, "HPCDDP_ATTEMPT_DIR": str(scenario.attempt.path)}
     assert main(["end", "--code", "75"], environment) == STOPPED
-    assert slurm.start_times[-1] == ("now+120seconds" if away else "now+2seconds")
+    assert slurm.start_times[-1] == (120 if away else 2)
 
 
 def test_the_result_of_a_run_waits_for_its_directory(

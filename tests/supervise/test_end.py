@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hpcddp.supervise.begin import BudgetError
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 from tests.supervise.attempts import LOCAL, PREEMPTED, SLURM, Scenario
-from tests.supervise.fake_slurm import AWAY, MISSING, REFUSED, FakeSlurm
+from tests.supervise.fake_slurm import AWAY, MISSING, NOW, REFUSED, FakeSlurm
 
 
 @pytest.fixture
@@ -41,10 +42,11 @@ def test_a_preempted_and_saved_attempt_is_requeued_and_hurried(
     slurm.become("RUNNING", **PREEMPTED)
     scenario.stop()
     ending = scenario.end()
-    assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
-    text = golden.message(ending.text)
+    assert (ending.exit_code, slurm.start_times[-1:], slurm.calls) == (75, [2], ["requeue 7"])
+    start = time.strftime("%H:%M:%S", time.localtime(NOW + 2))
+    text = golden.message(ending.text, {start: "HH:MM:SS"})
     assert_facts(text, "attempt 0 of run r1", "job 7 was preempted", "step 12 is saved in 0.4 s")
-    assert_facts(text, "Slurm runs job 7 again in a few seconds", "resumes from that step")
+    assert_facts(text, f"Slurm runs job 7 again at {start}", "resumes from that step")
     assert scenario.events() == [("start", None), ("save", None), ("stop", "preemption"), ("requeue", "preemption")]
     assert scenario.result is None
 
@@ -54,8 +56,8 @@ def test_without_expedite_slurm_takes_its_own_time(tmp_path: Path, slurm: FakeSl
     slurm.become("RUNNING", **PREEMPTED)
     scenario.stop()
     ending = scenario.end()
-    assert ending.expedite is None
-    assert_facts(golden.message(ending.text), "Slurm runs job 7 again in about two minutes")
+    assert slurm.start_times == []
+    assert_facts(golden.message(ending.text), "Slurm runs job 7 again after Slurm's delay of 121 s")
 
 
 def test_the_warning_before_the_time_limit_is_the_time_limit(
@@ -75,7 +77,7 @@ def test_a_requeue_that_its_user_asked_for_is_done_whatever_the_budgets_say(
     write_json(scenario.attempt.requeue_request, {})
     scenario.stop(reason=StopReason.WARNED, cause="requeued")
     ending = scenario.end()
-    assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", ["requeue 7"])
+    assert (ending.exit_code, slurm.start_times[-1:], slurm.calls) == (75, [2], ["requeue 7"])
     text = golden.message(ending.text)
     assert_facts(text, "its user requested the requeue of job 7", "step 12 is saved in 0.4 s", "Slurm runs")
     (event,) = [event for event in read_events(scenario.attempt.run.events) if event.kind == "requeue"]
@@ -96,7 +98,7 @@ def test_what_slurm_requeues_itself_is_only_hurried(scenario: Scenario, slurm: F
     scenario.stop(cause="requeued")
     slurm.become_requeued()
     ending = scenario.end()
-    assert (ending.exit_code, ending.expedite, slurm.calls) == (75, "7", [])
+    assert (ending.exit_code, slurm.start_times[-1:], slurm.calls) == (75, [2], [])
     assert scenario.events()[-1] == ("requeue", "requeued")
 
 
@@ -119,7 +121,7 @@ def test_a_cancelled_job_is_never_requeued(scenario: Scenario, slurm: FakeSlurm,
     scenario.stop(cause="preemption")
     slurm.become("COMPLETING")
     ending = scenario.end()
-    assert (ending.exit_code, ending.expedite, slurm.calls) == (130, None, [])
+    assert (ending.exit_code, slurm.start_times, slurm.calls) == (130, [], [])
     text = golden.message(ending.text)
     assert_facts(text, "job 7 was cancelled", "step 12 is saved in 0.4 s", f"To resume: {scenario.resume}")
     assert scenario.result == {
@@ -130,6 +132,7 @@ def test_a_cancelled_job_is_never_requeued(scenario: Scenario, slurm: FakeSlurm,
         "attempts": 1,
         "saved_step": 12,
         "resume": scenario.resume,
+        "final": True,
     }
 
 
@@ -193,20 +196,22 @@ def test_a_job_cancelled_after_its_requeue_is_cancelled(
 ) -> None:
     slurm.become("RUNNING", **PREEMPTED)
     scenario.stop()
-    monkeypatch.setattr("time.sleep", lambda _: slurm.become("COMPLETING", PreemptTime="None"))
+
+    def update_job(_: str, **__: str) -> None:
+        slurm.become("COMPLETING", PreemptTime="None")
+
+    monkeypatch.setattr("hpcddp.slurm.commands.update_job", update_job)
     ending = scenario.end()
-    assert (ending.exit_code, ending.expedite, slurm.calls) == (130, None, ["requeue 7"])
+    assert (ending.exit_code, slurm.calls) == (130, ["requeue 7"])
     assert scenario.events()[-1] == ("stop", "cancelled")
 
 
-@pytest.mark.parametrize("by_slurm", [False, True])
-def test_a_requeue_that_slurm_has_forgotten_is_repeated_and_counted_once(
-    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, *, by_slurm: bool
+def test_a_requeue_of_slurms_own_that_it_has_forgotten_is_made_again_and_counted_once(
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.become("RUNNING", **PREEMPTED)
     scenario.stop()
-    if by_slurm:
-        slurm.become_requeued()
+    slurm.become_requeued()
     forgets = [True]
 
     def sleep(seconds: float) -> None:
@@ -217,8 +222,8 @@ def test_a_requeue_that_slurm_has_forgotten_is_repeated_and_counted_once(
 
     monkeypatch.setattr("time.sleep", sleep)
     ending = scenario.end()
-    assert (ending.exit_code, ending.expedite) == (75, "7")
-    assert slurm.calls == ["requeue 7"] * (1 if by_slurm else 2)
+    assert (ending.exit_code, slurm.start_times[-1]) == (75, 2)
+    assert slurm.calls == ["requeue 7"]
     assert scenario.events() == [("start", None), ("save", None), ("stop", "preemption"), ("requeue", "preemption")]
 
 
@@ -314,7 +319,7 @@ def test_slurm_that_was_kept_off_is_let_in_for_a_cause_that_is_named(tmp_path: P
     assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"]
     slurm.become("RUNNING", Requeue="1")
     scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
-    assert slurm.calls[2:] == ["update 7 {'Requeue': '0'}"]
+    assert slurm.is_forbidden
 
 
 def test_where_requeue_is_forbidden_the_command_that_continues_is_told(
@@ -340,7 +345,7 @@ def test_where_requeue_is_forbidden_another_job_continues_if_that_is_allowed(
     slurm.become("RUNNING", Requeue="0", **PREEMPTED)
     scenario.stop()
     ending = scenario.end()
-    assert (ending.exit_code, ending.expedite, slurm.calls) == (75, None, [])
+    assert (ending.exit_code, slurm.start_times, slurm.calls) == (75, [], [])
     assert_facts(golden.message(ending.text), "Job 8 was submitted", "resumes from that step")
 
 

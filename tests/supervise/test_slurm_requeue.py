@@ -7,19 +7,20 @@ import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event
+from hpcddp.slurm import commands
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.supervise.slurm_requeue import (
     Requeued,
     RequeueOutcome,
-    expedite,
+    leave,
     requeue,
     start_delay_s,
     stay_until_saved,
-    wait_for_preemption,
+    wait_and_requeue,
 )
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
-from tests.supervise.fake_slurm import AWAY, MISSING, REFUSED, FakeSlurm
+from tests.supervise.fake_slurm import AWAY, MISSING, NOW, REFUSED, FakeSlurm
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_controller_that_stays_away_is_waited_for_a_minute(slurm: FakeSlurm, a
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome"), [(MISSING, RequeueOutcome.UNREACHABLE), (REFUSED, RequeueOutcome.REFUSED)]
+    ("error", "outcome"), [(MISSING, RequeueOutcome.NO_SCONTROL), (REFUSED, RequeueOutcome.REFUSED)]
 )
 def test_what_does_not_change_is_not_waited_for(
     slurm: FakeSlurm, attempt: AttemptDirectory, error: SlurmCommandError, outcome: RequeueOutcome
@@ -98,9 +99,64 @@ def test_a_job_that_slurm_was_kept_from_requeueing_is_allowed_this_once(
     assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"]
 
 
-def test_the_start_is_two_seconds_on_and_never_now(slurm: FakeSlurm) -> None:
-    expedite("7")
-    assert slurm.start_times == ["now+2seconds"]
+def left(attempt: AttemptDirectory, *, set_start_time: bool = True) -> str:
+    start = leave("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=set_start_time)
+    assert start is not None
+    return start
+
+
+def test_the_start_is_two_seconds_on_by_slurms_clock_and_never_now(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
+    slurm.become_requeued()
+    assert left(attempt).startswith(f"at {time.strftime('%H:%M:%S', time.localtime(NOW + 2))}, ")
+    assert (slurm.start_times, slurm.waited) == ([2], 0)
+
+
+def test_a_start_time_that_took_long_to_set_is_set_again(
+    slurm: FakeSlurm, attempt: AttemptDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update_job(job_id: str, **fields: str) -> None:
+        slurm.update_job(job_id, **fields)
+        slurm.waited += 3 if len(slurm.start_times) == 1 else 0
+
+    slurm.become_requeued()
+    monkeypatch.setattr(commands, "update_job", update_job)
+    assert left(attempt).startswith("at ")
+    assert slurm.start_times == [2, 2]
+
+
+def test_a_job_whose_start_is_not_hurried_waits_as_long_as_slurm_says(
+    slurm: FakeSlurm, attempt: AttemptDirectory
+) -> None:
+    slurm.become_requeued()
+    assert left(attempt, set_start_time=False) == "after Slurm's delay of 121 s"
+    assert slurm.start_times == []
+
+
+def test_a_requeue_that_is_forgotten_before_the_script_leaves_is_made_again(
+    slurm: FakeSlurm, attempt: AttemptDirectory, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
+) -> None:
+    assert left(attempt).startswith("at ")
+    assert (slurm.calls, slurm.start_times) == (["requeue 7"], [2, 2])
+    assert_facts(golden.message(capsys.readouterr().err), "lost the requeue of job 7", "requeued again")
+
+
+def test_a_script_does_not_leave_while_slurmctld_is_away(
+    slurm: FakeSlurm, attempt: AttemptDirectory, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
+) -> None:
+    slurm.become_requeued()
+    slurm.errors = [AWAY] * 10
+    assert left(attempt).startswith("at ")
+    assert slurm.waited == 20
+    assert_facts(golden.message(capsys.readouterr().err), "slurmctld does not answer", "60 s")
+
+
+def test_a_slurmctld_that_stays_away_for_a_minute_is_left(
+    slurm: FakeSlurm, attempt: AttemptDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.errors = [AWAY] * 100
+    assert left(attempt).startswith("after Slurm's delay")
+    assert 60 <= slurm.waited < 65
+    assert AWAY.message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -120,35 +176,27 @@ def test_a_run_that_has_waited_for_slurms_own_delay_gets_more_time_to_end(
 ) -> None:
     for kind, seconds in times:
         append_event(attempt.run.events, kind=kind, time=1.7e9 + seconds, attempt=0)
-    assert start_delay_s(attempt.run) == delay_s
+    assert start_delay_s(attempt.run, slurms_delay_s=121) == delay_s
 
 
 def test_the_delay_of_a_requeue_that_is_found_at_the_next_start_is_slurms_own(attempt: AttemptDirectory) -> None:
     append_event(attempt.run.events, kind="requeue", time=1.7e9, attempt=0, found_at_start=True)
     append_event(attempt.run.events, kind="start", time=1.7e9 + 123, attempt=1)
-    assert start_delay_s(attempt.run) == 2
+    assert start_delay_s(attempt.run, slurms_delay_s=121) == 2
 
 
 def test_a_damaged_event_log_does_not_hold_up_the_end(attempt: AttemptDirectory) -> None:
     attempt.run.events.mkdir()
-    assert start_delay_s(attempt.run) == 2
-
-
-def test_a_start_that_cannot_be_hurried_is_told_and_no_error(
-    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
-) -> None:
-    slurm.errors = [AWAY]
-    expedite("7")
-    assert_facts(golden.message(capsys.readouterr().err), AWAY.message, "the job starts", "in two minutes")
+    assert start_delay_s(attempt.run, slurms_delay_s=121) == 2
 
 
 def stay(attempt: AttemptDirectory, *, set_start_time: bool = True) -> Requeued:
     return stay_until_saved("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=set_start_time)
 
 
-@pytest.mark.parametrize(("set_start_time", "start_times"), [(True, ["now+9seconds"]), (False, [])])
+@pytest.mark.parametrize(("set_start_time", "start_times"), [(True, [9]), (False, [])])
 def test_the_script_stays_until_slurm_has_saved_the_requeue(
-    slurm: FakeSlurm, attempt: AttemptDirectory, start_times: list[str], *, set_start_time: bool
+    slurm: FakeSlurm, attempt: AttemptDirectory, start_times: list[int], *, set_start_time: bool
 ) -> None:
     slurm.become_requeued()
     assert stay(attempt, set_start_time=set_start_time) == Requeued(outcome=RequeueOutcome.REQUEUED)
@@ -199,22 +247,23 @@ def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeue
 
     monkeypatch.setattr(time, "sleep", sleep)
     before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
-    assert wait_for_preemption("7", attempt=attempt, restarts=0, before=before) == Requeued(
+    assert wait_and_requeue("7", attempt=attempt, restarts=0, before=before) == Requeued(
         outcome=RequeueOutcome.REQUEUED
     )
     assert slurm.calls == []
 
 
-def test_a_controller_that_comes_back_within_the_grace_time_requeues(
-    slurm: FakeSlurm, attempt: AttemptDirectory
+@pytest.mark.parametrize("preempt_time", ["2026-01-01T00:00:00", "None"])
+def test_a_controller_that_comes_back_is_asked_for_the_requeue(
+    slurm: FakeSlurm, attempt: AttemptDirectory, preempt_time: str
 ) -> None:
-    slurm.become("RUNNING", PreemptTime="2026-01-01T00:00:00")
     slurm.errors = [AWAY, AWAY]
+    slurm.become("RUNNING", PreemptTime=preempt_time)
     before = Requeued(outcome=RequeueOutcome.UNREACHABLE, why="away")
-    assert wait_for_preemption("7", attempt=attempt, restarts=0, before=before).outcome is RequeueOutcome.REQUEUED
+    assert wait_and_requeue("7", attempt=attempt, restarts=0, before=before).outcome is RequeueOutcome.REQUEUED
 
 
 def test_nobody_waits_for_a_grace_time_that_is_none(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
-    assert wait_for_preemption("7", attempt=attempt, restarts=0, before=before) is before
+    assert wait_and_requeue("7", attempt=attempt, restarts=0, before=before) is before
     assert slurm.waited < 5

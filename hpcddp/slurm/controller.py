@@ -1,0 +1,76 @@
+"""What slurmctld says about itself: its settings and its clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from hpcddp.slurm import commands
+from hpcddp.slurm.job import moment_of
+
+# slurm.conf(5), AuthInfo: cred_expire.
+_DEFAULT_CRED_EXPIRE_S: Final = 120
+# slurm.conf(5), SchedulerParameters: requeue_delay.
+_FIRST_WITH_REQUEUE_DELAY: Final = (25, 11)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """What slurmctld says about itself.
+
+    Args:
+        now: the time by its clock, in whole seconds since the epoch; None if that cannot be read.
+        requeue_delay_s: how long a requeued job waits, in seconds, if no start time is set for it.
+    """
+
+    now: float | None
+    requeue_delay_s: int
+
+
+def ask_controller(environment: Mapping[str, str]) -> Controller:
+    """Ask slurmctld about itself.
+
+    Args:
+        environment: the command's environment; ``SLURM_CONF`` selects the cluster.
+
+    Raises:
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
+    """
+    text = commands.ask("scontrol", "show", "config", environment=environment)
+    # slurmctld fills in the time when it answers (_fill_ctld_conf in slurmctld/proc_req.c).
+    heading = re.match(r"Configuration data as of (\S+)", text)
+    now = None if heading is None else moment_of(heading[1])
+    return Controller(now=now, requeue_delay_s=requeue_delay_s(read_config(text)))
+
+
+def read_config(text: str) -> dict[str, str]:
+    """Return the settings in the output of ``scontrol show config``, without those that are not set."""
+    settings: dict[str, str] = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        # Later sections with a heading repeat some keys.
+        if equals and value.strip() not in {"(null)", "N/A", ""}:
+            settings.setdefault(key.strip(), value.strip())
+    return settings
+
+
+def requeue_delay_s(config: Mapping[str, str]) -> int:
+    """Return how long a requeued job waits, in seconds (``batch_requeue_fini`` in slurmctld/job_mgr.c).
+
+    Args:
+        config: the settings of the cluster.
+    """
+    delay = re.search(r"\brequeue_delay=([0-9]+)", config.get("SchedulerParameters", ""))
+    if delay is not None and slurm_version(config) >= _FIRST_WITH_REQUEUE_DELAY:
+        return int(delay[1]) + 1
+    expire = re.search(r"\bcred_expire=([0-9]+)", config.get("AuthInfo", ""))
+    return (_DEFAULT_CRED_EXPIRE_S if expire is None else int(expire[1])) + 1
+
+
+def slurm_version(config: Mapping[str, str]) -> tuple[int, int]:
+    """Return the year and the month of Slurm's version; (0, 0) if it is not known."""
+    version = re.match(r"([0-9]+)\.([0-9]+)", config.get("SLURM_VERSION", ""))
+    return (0, 0) if version is None else (int(version[1]), int(version[2]))

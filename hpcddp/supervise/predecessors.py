@@ -1,0 +1,60 @@
+"""The runs that must have finished before this one: Slurm has only waited for the end of their jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from hpcddp.errors import HpcddpError
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.record import RecordError
+from hpcddp.run.result import FINISHED, read_result, resume_command
+from hpcddp.run.sweep import read_sweep
+from hpcddp.slurm.job_environment import runs_before
+from hpcddp.stop.reasons import ExitCode
+
+
+class PredecessorError(HpcddpError):
+    """A run that must finish before this one has ended in another way."""
+
+    kind = "predecessor"
+    exit_code: ClassVar[int] = ExitCode.INTERRUPTED
+
+
+def why_not_yet(environment: Mapping[str, str]) -> str | None:
+    """Return a sentence about the first run that has not finished; None if all runs before this one have.
+
+    Args:
+        environment: the batch script's environment.
+    """
+    for path in runs_before(environment):
+        for run in _runs_of(path):
+            if (why := _why_unfinished(run)) is not None:
+                return why
+    return None
+
+
+def _runs_of(path: Path) -> Iterator[RunDirectory]:
+    """Yield the run of a directory, or the elements of its sweep."""
+    sweep = read_sweep(path)
+    if sweep is None:
+        yield RunDirectory(path)
+        return
+    for index in range(len(sweep.elements)):
+        yield sweep.run(index)
+
+
+def _why_unfinished(run: RunDirectory) -> str | None:
+    try:
+        result = read_result(run)
+    except RecordError as error:
+        return f"run {run.run_id}, which it waits for (--after), cannot be judged: {error.message}"
+    if result is None:
+        return f"run {run.run_id}, which it waits for (--after), has ended without a result"
+    if result.status == FINISHED:
+        return None
+    return (
+        f"run {run.run_id}, which it waits for (--after), has {result.status} ({result.reason}); continue that one "
+        f"first: {resume_command(run)}"
+    )
