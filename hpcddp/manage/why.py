@@ -35,6 +35,12 @@ _HISTORY_LINES: Final = 6
 _TAIL_BYTES: Final = 4096
 _GROUPS_SHOWN: Final = 4
 _JOBS_SHOWN: Final = 4
+# A script ends within seconds after its requeue; if slurmctld has to save the requeue first, 7 s more.
+_LEAVING_S: Final = 60.0
+_LOST_REQUEUE: Final = (
+    "it has stopped, and slurmctld has lost the requeue of its job, because it was down then; Slurm runs the job again "
+    "by itself when the node reports that the job is not there, which may take up to seven times SlurmdTimeout"
+)
 # squeue(1), DEPENDENCY: afterok:12(unfulfilled),afterany:14_*(unfulfilled).
 _DEPENDS_ON: Final = re.compile(r":([0-9]+(?:_[0-9]+)?)", re.ASCII)
 # srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)   (22.05 to 26.05)
@@ -141,7 +147,17 @@ def _explained(status: RunStatus, priority: str | None, called: str, *, unanswer
     return _gone(status)
 
 
+def _has_lost_requeue(status: RunStatus, job: QueuedJob) -> bool:
+    """Return whether Slurm shows a job as running although it was requeued and its script has ended."""
+    start, requeues = status.files.start, status.files.of_attempt("requeue")
+    if start is None or not requeues or JOB_STATES.get(job.state) is not JobState.RUNNING:
+        return False
+    return job.restarts == start.restart_count and status.now - requeues[-1].time > _LEAVING_S
+
+
 def _waits(status: RunStatus, job: QueuedJob, priority: str | None, called: str) -> Answer:
+    if _has_lost_requeue(status, job):
+        return Answer(status=status, why=_LOST_REQUEUE, history=_history(status))
     found = waiting(job.reason, job_id=job.job_id, run=called, on=_depends_on(status.run, job.dependency))
     what = {State.REQUEUED: "waits to run again", State.HELD: "is held"}.get(status.state, "waits to start")
     facts = [f"Slurm reason: {job.reason} (job {job.job_id})"] if job.reason != "None" else []
@@ -265,7 +281,7 @@ def _gone(status: RunStatus) -> Answer:
     elif status.state is State.CANCELLED and files.of_attempt("cancel"):
         why = "it was cancelled by its user, and killed before it could end by itself"
     elif job is not None:
-        why = f"Slurm says that job {job.job_id} is {job.state}, and the run has left no result"
+        why = _end_in_slurm(status, job)
     elif files.job is not None and files.job.local:
         why = f"its process {known} has ended, and it has left no result: it was killed, or this machine was restarted"
         if left := left_behind(status):
@@ -282,6 +298,14 @@ def _gone(status: RunStatus) -> Answer:
     facts += _saved(run, newest_saved_step(read_events(run.events, RECENT_BYTES)))
     command = resume_command(run) if run.path.is_dir() else None
     return Answer(status=status, why=why, facts=tuple(facts), history=_history(status), command=command)
+
+
+def _end_in_slurm(status: RunStatus, job: QueuedJob) -> str:
+    """Return what Slurm says of a job that has ended without a result of the run."""
+    end = "the run has left no result"
+    if status.files.of_attempt("requeue"):
+        end = "its script ended while slurmctld was down, and so its requeue was lost"
+    return f"Slurm says that job {job.job_id} is {job.state}, and {end}"
 
 
 def _source(run: RunDirectory) -> Iterator[str]:

@@ -43,8 +43,11 @@ def conflict(previous: Start | None, start: Start, *, previous_alive: bool) -> s
         return None
     if previous.job_id != start.job_id:
         return f"job {previous.job_id} is still using it" if previous_alive else None
-    if start.restart_count > previous.restart_count or start.is_local:
+    if start.is_local:
         # A process has the number of an earlier one only after that has ended, as in each new container.
+        return None
+    # A slurmctld that was killed just after it started the job starts it once more, with the same count.
+    if start.restart_count > previous.restart_count or start.restart_count == previous.restart_count > 0:
         return None
     # A rebuilt cluster reuses job ids; a requeue of the same job has a higher restart count.
     return (

@@ -184,6 +184,7 @@ def cause_of(
     scancel                        COMPLETING  =         None         None       cancelled
     scancel in the grace time      COMPLETING  =         a time       None       see below
     scancel after a requeue        COMPLETING  +1        None         None       cancelled
+    slurmctld has lost this start  COMPLETING  =         gone         None       requeued
     the same, when it has ended    CANCELLED   +1        None         None       cancelled
     a rank crashed                 RUNNING     =         None         None       crash
     =============================  ==========  ========  ===========  =========  ============
@@ -203,6 +204,7 @@ def cause_of(
     state = JOB_STATES.get(known.get("JobState", ""))
     is_ending = known.get("JobState") == "COMPLETING"
     requeued = (state is not None and state.is_waiting) or int(known.get("Restarts", "0")) > restarts_at_start
+    requeued = requeued or is_being_requeued(known)
     cancelled = "PreemptTime" in known if requeued else cancelled
     if state is JobState.CANCELLED or (is_ending and cancelled):
         return Cause.CANCELLED
@@ -219,6 +221,15 @@ def cause_of(
     if error_seen:
         return Cause.CRASH
     return Cause.TIME_LIMIT if warned else Cause.UNKNOWN
+
+
+def is_being_requeued(job: Mapping[str, str]) -> bool:
+    """Return whether a job still ends after a requeue: Slurm shows no PreemptTime of a job that waits for its start.
+
+    Args:
+        job: the fields of ``scontrol show job``.
+    """
+    return job.get("JobState") == "COMPLETING" and "PreemptTime" not in job
 
 
 def moment_of(text: str | None) -> float | None:

@@ -15,7 +15,7 @@ from hpcddp.run.failure import beginning
 from hpcddp.run.files import ignore_output_errors, why_unreadable
 from hpcddp.slurm.job import slurm_job_id
 from hpcddp.stop.reasons import ExitCode
-from hpcddp.supervise.begin import begin
+from hpcddp.supervise.begin import BeingRequeuedError, begin
 from hpcddp.supervise.end import end
 from hpcddp.supervise.slurm_requeue import forbid_requeue
 from hpcddp.supervise.stage import stage
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Begin an attempt and print its directory; a requeued job that does not start must not be requeued again."""
-    directory = ""
+    must_not_return = True
     try:
         directory = begin(
             run_root=options.run_root,
@@ -78,9 +78,13 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
             element=options.element,
             warnings=options.warning,
         )
+        must_not_return = not directory
+    except BeingRequeuedError:
+        must_not_return = False
+        raise
     finally:
         job_id = slurm_job_id(environment)
-        if not directory and job_id is not None and "SLURM_RESTART_COUNT" in environment:
+        if must_not_return and job_id is not None and "SLURM_RESTART_COUNT" in environment:
             forbid_requeue(job_id)
     if directory:
         sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))

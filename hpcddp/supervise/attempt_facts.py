@@ -54,7 +54,7 @@ class AttemptFacts:
 
     def read_records(self) -> bool:
         """Read and keep what the ranks have written; return whether the file system of the attempt has answered."""
-        for name in ("restarts", "decision", "failures", "events", "program", "damage"):
+        for name in ("restarts_at_start", "decision", "failures", "events", "program", "damage"):
             try:
                 found = getattr(self, name)
             except (OSError, HpcddpError) as error:
@@ -93,10 +93,16 @@ class AttemptFacts:
         return ask_slurm(self.job_id, patience_s=0.0 if self.decision else PATIENCE_S)
 
     @cached_property
-    def restarts(self) -> int:
+    def restarts_at_start(self) -> int:
         """The restart count that this attempt was started with."""
         start = read_start(self.attempt)
         return 0 if start is None else start.restart_count
+
+    @property
+    def restarts(self) -> int:
+        """The restart count of this attempt, which is smaller now if slurmctld was killed and forgot a requeue."""
+        shown = (self.job_fields or {}).get("Restarts", str(self.restarts_at_start))
+        return min(int(shown), self.restarts_at_start)
 
     @cached_property
     def decision(self) -> Decision | None:

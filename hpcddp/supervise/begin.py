@@ -33,7 +33,7 @@ from hpcddp.run.ownership import (
 )
 from hpcddp.run.result import BY_USER, has_finished, read_result, resume_command, unfinished_result, write_result
 from hpcddp.slurm import commands
-from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, moment_of, slurm_job_id
+from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, is_being_requeued, moment_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause, ExitCode
@@ -64,6 +64,13 @@ class CancelledError(HpcddpError):
 
     kind = "cancelled"
     exit_code: ClassVar[int] = ExitCode.INTERRUPTED
+
+
+class BeingRequeuedError(HpcddpError):
+    """Slurm already ends this start of the job, and will start it again."""
+
+    kind = "being_requeued"
+    exit_code: ClassVar[int] = ExitCode.STOPPED
 
 
 class EndedError(HpcddpError):
@@ -115,6 +122,7 @@ def begin(
         RunDirectoryError: the directory belongs to another job, or is not safe.
         BudgetError: the run was started often enough.
         CancelledError: the job was cancelled, and its program has requeued it.
+        BeingRequeuedError: Slurm already ends this start of the job, and will start it again.
         EndedError: the run has ended for good, and Slurm has run its job again by itself.
         PredecessorError: a run that must finish before has ended in another way.
         DirectoryAwayError: the directory that the run had before is not there after ten minutes.
@@ -122,6 +130,7 @@ def begin(
     """
     job_id = slurm_job_id(environment)
     job = ask_slurm(job_id) if job_id else None
+    _refuse_being_requeued(job_id, job)
     directory, own_id = Path(run_root).absolute() / name, run_id or _derived_run_id(environment)
     run = RunDirectory(directory / own_id)
     of_sweep = None
@@ -164,6 +173,16 @@ def begin(
         return str(attempt.path)
 
     return _when_there_is_space(run, claim)
+
+
+def _refuse_being_requeued(job_id: str | None, job: Mapping[str, str] | None) -> None:
+    """Refuse a start that Slurm already ends: a slurmctld that was killed just after the start has forgotten it.
+
+    Raises:
+        BeingRequeuedError: Slurm starts the job again by itself.
+    """
+    if job is not None and is_being_requeued(job):
+        raise BeingRequeuedError(f"Slurm already ends this start of job {job_id}, and starts the job again")
 
 
 def _wait_for_directory(path: Path) -> None:

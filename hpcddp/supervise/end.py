@@ -279,13 +279,12 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done:
     """Make sure that a requeue lasts, and record what came of it; ``by`` is who requeued the job, if not its user."""
     requeue = attempt_facts.spec.requeue
     # Slurm repairs a requeue that it has forgotten, if Requeue is 1 and the script has ended.
-    may_leave = by == "hpcddp" and requeue.left_to_slurm
-    if done.outcome is RequeueOutcome.REQUEUED and not may_leave and not attempt_facts.is_fenced:
+    must_stay = not requeue.left_to_slurm
+    if done.outcome is RequeueOutcome.REQUEUED and must_stay and not attempt_facts.is_fenced:
         done = requeuing.stay_until_saved(
             attempt_facts.job_id or "",
             attempt=attempt_facts.attempt,
             restarts=attempt_facts.restarts,
-            set_requeue_flag=not requeue.left_to_slurm,
             set_start_time=requeue.expedite,
         )
     if attempt_facts.is_fenced:

@@ -124,10 +124,8 @@ def requeue(
     )
 
 
-def stay_until_saved(
-    job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, set_start_time: bool
-) -> Requeued:
-    """Stay until the controller has saved a requeue, and requeue the job again if it has lost it.
+def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, set_start_time: bool) -> Requeued:
+    """Stay until the controller has saved the requeue of a --no-requeue job; requeue it again if that is lost.
 
     A controller that is killed comes back with the state that it saved last: the job runs, as if it had not been
     requeued. Slurm then requeues a job with Requeue=1 by itself when the node reports that the job is not there, and
@@ -137,7 +135,6 @@ def stay_until_saved(
         job_id: the job, which has been requeued and is still ending.
         attempt: the attempt that ends.
         restarts: the restart count of this attempt.
-        set_requeue_flag: whether to set Requeue=1 first (a --no-requeue job).
         set_start_time: whether to set an earlier start time, which applies if Slurm kills this process meanwhile.
     """
     done = Requeued(outcome=RequeueOutcome.REQUEUED)
@@ -153,7 +150,7 @@ def stay_until_saved(
         if seen is not None:
             return Requeued(outcome=seen)
         write_message(_LOST.format(job_id=job_id))
-        done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
+        done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=True)
         if done.outcome is not RequeueOutcome.REQUEUED:
             break
     return done

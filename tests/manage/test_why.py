@@ -255,6 +255,22 @@ def test_what_slurm_still_knows_of_a_run_without_a_result_is_told(made: FakeRun,
     assert first_error.endswith("step 20: ValueError: no")
 
 
+@pytest.mark.parametrize(("restarts", "at", "is_lost"), [(0, 20, True), (1, 20, False), (0, 90, False)])
+def test_a_requeue_that_slurmctld_has_lost_is_told(
+    made: FakeRun, restarts: int, at: float, golden: GoldenMessages, *, is_lost: bool
+) -> None:
+    made.submitted().started().event("requeue", at=at, cause="preemption")
+    answer = why(made, queued(state="RUNNING", restarts=restarts))
+    assert ("lost the requeue" in golden.message(answer.why)) == is_lost
+
+
+def test_a_job_that_failed_with_its_requeue_says_why(made: FakeRun, golden: GoldenMessages) -> None:
+    made.submitted().started().event("requeue", cause="preemption")
+    answer = why(made, queued(state="FAILED"))
+    assert_facts(golden.message(answer.why), "job 7 is FAILED", "slurmctld was down", "requeue was lost")
+    assert answer.command == f"hpcddp submit --resume {made.run.path}"
+
+
 def test_without_an_answer_nobody_can_tell(made: FakeRun, golden: GoldenMessages) -> None:
     made.submitted(cluster="local").started(host="elsewhere")
     assert "started on another machine" in golden.message(why(made).why)

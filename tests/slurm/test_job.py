@@ -58,6 +58,7 @@ ROWS: list[tuple[str, dict[str, str] | None, dict[str, Any], Cause]] = [
         {"cancelled": True},
         Cause.PREEMPTION,
     ),
+    ("slurmctld has forgotten this start", waiting("COMPLETING", 2), {}, Cause.REQUEUED),
     ("scancel after a requeue", shown("COMPLETING", 3), {}, Cause.CANCELLED),
     ("scancel after a requeue, all is over", shown("CANCELLED", 3), {}, Cause.CANCELLED),
     ("a node is lost for good", shown("NODE_FAIL"), {}, Cause.NODE_FAILURE),

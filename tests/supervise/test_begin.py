@@ -325,6 +325,25 @@ def test_a_requeue_of_the_runs_own_job_is_the_next_attempt(tmp_path: Path) -> No
     assert AttemptDirectory.from_text(requeued).number == 1
 
 
+def test_a_start_that_slurm_already_ends_leaves_no_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
+) -> None:
+    """A slurmctld that was killed just after the start has forgotten it: it still ends the job for the requeue."""
+    slurm, environment = FakeSlurm(monkeypatch), {"SLURM_JOB_ID": "7"}
+    begin_in(tmp_path, environment=environment)
+    slurm.become_requeued()
+    requeued = {**environment, "SLURM_RESTART_COUNT": "1"}
+    assert begin_by_script(tmp_path, requeued, monkeypatch) == 75
+    assert_facts(golden.message(capsys.readouterr().err), "already ends this start", "job 7", "again")
+    run = RunDirectory(tmp_path / "demo" / "r1")
+    assert (slurm.is_forbidden, run.newest_attempt()) == (False, 0)
+    # The same, where the attempt had begun before slurmctld was back: it is started once more with the same count.
+    for number in (1, 2):
+        append_event(run.events, kind="save", time=float(number), attempt=number - 1, step=number)
+        slurm.become("RUNNING", PreemptTime="None")
+        assert AttemptDirectory.from_text(begin_in(tmp_path, environment=requeued)).number == number
+
+
 def test_what_slurm_requeued_by_itself_is_written_down_as_what_it_was(tmp_path: Path) -> None:
     environment = {"SLURM_JOB_ID": "12", "PATH": ""}
     attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=environment))

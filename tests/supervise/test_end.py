@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import beginning, cause_in_log
-from hpcddp.run.files import write_json
+from hpcddp.run.files import read_json, write_json
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.slurm import commands
@@ -206,25 +206,22 @@ def test_a_job_cancelled_after_its_requeue_is_cancelled(
     assert scenario.events()[-1] == ("stop", "cancelled")
 
 
-def test_a_requeue_of_slurms_own_that_it_has_forgotten_is_made_again_and_counted_once(
-    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("causes", ["[time_limit]", "[time_limit, preemption]"])
+def test_the_script_stays_only_where_slurm_does_not_repair_a_lost_requeue(
+    tmp_path: Path, slurm: FakeSlurm, causes: str
 ) -> None:
+    scenario = Scenario(tmp_path, SLURM, f"requeue: {{causes: {causes}}}\n")
+    scenario.stop(reason=StopReason.WARNED, cause=None)
+    assert (scenario.end().exit_code, scenario.events()[-1]) == (75, ("requeue", "time_limit"))
+    assert slurm.waited == (0 if "preemption" in causes else 7)
+
+
+def test_a_job_whose_requeue_count_went_back_is_requeued(scenario: Scenario, slurm: FakeSlurm) -> None:
+    """A slurmctld that was killed has forgotten the requeue that led to this attempt."""
+    write_json(scenario.attempt.start, {**read_json(scenario.attempt.start), "restart_count": 1})
     slurm.become("RUNNING", **PREEMPTED)
     scenario.stop()
-    slurm.become_requeued()
-    forgets = [True]
-
-    def sleep(seconds: float) -> None:
-        slurm.sleep(seconds)
-        if forgets and slurm.waited > 5:
-            forgets.pop()
-            slurm.become("RUNNING", Restarts="0", **PREEMPTED)
-
-    monkeypatch.setattr("time.sleep", sleep)
-    ending = scenario.end()
-    assert (ending.exit_code, slurm.start_times[-1]) == (75, 2)
-    assert slurm.calls == ["requeue 7"]
-    assert scenario.events() == [("start", None), ("save", None), ("stop", "preemption"), ("requeue", "preemption")]
+    assert (scenario.end().exit_code, slurm.calls) == (75, ["requeue 7"])
 
 
 def test_the_users_error_is_never_requeued_and_comes_with_its_traceback(
@@ -397,6 +394,7 @@ def test_a_preemption_without_a_grace_time_is_counted_as_one(
     ending = scenario.end()
     assert_facts(golden.message(ending.text), "job 7 was preempted", "step 12 is saved")
     assert scenario.events()[-1] == ("requeue", "preemption")
+    slurm.become("RUNNING")
     with pytest.raises(BudgetError) as caught:
         scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"})
     assert_facts(golden.message(caught.value), "requeue.max_preemptions is 0", "one more")
@@ -417,8 +415,8 @@ def test_a_requeue_that_is_refused_outlasts_the_grace_time(
 
     monkeypatch.setattr("time.sleep", sleep)
     assert scenario.end().exit_code == 75
-    # Until the end of the grace time, and until Slurm has saved the requeue.
-    assert [marker and marker["status"] for marker in seen] == ["stopped", "stopped"]
+    # Until the end of the grace time.
+    assert [marker and marker["status"] for marker in seen] == ["stopped"]
     assert (scenario.result, scenario.events()[-1]) == (None, ("requeue", "preemption"))
 
 

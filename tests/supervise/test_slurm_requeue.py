@@ -191,7 +191,7 @@ def test_a_damaged_event_log_does_not_hold_up_the_end(attempt: AttemptDirectory)
 
 
 def stay(attempt: AttemptDirectory, *, set_start_time: bool = True) -> Requeued:
-    return stay_until_saved("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=set_start_time)
+    return stay_until_saved("7", attempt=attempt, restarts=0, set_start_time=set_start_time)
 
 
 @pytest.mark.parametrize(("set_start_time", "start_times"), [(True, [9]), (False, [])])
@@ -216,7 +216,7 @@ def test_a_controller_that_keeps_forgetting_is_asked_three_times_more(
 
     monkeypatch.setattr(time, "sleep", sleep)
     assert stay(attempt).outcome is RequeueOutcome.REQUEUED
-    assert slurm.calls == ["requeue 7"] * 3
+    assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"] * 3
     assert_facts(golden.message(capsys.readouterr().err), "lost the requeue of job 7", "requeued again")
 
 
@@ -225,7 +225,7 @@ def test_a_controller_that_is_away_when_it_is_looked_at_is_waited_for(
 ) -> None:
     slurm.errors = [None, AWAY, AWAY]
     assert stay(attempt).outcome is RequeueOutcome.REQUEUED
-    assert slurm.calls == ["requeue 7"]
+    assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"]
 
 
 def test_a_requeue_that_slurm_has_forgotten_and_now_refuses_is_told(
