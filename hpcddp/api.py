@@ -433,6 +433,14 @@ class Sweep:
             state = "its records cannot be read"
         return f"<Sweep {self.sweep_id} ({self.name}, {state})>"
 
+    def __iter__(self) -> Iterator[Run]:
+        """Yield its runs in their order."""
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        """Return the number of its runs."""
+        return len(self._read().elements)
+
     @classmethod
     def find(cls, name: str, run_root: str | os.PathLike[str] | None = None) -> Self:
         """Return the sweep that a name means: an id or a part of it, a job's name, a Slurm job id, or ``last``.

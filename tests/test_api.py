@@ -188,6 +188,7 @@ def test_a_run_of_a_sweep_that_waits_has_no_directory(here: Path) -> None:
     write_sweep(SubmittedSweep(sweep_id=path.name, path=path, elements=({"a": 1}, {"a": 2}), chunks=()))
     sweep = api.Sweep(path)
     assert sweep.results() == [None, None]
+    assert (len(sweep), list(sweep)) == (2, sweep.runs)
     run = api.Run(path.with_name(f"{path.name}_1"))
     assert (run.result(), run.metrics(), run.state) == (None, [], "unknown")
     assert sweep.runs == [api.Run.find(f"{path.name}_0"), run]

@@ -201,6 +201,10 @@ def _instead_of_sbatch(option: str, arguments: Sequence[str]) -> str | None:
         return f"; it is an option of sbatch: write --set resources.sbatch.{option.removeprefix('--')}=true"
     if option in {"--gpus", "-G"}:
         return ", which for sbatch counts the GPUs of all nodes; write those of one node: --gpus-per-node"
+    if option in {"--ntasks", "-n"}:
+        return (
+            ", which for sbatch counts the tasks of all nodes; write those of one node: --nodes with --tasks-per-node"
+        )
     if option == "--gres":
         return f"; write {_instead_of_gres(_value_of(option, arguments))}"
     return None
@@ -208,14 +212,14 @@ def _instead_of_sbatch(option: str, arguments: Sequence[str]) -> str | None:
 
 def _instead_of_gres(value: str) -> str:
     """Return what to write in place of ``--gres=VALUE``; the value is quoted for a shell."""
+    from hpcddp.jobfile.resources import fields_of_gres
+
     options = []
-    for resource in value.strip("'").split(","):
-        name, *kind, count = resource.split(":") if ":" in resource else (resource, "1")
-        if name == "gpu":
-            options.append(f"--gpus-per-node {count}" + "".join(f" --gpu-type {word}" for word in kind))
+    for field, text in fields_of_gres(value.strip("'")):
+        if field.startswith("gres."):
+            options.append(f"--set {shlex.quote(f'resources.{field}={text}')}")
         else:
-            given = f"resources.gres.{':'.join([name, *kind])}={count}"
-            options.append(f"--set {shlex.quote(given)}")
+            options.append(f"--{field.replace('_', '-')} {text}")
     return " ".join(options)
 
 

@@ -27,7 +27,8 @@ def stacks(
 ) -> None:
     """Print where every rank of a running job is, as Python stacks.
 
-    Equal stacks are printed once. The job continues. A training and an entrypoint answer by themselves, even in a
+    Equal stacks are printed once. The job continues. Processes that a rank has started, such as the workers of a
+    DataLoader, follow the ranks. A training and an entrypoint answer by themselves, even in a
     collective that hangs. The program of a command needs py-spy in the environment of the job: pip install py-spy. If
     no stack can be read, the exit code is 1.
 

@@ -17,6 +17,7 @@ from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.fields import REFUSED
 from hpcddp.jobfile.job import ValueKind, field_paths, find_key, key_type_of
 from hpcddp.jobfile.problems import shown
+from hpcddp.jobfile.resources import fields_of_gres
 
 Reason = tuple[str, str]
 """Why the value is wrong, and what to write instead."""
@@ -29,6 +30,7 @@ def is_secret(path: Path) -> bool:
     return any(path[: len(secret)] == secret[: len(path)] for secret in SECRETS)
 
 
+_GRES: Path = ("resources", "gres")
 EXAMPLES = {
     ("name",): "name: my-job",
     ("batch",): "batch: {global_batch_size: 256}",
@@ -65,7 +67,9 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None, option: st
     if "[key]" in error["loc"]:
         why, instead = _reason(error, value, None)
         return f"is not a valid key: {why.removeprefix('and ')}; {instead}"
-    if error["type"] in {"model_type", "model_attributes_type"}:
+    if path == _GRES and isinstance(value, str):
+        why, instead = "as sbatch takes it", f"write {_instead_of_gres(value, option)}"
+    elif error["type"] in {"model_type", "model_attributes_type"}:
         why, instead = "expected a section", _first_field(path, written or value, option)
     elif is_secret(path):
         why, instead = _reason(error, value if value is None else _HIDDEN, None)
@@ -76,6 +80,18 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None, option: st
     number = isinstance(value, int | float) and not isinstance(value, bool)
     kind = "the number " if number and error["type"] == "string_type" else ""
     return f"is {kind}{shown(value, written=written)}, {why}; {instead}"
+
+
+def _instead_of_gres(text: str, option: str | None) -> str:
+    """Return the fields to write in place of a text of sbatch's ``--gres``."""
+    fields = fields_of_gres(text)
+    if option is not None:
+        return " ".join(f"--set {shlex.quote(f'resources.{field}={value}')}" for field, value in fields)
+    written = []
+    for field, value in fields:
+        section, _, name = field.partition(".")
+        written.append(f'{section}: {{"{name}": {value}}}' if name else f"{field}: {value}")
+    return f"{', '.join(written)} in resources"
 
 
 def _first_field(path: Path, value: object, option: str | None) -> str:
@@ -264,18 +280,21 @@ def unknown_key(path: Path) -> str:
     if key_type is None or key_type.section is None:
         return f"is not a field, because {dotted(parent)} is a single value; write {dotted(parent)} alone"
     where = f"a field of {dotted(parent)}" if parent else "a field of the job file"
-    return f"is not {where}; {_instead(parent, key, tuple(key_type.section.model_fields))}"
+    return f"is not {where}; {_instead(parent, key, tuple(key_type.section.model_fields), path[depth:])}"
 
 
-def _instead(parent: Path, key: str, siblings: tuple[str, ...]) -> str:
+def _instead(parent: Path, key: str, siblings: tuple[str, ...], below: Path) -> str:
     sibling = nearest(key, siblings)
     if sibling is not None:
         return f"did you mean {dotted((*parent, sibling))}?"
-    elsewhere = field_named(key) or _elsewhere(key)
+    # The name of a flag of sbatch may look like that of a field elsewhere.
+    elsewhere = field_named(key) or (None if parent == ("resources",) else _elsewhere(key))
     if elsewhere is not None:
         return f"did you mean {elsewhere}?"
     if parent == ("resources",):
-        return f"any other sbatch flag goes under resources.sbatch, as in {{{key.replace('_', '-')}: ...}}"
+        # Other tools have a mapping of flags here.
+        flag = (below[0] if below else key).replace("_", "-")
+        return f"any other sbatch flag goes under resources.sbatch, as in {{{flag}: ...}}"
     return f"the fields are {', '.join(siblings)}"
 
 

@@ -145,6 +145,18 @@ def why_no_flag(option: str) -> str | None:
     return None if flag is None else REFUSED_FLAGS.get(flag)
 
 
+def fields_of_gres(text: str) -> list[tuple[str, str]]:
+    """Return the fields of ``resources``, with their values, that mean what ``--gres=TEXT`` asks for."""
+    fields = []
+    for resource in text.split(","):
+        name, *kind, count = resource.split(":") if ":" in resource else (resource, "1")
+        if name == "gpu":
+            fields += [("gpus_per_node", count), *(("gpu_type", word) for word in kind)]
+        else:
+            fields.append((f"gres.{':'.join([name, *kind])}", count))
+    return fields
+
+
 # Slurm stores these counts in 16 bits, and reserves the largest values (slurm.h, NO_VAL16).
 LARGEST_16_BIT_COUNT = 0xFFFD
 # Node counts have 32 bits; what sbatch parses is a C int.

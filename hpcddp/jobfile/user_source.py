@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import importlib.util
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePath
 from typing import Final
 
 _FREE = frozenset({"exec", "globals", "vars", "setattr"})
@@ -47,21 +52,119 @@ _IN_DISTRIBUTED: Final = frozenset({"barrier", "broadcast", "gather", "reduce", 
 _DISTRIBUTED: Final = frozenset({"dist", "distributed"})
 
 
-def collective_in(body: Sequence[ast.stmt], name: str) -> str | None:
-    """Return which collective a function or class calls, itself or in another of its module; None if none is seen."""
-    by_name = {defined: statement for statement in body for defined in names_defined([statement]) or ()}
-    seen, left = {name}, [name]
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+# They may be installed from a checkout, in a directory like one of the user's.
+_NOT_OWN: Final = frozenset({"hpcddp", "torch"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """The source of a module.
+
+    Args:
+        name: its full name.
+        is_package: whether it is the ``__init__`` of a package.
+        body: its statements.
+    """
+
+    name: str
+    is_package: bool
+    body: Sequence[ast.stmt]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, ast.stmt]:
+        """The statement that defines each name; the last one if there are several."""
+        return {name: statement for statement in self.body for name in names_defined([statement]) or ()}
+
+    def absolute_name(self, statement: ast.ImportFrom) -> str | None:
+        """Return the full name of the module that a statement ``from ... import`` names; None if it names none."""
+        package = self.name if self.is_package else self.name.rpartition(".")[0]
+        try:
+            return importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+        except ImportError:
+            # A relative name outside of a package.
+            return None
+
+
+ReadModule = Callable[[str], Module | None]
+"""Returns the source of a module by its full name; None for one that is not the user's own, or that has none."""
+
+
+def is_own_source(module: str, file: str) -> bool:
+    """Return whether a module is the user's own, and neither of the standard library nor of an installed package.
+
+    Args:
+        module: its full name.
+        file: its source.
+    """
+    is_standard = file.startswith(sysconfig.get_path("stdlib") + "/")
+    return module.partition(".")[0] not in _NOT_OWN and not is_standard and not _INSTALLED & set(PurePath(file).parts)
+
+
+def collective_in(module: Module, name: str, read_module: ReadModule) -> str | None:
+    """Return which collective a function or class calls, itself or in another that it names; None if none is seen.
+
+    Args:
+        module: the module that defines it.
+        name: its name.
+        read_module: how the modules that it imports are read.
+    """
+    seen: set[tuple[str, str]] = set()
+    left = [(module, name)]
     while left:
-        statement = by_name.get(left.pop())
-        if statement is None or isinstance(statement, ast.Import | ast.ImportFrom):
+        where, current = left.pop()
+        statement = where.by_name.get(current)
+        if statement is None or (where.name, current) in seen:
+            continue
+        seen.add((where.name, current))
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            left += _imported(where, [current], read_module)
             continue
         for part in ast.walk(statement):
             if isinstance(part, ast.Call) and (called := _collective(part.func)) is not None:
-                return called
-            if isinstance(part, ast.Name) and part.id not in seen:
-                seen.add(part.id)
-                left.append(part.id)
+                return called if where is module else f"{called} (in module {where.name})"
+            if isinstance(part, ast.Name):
+                left.append((where, part.id))
+            elif isinstance(part, ast.Attribute):
+                left += _imported(where, _dotted_name(part), read_module)
     return None
+
+
+def _imported(where: Module, dotted_name: Sequence[str], read_module: ReadModule) -> Iterator[tuple[Module, str]]:
+    """Yield the module and the name in it that a name such as ``losses.dice`` may stand for.
+
+    Args:
+        where: the module that has the name.
+        dotted_name: the words of the name; its first one is imported, or nothing is yielded.
+        read_module: how modules are read.
+    """
+    statement = where.by_name.get(dotted_name[0]) if dotted_name else None
+    if not isinstance(statement, ast.Import | ast.ImportFrom):
+        return
+    for alias in statement.names:
+        is_whole = isinstance(statement, ast.Import) and alias.asname is None
+        bound = alias.name.partition(".")[0] if is_whole else alias.asname or alias.name
+        if bound != dotted_name[0]:
+            continue
+        if isinstance(statement, ast.ImportFrom):
+            full_name = f"{where.absolute_name(statement)}.{alias.name}"
+        else:
+            # "import pkg.losses" binds pkg.
+            full_name = bound if is_whole else alias.name
+        module_name, _, name = ".".join([full_name, *dotted_name[1:]]).rpartition(".")
+        module = read_module(module_name) if module_name else None
+        if module is not None:
+            yield module, name
+
+
+def _dotted_name(attribute: ast.Attribute) -> list[str]:
+    """Return the words of ``losses.dice``; none for an attribute of anything but a name."""
+    words: list[str] = []
+    part: ast.expr = attribute
+    while isinstance(part, ast.Attribute):
+        words.insert(0, part.attr)
+        part = part.value
+    return [part.id, *words] if isinstance(part, ast.Name) else []
 
 
 def _collective(function: ast.expr) -> str | None:

@@ -77,11 +77,23 @@ class StackGroup:
         shown = f"on {first.host}, process {first.pid}: {first.command}"
         if first.rank is None:
             yield f"{self.who}, such as that {shown}" if len(self.processes) > 1 else f"no rank {shown}"
+        elif first.is_child:
+            yield f"{self._who_children} {shown}"
         elif len(self.processes) == 1:
             yield f"rank {first.rank} {shown}"
         else:
             yield f"ranks {ranks_text(one.rank or 0 for one in self.processes)}, such as rank {first.rank} {shown}"
         yield from (f"  {line}".rstrip() for line in self._stacks())
+
+    @property
+    def _who_children(self) -> str:
+        """Which processes that ranks have started, before where the first of them is."""
+        first = self.processes[0]
+        if len(self.processes) == 1:
+            return f"a process that rank {first.rank} has started"
+        ranks = sorted({one.rank or 0 for one in self.processes})
+        by = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+        return f"{len(self.processes)} processes that {by} started, such as one of rank {first.rank}"
 
     def _stacks(self) -> Iterator[str]:
         if not self.main:
@@ -94,24 +106,33 @@ class StackGroup:
 
 
 def group_stacks(processes: Sequence[ProcessStacks]) -> list[StackGroup]:
-    """Return processes in groups of equal stacks, the largest group first; processes without a rank are the last."""
-    groups: dict[tuple[bool, tuple[str, ...]], list[ProcessStacks]] = {}
+    """Return processes in groups of equal stacks, the largest group first.
+
+    Processes that the ranks have started come after the ranks, and processes without a rank are the last.
+    """
+    groups: dict[tuple[bool, bool, tuple[str, ...]], list[ProcessStacks]] = {}
     for process in processes:
         main, _ = _threads(process.lines)
         stack = tuple(frame.text for frame in main) or process.lines
-        groups.setdefault((process.rank is None, stack), []).append(process)
+        groups.setdefault((process.rank is None, process.is_child, stack), []).append(process)
     found = []
     for members in groups.values():
         main, others = _threads(members[0].lines)
         found.append(StackGroup(processes=tuple(members), main=tuple(main), others=tuple(others)))
-    return sorted(found, key=lambda group: (group.processes[0].rank is None, -len(group.processes)))
+    return sorted(found, key=_position)
+
+
+def _position(group: StackGroup) -> tuple[bool, bool, int]:
+    first = group.processes[0]
+    return first.rank is None, first.is_child, -len(group.processes)
 
 
 def summary(groups: Sequence[StackGroup]) -> str:
     """Return where the ranks are: ``63 ranks at train.py:54, rank 1 on n2 at train.py:51``; empty if not known."""
     places: dict[str, list[ProcessStacks]] = {}
     for group in groups:
-        if group.place is not None and group.processes[0].rank is not None:
+        first = group.processes[0]
+        if group.place is not None and first.rank is not None and not first.is_child:
             places.setdefault(group.place, []).extend(group.processes)
     same = (StackGroup(processes=tuple(members), main=(), others=()) for members in places.values())
     return ", ".join(f"{group.who} at {place}" for group, place in zip(same, places, strict=True))

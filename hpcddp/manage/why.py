@@ -20,7 +20,7 @@ from hpcddp.manage.status import RunStatus, State, left_behind
 from hpcddp.run.collectives import Collective, read_collectives
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import RECENT_BYTES, Event, newest_saved_step, read_events
-from hpcddp.run.failure import failure_sentence, ranks_without_record, read_failures
+from hpcddp.run.failure import failure_sentence, ranks_without_record, read_failures, rest_of_message
 from hpcddp.run.files import read_tail
 from hpcddp.run.find import run_of_job
 from hpcddp.run.result import Result, resume_command
@@ -74,6 +74,7 @@ class Answer:
     Args:
         status: the run.
         why: a sentence.
+        error: the lines of the error's message below the one that ``why`` quotes.
         facts: what else is known, a sentence each.
         history: a line for each start and end of an attempt.
         advice: what to do about it; None where there is nothing to do.
@@ -82,6 +83,7 @@ class Answer:
 
     status: RunStatus
     why: str
+    error: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
     advice: str | None = None
@@ -93,6 +95,7 @@ class Answer:
             "run_id": self.status.run.run_id,
             "state": str(self.status.state),
             "why": self.why,
+            "error": list(self.error),
             "facts": [*self.facts, *self.status.remarks],
             "history": list(self.history),
             "advice": self.advice,
@@ -102,6 +105,7 @@ class Answer:
     def lines(self) -> Iterator[str]:
         """Yield what a person reads."""
         yield f"{self.status.run.run_id} ({self.status.run.path.parent.name}): {self.why}"
+        yield from (f"    {line}" for line in self.error)
         yield from (f"  {fact}" for fact in self.facts)
         yield from (f"  {remark}" for remark in self.status.remarks)
         yield from (f"  {line}" for line in self.history)
@@ -243,7 +247,21 @@ def _ended(status: RunStatus, result: Result, called: str) -> Answer:
     reason = str(result.reason)
     said = reason.startswith(str(State.CANCELLED))
     why = f"it was {reason}" if said else f"it {_ENDED.get(status.state, 'has ended')}: {reason}"
-    return Answer(status=status, why=why, facts=facts, history=_history(status), advice=advice, command=command)
+    return Answer(
+        status=status,
+        why=why,
+        error=tuple(_rest_of_error(status, why)),
+        facts=facts,
+        history=_history(status),
+        advice=advice,
+        command=command,
+    )
+
+
+def _rest_of_error(status: RunStatus, sentence: str) -> list[str]:
+    """Return the lines of the error's message that follow the one in a sentence about the end of the run."""
+    attempt = failed_attempt(status.run)
+    return [] if attempt is None else rest_of_message(read_failures(attempt), sentence)
 
 
 def remedy(run: RunDirectory, result: Result, called: str) -> tuple[str, str | None]:
@@ -320,7 +338,10 @@ def _source(run: RunDirectory) -> Iterator[str]:
 def _failure(status: RunStatus) -> Iterator[str]:
     attempt = failed_attempt(status.run)
     if attempt is not None and attempt.number == status.files.attempt:
-        yield failure_sentence(attempt, read_failures(attempt))
+        records = read_failures(attempt)
+        sentence = failure_sentence(attempt, records)
+        yield sentence
+        yield from (f"  {line}" for line in rest_of_message(records, sentence))
 
 
 def _collectives(status: RunStatus) -> Iterator[str]:

@@ -16,7 +16,10 @@ from hpcddp.run.lost_peers import TimedOutRanks, UnevenRanks, find_lost_peers, p
 from hpcddp.run.record import Record, RecordError, create_record, read_record
 from hpcddp.stop.reasons import Cause
 
-_LONGEST_HEADLINE = 300
+_LONGEST_LINE = 300
+# Of a longer message the first and the last lines are shown: the last ones often hold the error that another one wraps.
+_MOST_LINES_BELOW_HEADLINE = 9
+_FIRST_LINES_BELOW_HEADLINE = 4
 _RANKS_NAMED = 16
 
 
@@ -72,8 +75,23 @@ class FailureRecord(Record):
     @property
     def headline(self) -> str:
         """The message's first line, cut where it would fill a screen."""
-        line = self.message.strip().partition("\n")[0]
-        return line if len(line) <= _LONGEST_HEADLINE else f"{line[:_LONGEST_HEADLINE]} ..."
+        return _cut(self.message.strip().partition("\n")[0])
+
+    @property
+    def below_headline(self) -> list[str]:
+        """The message's other lines, for a terminal; of many lines, the middle is left out with a note."""
+        lines = self.message.strip().split("\n")[1:]
+        left_out = len(lines) - _MOST_LINES_BELOW_HEADLINE
+        if left_out > 0:
+            # The note takes a line as well.
+            left_out += 1
+            end = _FIRST_LINES_BELOW_HEADLINE + left_out
+            lines[_FIRST_LINES_BELOW_HEADLINE:end] = [f"... ({left_out} lines are left out)"]
+        return [_cut(printable(line.expandtabs(2)).rstrip()) for line in lines]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
 
 
 def write_failure(attempt: AttemptDirectory, record: FailureRecord) -> None:
@@ -152,6 +170,18 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
 def _named_sentence(records: Sequence[FailureRecord]) -> str | None:
     named = _named(records)
     return f"{named[0].place} failed first{named[0].when}: {named[0].label}{named[0].headline}" if named else None
+
+
+def rest_of_message(records: Sequence[FailureRecord], sentence: str) -> list[str]:
+    """Return the lines of the first error's message that follow the line which a sentence about the failure quotes.
+
+    Args:
+        records: as ``read_failures`` returns them.
+        sentence: as ``failure_sentence`` returns it, with or without more about the end of the run.
+    """
+    named = _named(records)
+    is_quoted = bool(named) and f"{named[0].label}{named[0].headline}" in sentence
+    return named[0].below_headline if is_quoted else []
 
 
 def _not_started_sentence(attempt: AttemptDirectory) -> str | None:
@@ -257,8 +287,8 @@ def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     if named:
         first, *others = named
         lines += [f"  {line}" for line in first.traceback.rstrip().splitlines()[-20:]]
-        same = [record.rank for record in others if record.message == first.message]
-        different = [record for record in others if record.message != first.message]
+        same = [record.rank for record in others if record.headline == first.headline]
+        different = [record for record in others if record.headline != first.headline]
         if same:
             lines.append(f"the same on {_places(attempt, same)}")
         lines += [f"also {record.place}: {record.label}{record.headline}" for record in different[:_RANKS_NAMED]]

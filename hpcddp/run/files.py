@@ -16,7 +16,7 @@ import pwd
 import secrets
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
@@ -374,15 +374,57 @@ def append_line(path: Path, line: str) -> None:
         OSError: the file is a symbolic link or no regular file, or the disk is full, read-only or gone; what was
             written of the line is taken back.
     """
-    # Lines with names that are not UTF-8 are JSON: as in ``_as_json``.
-    content = f"{line}\n".encode(errors="backslashreplace")
-    descriptor = _open_to_append(path, os.O_RDWR)
+    descriptor = open_lines(path)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
-        _write_whole(descriptor, content if _ends_with_newline(descriptor) else b"\n" + content)
+        write_lines(descriptor, [line])
     finally:
         os.close(descriptor)
+
+
+def open_lines(path: Path) -> int:
+    """Open a file to append lines, end a line that is cut off, and return the descriptor.
+
+    Args:
+        path: the file, created with mode 0600 if missing.
+
+    Raises:
+        OSError: the file is a symbolic link or no regular file, or the disk is full, read-only or gone.
+    """
+    descriptor = _open_to_append(path, os.O_RDWR)
+    try:
+        _end_torn_line(path, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def write_lines(descriptor: int, lines: Sequence[str]) -> None:
+    """Append lines in one write.
+
+    Only a failure asks for the size of the file: over NFS, each such question would wait for the server to take what
+    was written before.
+
+    Args:
+        descriptor: the file, as ``open_lines`` returns it.
+        lines: the texts without their newlines.
+
+    Raises:
+        OSError: the disk is full, read-only or gone; what was written of the lines is taken back.
+    """
+    # Lines with names that are not UTF-8 are JSON: as in ``_as_json``.
+    content = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+    done = 0
+    try:
+        # A full disk takes a part first, and fails at the rest.
+        while done < len(content):
+            done += os.write(descriptor, content[done:])
+    except OSError:
+        # An incomplete line would become one with the next. If another process has written meanwhile, it stays.
+        end = os.lseek(descriptor, 0, os.SEEK_CUR)
+        if done and os.fstat(descriptor).st_size == end:
+            os.ftruncate(descriptor, end - done)
+        raise
 
 
 def open_to_append(path: Path) -> int:
@@ -398,23 +440,12 @@ def _open_to_append(path: Path, mode: int) -> int:
     return os.open(path, mode | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def _ends_with_newline(descriptor: int) -> bool:
-    """Return whether the next line begins at the start of a line; also true of what has no content to look at."""
-    size = os.fstat(descriptor).st_size
-    return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
-
-
-def _write_whole(descriptor: int, content: bytes) -> None:
-    before, done = os.fstat(descriptor).st_size, 0
-    try:
-        # A full disk takes a part first, and fails at the rest.
-        while done < len(content):
-            done += os.write(descriptor, content[done:])
-    except OSError:
-        # An incomplete line would become one with the next. If another process has written meanwhile, it stays.
-        if os.fstat(descriptor).st_size == before + done:
-            os.ftruncate(descriptor, before)
-        raise
+def _end_torn_line(path: Path, descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
+    if status.st_size and os.pread(descriptor, 1, status.st_size - 1) != b"\n":
+        os.write(descriptor, b"\n")
 
 
 def sync_directory(path: Path) -> None:

@@ -23,7 +23,15 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 from hpcddp.packages import is_installed
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import LONGEST_LINE, NotRegularError, append_line, open_regular, why_unreadable, write_bytes
+from hpcddp.run.files import (
+    LONGEST_LINE,
+    NotRegularError,
+    open_lines,
+    open_regular,
+    why_unreadable,
+    write_bytes,
+    write_lines,
+)
 from hpcddp.run.record import (
     FORMAT,
     LARGEST_RECORD,
@@ -190,55 +198,85 @@ def read_metrics(path: Path, size: int) -> Lines[MetricsLine]:
     return read_last_lines(path, MetricsLine, size)
 
 
-METRICS_FLUSH_S: Final = 2.0
+METRICS_OPEN_S: Final = 2.0
 
 
 class MetricsFile:
-    """Collects records and appends them in blocks: at least every 2 s, and at each ``flush``.
+    """Appends each record to a file at once, so that a process that aborts or is killed loses none.
+
+    The file stays open for 2 s at most: other hosts see what was written when it is closed (nfs(5), close-to-open).
 
     Args:
         path: the file.
-        before_write: called before each block; raises if this process may no longer write.
-        warn: called once when a block cannot be written; what it holds is kept for the next one.
+        before_open: called before the file is opened; raises if this process may no longer write.
+        warn: called once when records cannot be written; they are kept, and written when the file can be.
         monotonic: seconds on a clock that never goes back.
-        flush_every_s: the longest time between two blocks, in seconds; 0 writes each record at once.
+        open_s: how long the file stays open, in seconds; 0 closes it after each record.
     """
 
     def __init__(
         self,
         path: Path,
         *,
-        before_write: Callable[[], None],
+        before_open: Callable[[], None],
         warn: Callable[[str], None],
         monotonic: Callable[[], float] = time.monotonic,
-        flush_every_s: float = METRICS_FLUSH_S,
+        open_s: float = METRICS_OPEN_S,
     ) -> None:
-        self._path, self._monotonic, self._before_write, self._warn = path, monotonic, before_write, warn
-        self._flush_every_s = flush_every_s
+        self._path, self._monotonic, self._before_open, self._warn = path, monotonic, before_open, warn
+        self._open_s = open_s
+        self._descriptor: int | None = None
+        # The lines since the file was opened; a disk over the network says only at its end that it did not take them.
         self._lines: list[str] = []
+        self._written = 0
         self._warned = False
-        self._written_at = monotonic()
+        self._flushed_at = monotonic()
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take a record; numbers that JSON does not have become null."""
+        """Write a record; numbers that JSON does not have become null."""
         self._lines.append(json.dumps({name: _json_number(value) for name, value in record.items()}))
-        # What a full disk did not take is written again at the next flush, not at each record.
-        every_s = METRICS_FLUSH_S if self._warned else self._flush_every_s
-        if self._monotonic() - self._written_at >= every_s:
+        # What a full disk did not take is written again after a while, not at each record.
+        open_s = METRICS_OPEN_S if self._warned else self._open_s
+        if self._monotonic() - self._flushed_at >= open_s:
             self.flush()
+        elif not self._warned:
+            self._write()
 
     def flush(self) -> None:
-        """Write what has been collected; a disk that is full or missing does not delay the training."""
-        if self._lines:
-            try:
-                self._before_write()
-                append_line(self._path, "\n".join(self._lines))
-            except OSError as error:
-                self._report(error)
-            else:
-                self._lines.clear()
-                self._warned = False
-        self._written_at = self._monotonic()
+        """Write what could not be written before, and show it to other hosts.
+
+        A disk that is full or missing does not delay the training.
+        """
+        self._write()
+        self._close()
+        self._flushed_at = self._monotonic()
+
+    def _write(self) -> None:
+        if self._written == len(self._lines):
+            return
+        try:
+            if self._descriptor is None:
+                self._before_open()
+                self._descriptor = open_lines(self._path)
+            write_lines(self._descriptor, self._lines[self._written :])
+        except OSError as error:
+            self._report(error)
+            self._close()
+        else:
+            self._written = len(self._lines)
+            self._warned = False
+
+    def _close(self) -> None:
+        if self._descriptor is None:
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        try:
+            os.close(descriptor)
+        except OSError as error:
+            self._report(error)
+        else:
+            del self._lines[: self._written]
+        self._written = 0
 
     def _report(self, error: OSError) -> None:
         if not self._warned:
@@ -296,7 +334,7 @@ class _OwnLog:
     def __init__(self, path: Path, attempt: int | None) -> None:
         self._run, self._attempt = RunDirectory(path.parent), attempt
         self._file: MetricsFile | None = MetricsFile(
-            path, before_write=self._check_owner, warn=_write_warning, flush_every_s=0.0
+            path, before_open=self._check_owner, warn=_write_warning, open_s=0.0
         )
         self._checked_at = -math.inf
 

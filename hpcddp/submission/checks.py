@@ -29,6 +29,7 @@ from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeh
 from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
 from hpcddp.run.metrics import PACKAGES
+from hpcddp.slurm.hostlist import HostListError, expand
 from hpcddp.submission.allocation_checks import allocation_obstacles
 from hpcddp.submission.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python
 from hpcddp.submission.function_checks import function_obstacles, meant_module
@@ -151,6 +152,24 @@ def _python_of(words: Sequence[str]) -> tuple[str | None, str | None]:
         if not word.startswith("-"):
             return word, None
     return None, None
+
+
+def _too_few_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield a list of more nodes than the job asks for: it must get all of them."""
+    nodelist = spec.resources.nodelist
+    # A list with a slash is the name of a file (sbatch(1), --nodelist).
+    if cluster != "slurm" or nodelist is None or "/" in nodelist:
+        return
+    try:
+        hosts = set(expand(nodelist))
+    except HostListError:
+        return
+    if len(hosts) > spec.resources.nodes:
+        yield Obstacle(
+            sentence=f"resources.nodes is {spec.resources.nodes}, and resources.nodelist is {nodelist}, and the job "
+            f"must get all {len(hosts)} of these nodes; write --nodes {len(hosts)}, or a shorter list",
+            can_force=False,
+        )
 
 
 def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -283,6 +302,7 @@ CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, shell_obstacles, func
 """The checks whose result may differ between the elements of a sweep, which share one environment."""
 CHECKS: tuple[Check, ...] = (
     allocation_obstacles,
+    _too_few_nodes,
     _too_many_nodes,
     _no_gpu,
     _early_warning,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from hpcddp.errors import nearest
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.user_source import collective_in, names_defined
+from hpcddp.jobfile.user_source import Module, ReadModule, collective_in, is_own_source, names_defined
 from hpcddp.submission.environment_checks import runs_in_this_python
 from hpcddp.submission.request import Obstacle
 
@@ -34,20 +35,20 @@ def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
     for key, name in _named_functions(spec):
         module, function = name.split(":", 1)
         search = _Search(directory=Path.cwd(), paths=paths, is_complete=known)
-        if (why := search.why_not(module, function, _use_of(key, spec))) is not None:
+        if (why := search.why_not(module, function, _use_of(key, spec, search))) is not None:
             yield Obstacle(sentence=f"{key} is {name}, and {why}", certain=known)
 
 
-# Returns why a function of the statements of a module cannot be used; None if it can, or if that is not known.
-_Use = Callable[[Sequence[ast.stmt], str], str | None]
+# Returns why a function of a module cannot be used; None if it can, or if that is not known.
+_Use = Callable[[Module, str], str | None]
 
 
-def _use_of(key: str, spec: JobSpec) -> _Use | None:
+def _use_of(key: str, spec: JobSpec, search: _Search) -> _Use | None:
     """Return the check of how a key uses its function; None for one that takes any."""
     if key == "entrypoint":
         return _not_called_with_one
     is_share = key == "train.loss" and spec.train is not None and spec.train.loss_reduction != "global"
-    return _calls_collectives if is_share else None
+    return partial(_calls_collectives, read_module=search.read_own_module) if is_share else None
 
 
 def meant_module(module: str, variables: Mapping[str, str]) -> str | None:
@@ -88,6 +89,20 @@ class _Search:
 
     def why_not(self, module: str, function: str, use: _Use | None) -> str | None:
         """Return why a function cannot be used; None if it can, or if only an import would show it."""
+        found = self._find(module)
+        return _no_function(found, module, function, use) if isinstance(found, ModuleSpec) else found
+
+    def read_own_module(self, module: str) -> Module | None:
+        """Return the source of a module of the user's own; None for another one, or one that cannot be read."""
+        found = self._find(module)
+        if not isinstance(found, ModuleSpec) or not is_own_source(module, found.origin or ""):
+            return None
+        with suppress(ImportError, OSError, SyntaxError, ValueError):
+            return _parse(found, module)
+        return None
+
+    def _find(self, module: str) -> ModuleSpec | str | None:
+        """Return where a module is, or why there is none; None if only an import would show it."""
         paths: Sequence[str] = [*self.paths, str(self.directory)]
         name, _, rest = module.partition(".")
         found = _find(name, paths, is_top=self.is_complete)
@@ -103,7 +118,7 @@ class _Search:
             found = _find(last, paths, is_top=False)
             if found is None:
                 return self._no_module(name, paths)
-        return _no_function(found, module, function, use)
+        return found
 
     def _no_module(self, name: str, paths: Sequence[str]) -> str:
         parent, _, last = name.rpartition(".")
@@ -140,36 +155,43 @@ def _modules_in(paths: Sequence[str]) -> list[str]:
 def _no_function(found: ModuleSpec, module: str, function: str, use: _Use | None) -> str | None:
     """Return why a module has no such function, or why the function cannot be used."""
     try:
-        # A compiled module has no source.
-        source = found.loader.get_source(found.name) if isinstance(found.loader, InspectLoader) else None
-        tree = None if source is None else ast.parse(source)
+        parsed = _parse(found, module)
     except (ImportError, OSError):
         return None
     except (SyntaxError, ValueError) as error:
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else error
         return f"{found.origin} is not valid Python{line}: {reason}; correct the file"
-    names = None if tree is None else names_defined(tree.body)
+    names = None if parsed is None else names_defined(parsed.body)
     if names is None or function in names:
-        what = None if tree is None or use is None else use(tree.body, function)
+        what = None if parsed is None or use is None else use(parsed, function)
         return what and f"in {found.origin} {function} {what}"
     near = nearest(function, names)
     instead = f"did you mean {module}:{near}?" if near else "write the name of a function in it"
     return f"{module} ({found.origin}) defines no {function}; {instead}"
 
 
-def _calls_collectives(body: Sequence[ast.stmt], name: str) -> str | None:
+def _parse(found: ModuleSpec, module: str) -> Module | None:
+    """Return the source of a module; None for a compiled one."""
+    source = found.loader.get_source(found.name) if isinstance(found.loader, InspectLoader) else None
+    if source is None:
+        return None
+    is_package = found.submodule_search_locations is not None
+    return Module(name=module, is_package=is_package, body=ast.parse(source).body)
+
+
+def _calls_collectives(module: Module, name: str, *, read_module: ReadModule) -> str | None:
     """Return which collective a loss of shares calls; None if none is seen."""
-    called = collective_in(body, name)
+    called = collective_in(module, name, read_module)
     return called and (
         f"calls {called}, in which every rank must take part, and a rank without samples does not call a loss of "
         "shares; write train.loss_reduction: global, and check the loss with hpcddp doctor ddp"
     )
 
 
-def _not_called_with_one(body: Sequence[ast.stmt], name: str) -> str | None:
+def _not_called_with_one(module: Module, name: str) -> str | None:
     """Return why a module's function cannot be called with one argument; None if it can, or if that is not known."""
-    what = _arguments_not_one(body, name)
+    what = _arguments_not_one(module.body, name)
     return what and f"{what}, but an entrypoint is called with one argument, the context; write def {name}(context)"
 
 

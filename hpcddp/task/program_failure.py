@@ -44,9 +44,21 @@ _NOTICE_LINE: Final = re.compile(r"^hpcddp: (\d\d:\d\d:\d\d SIG|the time limit i
 _IGNORED_EXCEPTION: Final = ("Exception ignored in", "Exception in thread")
 # A warning of torch's own log, or a line that is drawn.
 _SAYS_NOTHING: Final = re.compile(r"\[[IW]\d{4} |[^\w]+$", re.ASCII)
+# Written below the last line of an exception's message by Python, torch, the shell, srun, hpcddp, or a logger.
+_NOT_OF_A_MESSAGE: Final = re.compile(
+    r"\s*$|hpcddp: |srun: |slurmstepd|wandb: |\[rank\d+\]:|\[?[IWEF]\d{4} |\d{4}-\d\d-\d\d |Exception ignored in"
+    r"|Exception in thread|Fatal Python error|terminate called|Aborted|Segmentation fault|Killed|\S+: line \d+: ",
+    re.ASCII,
+)
 _LONGEST_MESSAGE: Final = 300
 # Raised because another process has ended, and by torchrun after a signal.
 _LAUNCHER_EXCEPTIONS: Final = frozenset({"CalledProcessError", "ProcessExitedException", "SignalException"})
+# The exceptions of torch.multiprocessing.spawn and of subprocess for a process that a signal has killed.
+_KILLED_CHILD: Final = re.compile(
+    r"torch\.multiprocessing\.spawn\.ProcessExitedException: process \d+ terminated with signal (?P<by_spawn>SIG\w+)"
+    r"|subprocess\.CalledProcessError: Command .* died with <Signals\.(?P<by_subprocess>SIG\w+): \d+>\.",
+    re.ASCII,
+)
 _LONGEST_NAME: Final = 60
 # os.environ raises KeyError.
 _MISSING_VARIABLE: Final = re.compile(r"KeyError: '(HPCDDP_\w+)'", re.ASCII)
@@ -79,6 +91,9 @@ def program_failure(
         return None
     end = read_log_end(log)
     code = code if end.code is None else end.code
+    killed_child = _signal_of_child(end)
+    if killed_child is not None:
+        code = -killed_child
     signalled = _signal_of(code)
     # After an exception, an object that is left behind can abort, such as a process group with pending work; and a
     # program that still exits is ended because another rank has failed.
@@ -94,7 +109,7 @@ def program_failure(
     infrastructure = secondary or port_taken or (killed is signal.SIGKILL and code < 0)
     return PROCESS_STATE.record(
         kind="killed" if killed is not None else _exception_type(end) or "exit",
-        message=_failure_message(command, code, killed, end),
+        message=_failure_message(command, code, killed, end, is_child=killed_child is not None),
         traceback=end.traceback or end.tail,
         exit_code=ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.USER_CODE,
         secondary=secondary,
@@ -107,7 +122,7 @@ def _failed_before_its_signal(log: Path, end: LogEnd) -> bool:
     lines = read_tail(log, TAIL_BYTES).splitlines()
     before = list(itertools.takewhile(lambda line: not _NOTICE_LINE.match(line), lines))
     is_known = bool(end.message) and len(before) < len(lines)
-    return is_known and _end_of([_RANK_PREFIX.sub("", line) for line in before]).message == end.message
+    return is_known and _end_of(before).message == end.message
 
 
 def error_while_stopping(code: int, log: Path) -> str | None:
@@ -138,8 +153,21 @@ def _signal_of(code: int) -> signal.Signals | None:
     return signal.Signals(number) if number in list(signal.Signals) else None
 
 
-def _failure_message(command: Sequence[str], code: int, killed: signal.Signals | None, end: LogEnd) -> str:
+def _signal_of_child(end: LogEnd) -> signal.Signals | None:
+    """Return the signal that killed a process of the program, as the exception that ended the program says it."""
+    match = _KILLED_CHILD.fullmatch(end.message)
+    if match is None:
+        return None
+    name = match["by_spawn"] or match["by_subprocess"]
+    return next((signum for signum in signal.Signals if signum.name == name), None)
+
+
+def _failure_message(
+    command: Sequence[str], code: int, killed: signal.Signals | None, end: LogEnd, *, is_child: bool
+) -> str:
     program = _name_of(command)
+    if killed is not None and is_child:
+        program = f"a process that {program} started"
     if killed is signal.SIGKILL:
         return f"{program} was killed by SIGKILL, most often because memory ran out"
     if killed is not None:
@@ -152,7 +180,9 @@ def _failure_message(command: Sequence[str], code: int, killed: signal.Signals |
             return f"{message}; this job does not set the variable: {remedy}"
         # submitit/helpers.py: its variables are those of torchrun, which the task has set.
         exported = message.startswith("Cannot export environment variables as ")
-        return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)" if exported else message
+        if exported:
+            return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)"
+        return "\n".join([message, *end.more])
     asked = code == ExitCode.STOPPED
     hint = ", which its launcher does not pass on; to be run again, create $HPCDDP_REQUEUE_FILE and end with 0"
     # The last line of a launcher is its own.
@@ -180,7 +210,8 @@ class LogEnd:
 
     Args:
         traceback: the last traceback with the exceptions that caused it; empty if there is none.
-        message: the exception's own line; empty if there is none.
+        message: the exception's type and the first line of its message; empty if there is none.
+        more: the other lines of its message.
         tail: the last lines of the log, with or without a traceback.
         rank: the rank that torchrun names as the first to fail; None where no torchrun has ended.
         code: the exit code of that rank.
@@ -188,6 +219,7 @@ class LogEnd:
 
     traceback: str = ""
     message: str = ""
+    more: tuple[str, ...] = ()
     tail: str = ""
     rank: int | None = None
     code: int | None = None
@@ -203,7 +235,7 @@ def read_log_end(log: Path) -> LogEnd:
     of_launcher = "\n".join(lines[last:])
     root = _ROOT_CAUSE.search(of_launcher) if f"\n{_CHILD_FAILED}" in of_launcher else None
     if root is None:
-        return _end_of([_RANK_PREFIX.sub("", line) for line in lines])
+        return _end_of(lines)
     return _end_of_ranks(lines[:last], root=int(root["rank"]), code=int(root["code"]))
 
 
@@ -218,7 +250,7 @@ def _end_of_ranks(lines: Sequence[str], *, root: int, code: int) -> LogEnd:
     output: dict[int | None, list[str]] = {root: [], None: []}
     for line in lines:
         prefix = _RANK_PREFIX.match(line)
-        output.setdefault(None if prefix is None else int(prefix[1]), []).append(_RANK_PREFIX.sub("", line))
+        output.setdefault(None if prefix is None else int(prefix[1]), []).append(line)
     ends = {rank: _end_of(of_rank) for rank, of_rank in output.items()}
     # Ranks that lost a peer end at nearly the same time. A signal leaves no traceback of its own.
     own = (rank for rank, end in ends.items() if end.message and not log_says_peer_loss(end.traceback, ""))
@@ -226,7 +258,8 @@ def _end_of_ranks(lines: Sequence[str], *, root: int, code: int) -> LogEnd:
     return replace(ends[first], tail=ends[None].tail, rank=root if first is None else first, code=code)
 
 
-def _end_of(lines: Sequence[str]) -> LogEnd:
+def _end_of(lines_of_log: Sequence[str]) -> LogEnd:
+    lines = [_RANK_PREFIX.sub("", line) for line in lines_of_log]
     tail = "\n".join(lines[-_TAIL_LINES:])
     begins = [number for number, line in enumerate(lines) if line == _TRACEBACK]
     if not begins:
@@ -241,5 +274,22 @@ def _end_of(lines: Sequence[str]) -> LogEnd:
     end = next((number for number in range(last + 1, len(lines)) if lines[number][:1].strip()), len(lines))
     if len(lines) - end > _MOST_LINES_AFTER:
         return LogEnd(tail=tail)
-    message = lines[end] if end < len(lines) else ""
-    return LogEnd(traceback="\n".join(lines[first : end + 1]), message=message, tail=tail)
+    if end == len(lines):
+        return LogEnd(traceback="\n".join(lines[first:]), tail=tail)
+    more = _more_of_message(lines_of_log[end:])
+    text = "\n".join([*lines[first : end + 1], *more])
+    return LogEnd(traceback=text, message=lines[end], more=tuple(more), tail=tail)
+
+
+def _more_of_message(lines: Sequence[str]) -> list[str]:
+    """Return the lines that continue the message of an exception.
+
+    Args:
+        lines: the log from the exception's own line on.
+    """
+    prefix = _RANK_PREFIX.match(lines[0])
+    if prefix is not None:
+        # Torch writes its prefix before each line of a message that is not empty.
+        of_message = itertools.takewhile(lambda line: not line or line.startswith(prefix[0]), lines[1:])
+        return "\n".join(_RANK_PREFIX.sub("", line) for line in of_message).rstrip().splitlines()
+    return list(itertools.takewhile(lambda line: not _NOT_OF_A_MESSAGE.match(line), lines[1:]))

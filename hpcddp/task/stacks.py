@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +25,19 @@ from hpcddp.processes import Process, command_line, environment_of, handled_sign
 from hpcddp.task.signals import STACKS_FILE, STACKS_SIGNAL
 
 _TASK: Final = "hpcddp.task"
+# Of multiprocessing's own: a process that another one has started by spawn, and helpers that run nobody's code.
+_SPAWNED: Final = "--multiprocessing-fork"
+_HELPERS: Final = ("from multiprocessing.resource_tracker import", "from multiprocessing.forkserver import")
+_NEW_S: Final = 1.0
+# py-spy takes most of a second for a process; a node has several ranks, each with its loader processes.
+_TASKS_AT_ONCE: Final = 8
 _ANSWER_TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.1
 _PY_SPY_TIMEOUT_S: Final = 30.0
 # A line of srun's output arrives whole up to 1024 bytes.
 _LONGEST_LINE: Final = 800
 SEPARATOR: Final = "\t"
+_CHILD: Final = "child"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +48,7 @@ class ProcessStacks:
         rank: its rank; None for a process that is no rank, such as a launcher.
         host: its host.
         pid: its process id there.
+        is_child: whether the rank has started it for a part of its work, as a DataLoader starts its workers.
         command: its command line, shortened.
         lines: its stacks, or a sentence why there are none.
     """
@@ -45,6 +56,7 @@ class ProcessStacks:
     rank: int | None
     host: str
     pid: int
+    is_child: bool = False
     command: str
     lines: tuple[str, ...]
 
@@ -63,14 +75,65 @@ def stacks_of_host(attempt: str, *, node: str | None, programs: bool, host: str)
         programs: whether the tasks run programs of the user's own, whose stacks only py-spy can read.
         host: what to call this host.
     """
-    every = {process.pid: process for process in own_processes()}
-    tasks = [process for pid, process in every.items() if _is_task(pid, attempt, node)]
-    tasks = [process for process in tasks if process.parent not in {task.pid for task in tasks}]
-    for task in sorted(tasks, key=lambda process: (_rank_of(process.pid) or 0, process.pid)):
-        for pid in _programs_below(task.pid, every.values()) if programs else [task.pid]:
-            lines = _py_spy(pid) if programs else _ask(pid)
-            command = printable(" ".join(command_line(pid)))[: _LONGEST_LINE // 2]
-            yield ProcessStacks(rank=_rank_of(pid), host=host, pid=pid, command=command, lines=tuple(lines))
+    processes = {process.pid: process for process in own_processes()}
+    children: dict[int, list[Process]] = {}
+    for pid in sorted(processes):
+        children.setdefault(processes[pid].parent, []).append(processes[pid])
+    tasks = [process for pid, process in processes.items() if _is_task(pid, attempt, node)]
+    # The forks of a task have its command line.
+    task_ids = {task.pid for task in tasks}
+    pids = [task.pid for task in tasks if task.parent not in task_ids]
+    in_order = sorted(pids, key=lambda pid: (_rank_of(pid) or 0, pid))
+
+    def stacks_of_task(task: int) -> list[ProcessStacks]:
+        read = _stacks_of_program if programs else _stacks_of_training
+        return list(read(task, children, host))
+
+    with ThreadPoolExecutor(_TASKS_AT_ONCE) as threads:
+        yield from itertools.chain.from_iterable(threads.map(stacks_of_task, in_order))
+
+
+_Children = Mapping[int, Sequence[Process]]
+
+
+def _stacks_of_training(task: int, children: _Children, host: str) -> Iterator[ProcessStacks]:
+    """Yield the stacks of a task that runs the training itself, and of the processes that do a part of its work."""
+    yield _process_stacks(task, _rank_of(task), host, _ask(task))
+    for pid, is_child in _python_processes_below(task, children):
+        if is_child:
+            # A fork has the handler of its task. For any other process the signal would be the end.
+            lines = _ask(pid) if _can_answer(pid) else _py_spy(pid)
+            yield _process_stacks(pid, _rank_of(task), host, lines, is_child=True)
+
+
+def _stacks_of_program(task: int, children: _Children, host: str) -> Iterator[ProcessStacks]:
+    """Yield the stacks of the Python processes of a command; what it runs instead if there is none."""
+    processes = list(_python_processes_below(task, children))
+    for pid, is_child in processes:
+        yield _process_stacks(pid, _rank_of(pid), host, _py_spy(pid), is_child=is_child)
+    if not processes:
+        yield from _without_python(task, children, host)
+
+
+def _without_python(task: int, children: _Children, host: str) -> Iterator[ProcessStacks]:
+    last = task
+    while children.get(last):
+        last = children[last][-1].pid
+    if last == task:
+        why = "its program has not started yet, or has just ended"
+    else:
+        why = f"no Python process of this task runs here; its program runs {_command_of(last)}"
+    yield _process_stacks(last, _rank_of(task), host, [why])
+
+
+def _process_stacks(
+    pid: int, rank: int | None, host: str, lines: Sequence[str], *, is_child: bool = False
+) -> ProcessStacks:
+    return ProcessStacks(rank=rank, host=host, pid=pid, is_child=is_child, command=_command_of(pid), lines=tuple(lines))
+
+
+def _command_of(pid: int) -> str:
+    return printable(" ".join(command_line(pid)))[: _LONGEST_LINE // 2]
 
 
 def _is_task(pid: int, attempt: str, node: str | None) -> bool:
@@ -91,12 +154,21 @@ def _rank_of(pid: int) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def _programs_below(task: int, every: Collection[Process]) -> Iterator[int]:
-    """Yield the Python processes that a task has started, without the forks of one, such as workers of a DataLoader."""
-    for child in sorted(process.pid for process in every if process.parent == task):
-        if _is_python(child) and command_line(child) != command_line(task):
-            yield child
-        yield from _programs_below(child, every)
+def _python_processes_below(parent: int, children: _Children) -> Iterator[tuple[int, bool]]:
+    """Yield the Python processes that a process has started, and whether they do a part of its work."""
+    for process in children.get(parent, ()):
+        words = command_line(process.pid)
+        # A fork has the command line of its parent: a process that will run another program has it for a moment only.
+        is_fork = words == command_line(parent)
+        is_helper = any(word.startswith(_HELPERS) for word in words) and not is_fork
+        is_new_fork = is_fork and _age_s(process) < _NEW_S
+        if _is_python(process.pid) and not is_helper and not is_new_fork:
+            yield process.pid, is_fork or _SPAWNED in words
+        yield from _python_processes_below(process.pid, children)
+
+
+def _age_s(process: Process) -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / os.sysconf("SC_CLK_TCK")
 
 
 def _is_python(pid: int) -> bool:
@@ -124,6 +196,10 @@ def _ask(pid: int) -> list[str]:
             return file.read().decode(errors="replace").splitlines()
     except OSError as error:
         return [f"this process has just ended ({error.strerror})"]
+
+
+def _can_answer(pid: int) -> bool:
+    return STACKS_SIGNAL in handled_signals(pid) and _memory_file(pid) is not None
 
 
 def _memory_file(pid: int) -> Path | None:
@@ -163,24 +239,32 @@ def _py_spy(pid: int) -> list[str]:
 
 
 def lines_of(stacks: ProcessStacks) -> Iterator[str]:
-    """Yield stacks as lines that stay apart when nodes print at once: host, process, rank, then a line of text."""
-    head = (stacks.host, str(stacks.pid), "" if stacks.rank is None else str(stacks.rank))
+    """Yield stacks as lines that stay apart when nodes print at once: host, process, rank, kind, a line of text."""
+    rank = "" if stacks.rank is None else str(stacks.rank)
+    head = (stacks.host, str(stacks.pid), rank, _CHILD if stacks.is_child else "")
     for text in (stacks.command, *stacks.lines):
         yield SEPARATOR.join((*head, text[:_LONGEST_LINE].replace(SEPARATOR, " ")))
 
 
 def parse_lines(lines: Sequence[str]) -> list[ProcessStacks]:
     """Return the stacks in lines that ``lines_of`` has made, in the order of their ranks; others are left out."""
-    found: dict[tuple[str, int, int | None], list[str]] = {}
+    texts: dict[tuple[str, str, str, str], list[str]] = {}
     for line in lines:
         with suppress(ValueError):
-            host, pid, rank, text = line.split(SEPARATOR, 3)
-            found.setdefault((host, int(pid), int(rank) if rank.isdecimal() else None), []).append(text)
+            host, pid, rank, child, text = line.split(SEPARATOR, 4)
+            texts.setdefault((host, pid, rank, child), []).append(text)
     stacks = [
-        ProcessStacks(rank=rank, host=host, pid=pid, command=texts[0], lines=tuple(texts[1:]))
-        for (host, pid, rank), texts in found.items()
+        ProcessStacks(
+            rank=int(rank) if rank else None,
+            host=host,
+            pid=int(pid),
+            is_child=child == _CHILD,
+            command=command,
+            lines=tuple(stack),
+        )
+        for (host, pid, rank, child), (command, *stack) in texts.items()
     ]
-    return sorted(stacks, key=lambda each: (each.rank is None, each.rank or 0, each.host, each.pid))
+    return sorted(stacks, key=lambda each: (each.rank is None, each.rank or 0, each.host, each.is_child, each.pid))
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ import torch
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import Train
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.metrics import METRICS_FLUSH_S, MetricsFile
+from hpcddp.run.metrics import METRICS_OPEN_S, MetricsFile
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import Deadline, KnownEnd
@@ -111,12 +111,12 @@ class TrainContext:
         if self.is_main:
             self.write_line(text)
 
-    def metrics_file(self, *, flush_every_s: float = METRICS_FLUSH_S) -> MetricsFile:
+    def metrics_file(self, *, open_s: float = METRICS_OPEN_S) -> MetricsFile:
         """Return the metrics file of the run, which an attempt that no longer owns the run must not write."""
         return MetricsFile(
             self.run.metrics,
             monotonic=self.monotonic,
-            before_write=lambda: raise_if_fenced(self.run, self.attempt),
+            before_open=lambda: raise_if_fenced(self.run, self.attempt),
             warn=self.print_on_rank_0,
-            flush_every_s=flush_every_s,
+            open_s=open_s,
         )

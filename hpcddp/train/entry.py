@@ -134,7 +134,7 @@ def run_entrypoint(context: TrainContext) -> None:
             "write a plain function"
         )
     # At once, as ``hpcddp.log`` does: the function may use both.
-    metrics = context.metrics_file(flush_every_s=0.0) if context.is_main else None
+    metrics = context.metrics_file(open_s=0.0) if context.is_main else None
     if context.is_main:
         append_event(context.run.events, kind="train", time=context.now(), attempt=context.attempt, reason=name)
     with tracked(context, first_step=None) as tracking:

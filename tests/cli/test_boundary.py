@@ -72,7 +72,7 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         (("submit", "--nice", "x.yaml"), ("no option --nice; if", "write --set resources.sbatch.nice=VALUE")),
         (("status", "--xyz"), ("no option --xyz\n",)),
         (("status", "--dependency", "x"), ("no option --dependency\n",)),
-        (("submit", "-n", "4"), ("no option -n;", "did you mean --tasks-per-node?")),
+        (("submit", "-n", "4"), ("no option -n,", "the tasks of all nodes", "--nodes with --tasks-per-node")),
         (("submit", "-d", "afterok:7"), ("no option -d;", "did you mean --after?")),
         (("submit", "--gpus-per-task=1"), ("no option --gpus-per-task;", "did you mean --gpus-per-node?")),
         (("submit", "-o", "out.log"), ("no option -o:", "in the run directory", "set run_root")),
@@ -91,6 +91,7 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         (("status", "--interval", "0"), ("--interval is 0,", "2 is the least; write 2 or more")),
         (("submit", "--max-parallel", "0"), ("--max-parallel is 0,", "1 is the least; write 1 or more")),
         (("plan", "--rule", "none of them"), ("'--rule': 'none of them'", "'none', 'linear', 'sqrt'.\n")),
+        (("submit", "--ntasks=4"), ("no option --ntasks,", "the tasks of all nodes", "--nodes with --tasks-per-node")),
     ],
 )
 def test_an_option_or_a_value_that_does_not_exist_leads_to_the_one_that_was_meant(

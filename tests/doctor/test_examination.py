@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from hpcddp.doctor.errors import DoctorError
 from hpcddp.doctor.loss.batches import Batch
-from hpcddp.doctor.loss.call import Loss
+from hpcddp.doctor.loss.call import Loss, collective_of
 from hpcddp.doctor.loss.examination import Diagnosis, Finding, as_json, examine, explain, judge_all
 from hpcddp.doctor.loss.verdict import Verdict
 from tests.doctor import sample_losses
@@ -297,6 +298,16 @@ def test_a_loss_that_calls_collectives_is_not_judged_by_one_process(
     assert f"calls {helper}, " in message
     assert "train.loss_reduction: global" in message
     assert message.endswith("hpcddp doctor ddp JOB")
+
+
+def test_a_collective_in_a_module_that_the_loss_imports_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "examined_terms.py").write_text("def dice(x, y):\n    dist.all_reduce(x)\n")
+    (tmp_path / "examined_loss.py").write_text("from examined_terms import dice\ndef loss(x, y): return dice(x, y)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("examined_loss")
+    assert collective_of("examined_loss:loss") == "all_reduce (in module examined_terms)"
 
 
 def test_a_function_of_a_sum_that_is_no_mean_is_repaired_by_its_sums() -> None:

@@ -144,6 +144,11 @@ def test_an_override_repairs_the_file(load: Load) -> None:
         ),
         ("run_root=a\0b", ("--set run_root: contains a NUL character", "remove it")),
         ("train.seed=.inf", ("--set train.seed: is not a finite number", "write a number")),
+        (
+            "resources.gres=gpu:a100:2,nvme:1",
+            ("resources.gpus_per_node=2 --set resources.gpu_type=a100 --set resources.gres.nvme=1",),
+        ),
+        ("resources.extra.reboot=true", ("goes under resources.sbatch, as in {reboot: ...}",)),
     ],
 )
 def test_a_bad_override_is_named_in_place_of_file_and_line(text: str, facts: tuple[str, ...], refuse: Refuse) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcddp.manage.stack_groups import group_stacks, summary
 from hpcddp.task.stacks import ProcessStacks
+from tests.messages import GoldenMessages
 from tests.waiting import wait_until
 
 
@@ -73,6 +75,16 @@ def test_ranks_at_one_line_by_two_ways_are_told_together() -> None:
     groups = group_stacks([process(0, py_spy_lines(54, 1)), process(1, deeper)])
     assert len(groups) == 2
     assert summary(groups) == "2 ranks at train.py:54"
+
+
+def test_processes_of_the_ranks_are_shown_after_the_ranks(golden: GoldenMessages) -> None:
+    workers = [replace(process(rank, py_spy_lines(7, 200 + rank)), pid=200 + rank, is_child=True) for rank in range(3)]
+    stuck = replace(process(1, py_spy_lines(9, 300)), pid=300, is_child=True)
+    groups = group_stacks([*workers, stuck, *(process(rank, py_spy_lines(54, 1)) for rank in range(2))])
+    assert summary(groups) == "2 ranks at train.py:54"
+    _, first, second = (next(iter(group.lines())) for group in groups)
+    assert "3 processes that ranks 0-2 started" in golden.message(first)
+    assert "rank 1 " in golden.message(second)
 
 
 def test_what_is_no_stack_and_no_rank_is_shown_after_the_ranks() -> None:

@@ -142,6 +142,19 @@ def test_a_failed_run_names_its_error_and_leads_to_it(made: FakeRun, golden: Gol
     assert golden.message(answer.advice).endswith(": hpcddp submit X")
 
 
+def test_an_error_of_several_lines_is_shown_below_its_first(made: FakeRun) -> None:
+    reason = "rank 3 on n1 failed first after step 20: ValueError: no"
+    message = 'no\n\tMissing key(s) in state_dict: "fc.weight"'
+    made.submitted().started().failed(3, step=20, message=message).event("train")
+    below = '  Missing key(s) in state_dict: "fc.weight"'
+    assert f"  {below}" in why(made, queued(state="FAILED")).facts
+    answer = why(made.ended("failed", reason=reason, exit_code=70, saved_step=10).event("failure", cause="crash"))
+    first, second, *_ = answer.lines()
+    assert first.endswith(reason)
+    assert second == f"    {below}"
+    assert answer.as_json()["error"] == [below]
+
+
 def test_what_the_killed_program_of_a_command_has_saved_is_not_known(made: FakeRun) -> None:
     made.submitted().started().ended("failed", reason="rank 0 was killed", exit_code=71)
     assert why(made).facts == ("no step is saved",)

@@ -9,6 +9,7 @@ from hpcddp.run.failure import (
     describe_failure,
     failure_sentence,
     read_failures,
+    rest_of_message,
     write_failure,
 )
 from hpcddp.run.job_records import Rank, write_ranks
@@ -69,6 +70,23 @@ def test_a_rank_that_was_killed_is_told_by_its_silence(tmp_path: Path, golden: G
 
 def test_a_long_message_is_cut_to_a_headline() -> None:
     assert record(0, time=0.0, message="x" * 400 + "\nmore").headline == "x" * 300 + " ..."
+
+
+def test_the_rest_of_a_message_is_shown_with_escapes_and_without_its_middle() -> None:
+    few = record(0, time=0.0, message="first\n\tsecond \x1b[31m\n" + "y" * 400)
+    assert few.below_headline == ["  second \\x1b[31m", "y" * 300 + " ..."]
+    ten = record(0, time=0.0, message="\n".join(map(str, range(10))))
+    assert ten.below_headline == [str(number) for number in range(1, 10)]
+    many = record(0, time=0.0, message="\n".join(map(str, range(30))))
+    assert many.below_headline == ["1", "2", "3", "4", "... (21 lines are left out)", "26", "27", "28", "29"]
+
+
+def test_only_a_message_that_the_sentence_quotes_is_shown_whole(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    write_failure(attempt, record(0, time=1.0, message="first\nsecond"))
+    records = read_failures(attempt)
+    assert rest_of_message(records, failure_sentence(attempt, records)) == ["second"]
+    assert rest_of_message(records, "node n1 was lost") == []
 
 
 def hang(rank: int, *, waiting: bool, step: int | None = 12) -> FailureRecord:

@@ -239,7 +239,7 @@ def test_a_file_that_cannot_be_written_costs_one_warning_and_its_lines_wait(
         hpcddp.log({"loss": 0.5}, step=step)
     assert capfd.readouterr().err.count("cannot be written") == 1
     run.metrics.rmdir()
-    monkeypatch.setattr(metrics, "METRICS_FLUSH_S", 0.0)
+    monkeypatch.setattr(metrics, "METRICS_OPEN_S", 0.0)
     hpcddp.log({"loss": 0.5}, step=3)
     assert [line.step for line in logged(run)] == [1, 2, 3]
 

@@ -32,6 +32,20 @@ def test_everything_that_is_missing_is_said_at_once(here: Path, golden: GoldenMe
     assert "no such directory" in data
 
 
+@pytest.mark.parametrize("nodelist", ["n1,n2", "n[1-2]", "n1,n2,n1"])
+def test_a_list_of_more_nodes_than_the_job_has_is_refused(here: Path, golden: GoldenMessages, nodelist: str) -> None:
+    (error,) = errors_of(here, {}, "slurm", resources={"nodelist": nodelist})
+    message = golden.message(error)
+    assert message.startswith(f"resources.nodes is 1, and resources.nodelist is {nodelist}, ")
+    assert "write --nodes 2" in message
+    assert warnings_of(here, {}, "slurm", resources={"nodes": 2, "nodelist": nodelist}) == []
+
+
+@pytest.mark.parametrize("nodelist", ["./n1,n2", "n[1-"])
+def test_a_list_of_nodes_that_only_sbatch_can_read_is_left_to_it(here: Path, nodelist: str) -> None:
+    assert warnings_of(here, {}, "slurm", resources={"nodelist": nodelist}) == []
+
+
 @pytest.fixture
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "dev"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.user_source import collective_in
+from hpcddp.jobfile.user_source import Module, collective_in
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.request import SubmissionError
 from hpcddp.train import losses
@@ -173,7 +173,9 @@ def test_every_helper_of_hpcddp_counts_as_a_collective() -> None:
     helpers = [name for name in losses.__all__ if name.islower()]
     assert "additive_loss" in helpers
     for name in helpers:
-        assert collective_in(ast.parse(f"def loss(x, y): return hpcddp.{name}(x)").body, "loss") == name
+        body = ast.parse(f"def loss(x, y): return hpcddp.{name}(x)").body
+        module = Module(name="own_loss", is_package=False, body=body)
+        assert collective_in(module, "loss", lambda _: None) == name
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -188,9 +190,46 @@ def test_a_loss_of_shares_that_calls_a_collective_is_refused(name: str, here: Pa
     assert check_submittable(request_of(declared, cluster="slurm")) == ()
 
 
+IMPORTED = {
+    "from": "from my_losses.dice import dice\ndef loss(x, y): return dice(x, y)\n",
+    "as": "from my_losses.dice import dice as loss\n",
+    "relative": "from .dice import dice as loss\n",
+    "package": "from my_losses import dice as loss\n",
+    "module": "from my_losses import dice as terms\ndef loss(x, y): return terms.dice(x, y)\n",
+    "dotted": "import my_losses.dice\nclass Both:\n    def f(self): my_losses.dice.dice()\nloss = Both()\n",
+    "renamed": "import my_losses.dice as terms\ndef loss(x, y): return terms.dice(x, y)\n",
+}
+
+
+@pytest.mark.parametrize("form", IMPORTED)
+def test_a_collective_in_a_module_that_the_loss_imports_is_seen(form: str, here: Path) -> None:
+    package = here / "my_losses"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .dice import dice\nraise RuntimeError('it is never imported')\n")
+    (package / "dice.py").write_text("import torch.distributed as dist\ndef dice(x, y):\n    dist.all_reduce(x)\n")
+    (package / "own_loss.py").write_text(IMPORTED[form])
+    (here / "own_loss.py").write_text(IMPORTED[form])
+    name = "my_losses.own_loss" if form == "relative" else "own_loss"
+    message = refusal(job(train={"loss": f"{name}:loss"}))
+    assert "loss calls all_reduce (in module my_losses.dice), " in message
+
+
+def test_the_code_of_installed_packages_is_not_followed(here: Path) -> None:
+    """Their losses call collectives only where an argument asks for it."""
+    (here / "site-packages").mkdir()
+    (here / "site-packages" / "bought.py").write_text("def dice(x, y, sync=False):\n    all_reduce(x)\n")
+    (here / "own_loss.py").write_text("import bought\ndef loss(x, y): return bought.dice(x, y)\n")
+    spec = job(train={"loss": "own_loss:loss"}, environment={"env": {"PYTHONPATH": str(here / "site-packages")}})
+    assert check_submittable(request_of(spec, cluster="slurm")) == ()
+
+
 @pytest.mark.parametrize(
     "source",
     [
+        "from my_losses import nothing as loss\n",
+        "import torch\ndef loss(x, y): return torch.nn.functional.mse_loss(x, y)\n",
+        "from own_loss import loss\n",
+        "from .. import loss\n",
         "def loss(x, y): return x.gather(1, y[:, None]).mean()\n",
         "import torch.distributed as dist\ndef other(x): dist.all_reduce(x)\ndef loss(x, y): return x.mean()\n",
         "def loss(x, y):\n    # no all_reduce(x) here\n    return 'all_reduce(x)'\n",

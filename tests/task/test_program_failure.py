@@ -151,6 +151,59 @@ def test_a_port_of_the_run_that_another_process_took_is_no_failure_of_the_user(
     assert (record.kind, record.exit_code, record.secondary) == ("DistNetworkError", exit_code, False)
 
 
+NOT_LOADED = (
+    'Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "fc.weight". \n\n'
+    "\tsize mismatch for conv.weight: copying a param with shape torch.Size([3]) from checkpoint"
+)
+FAILED = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+NOISE = "[rank0]:[W1126 03:15:09.04 ProcessGroupNCCL.cpp:1496] Warning: destroy_process_group() was not called\n"
+
+
+def with_prefix(text: str) -> str:
+    """Return a text as torch's hook for exceptions writes it."""
+    return "\n".join(line and f"[rank0]: {line}" for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (with_prefix(f"{FAILED}RuntimeError: {NOT_LOADED}\n") + NOISE, NOT_LOADED),
+        (f"{FAILED}RuntimeError: first\n\tsecond\nthird\n\nnothing of it\n", "first\n\tsecond\nthird"),
+        (f"{FAILED}RuntimeError: first\nsecond\n{NOISE}", "first\nsecond"),
+        (f"{FAILED}RuntimeError: first\nsecond\nhpcddp: 02:23:52 the end\n", "first\nsecond"),
+        (f"{FAILED}RuntimeError: first\nbash: line 1: 77 Aborted (core dumped)\n", "first"),
+    ],
+    ids=["torch's prefix", "a blank line", "a warning", "hpcddp", "a shell"],
+)
+def test_a_message_of_several_lines_is_recorded_whole(tmp_path: Path, text: str, message: str) -> None:
+    record = program_failure(COMMAND, 1, log(tmp_path, text), stop_requested=False, another_rank_failed_first=False)
+    assert record is not None
+    assert (record.kind, record.message) == ("RuntimeError", message)
+    assert record.traceback == f"{FAILED}RuntimeError: {message}"
+
+
+SPAWNED = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal"
+CALLED = "subprocess.CalledProcessError: Command '['python', 'x.py']' died with <Signals.SIGKILL: 9>."
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "exit_code"),
+    [
+        (f"{SPAWNED} SIGKILL", "was killed by SIGKILL, most often because memory ran out", 71),
+        (CALLED, "was killed by SIGKILL, most often because memory ran out", 71),
+        (f"{SPAWNED} SIGSEGV", "was killed by SIGSEGV", 70),
+    ],
+)
+def test_a_process_of_the_program_that_a_signal_killed_is_told(
+    tmp_path: Path, error: str, message: str, exit_code: int
+) -> None:
+    text = f"W1126 03:15:09.041000 77 torch/multiprocessing/spawn.py:169] Terminating process 78\n{FAILED}{error}\n"
+    record = program_failure(COMMAND, 1, log(tmp_path, text), stop_requested=False, another_rank_failed_first=False)
+    assert record is not None
+    assert record.message == f"a process that python train.py started {message}"
+    assert (record.kind, record.exit_code, record.secondary) == ("killed", exit_code, False)
+
+
 LAUNCHED = """\
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "train.py", line 7, in <module>

@@ -16,6 +16,7 @@ from hpcddp.task import stacks
 from hpcddp.task.stacks import ProcessStacks, lines_of, parse_lines, stacks_of_host
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
+from tests.waiting import wait_until
 
 LISTENING = """
 import sys, time
@@ -32,6 +33,30 @@ waits_in_a_function()
 STARTING = """
 import subprocess, sys
 subprocess.run([sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"])
+"""
+LOADER = """
+import time
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        print("ready", flush=True)
+        self.hangs()
+    def hangs(self):
+        time.sleep(600)
+"""
+TRAINS = "for batch in DataLoader(Data(), num_workers=1, batch_size=1, multiprocessing_context='fork'):\n    pass\n"
+LISTENS = "from hpcddp.task.signals import show_stacks_on_request\nshow_stacks_on_request()\n"
+SPAWNING = """
+import multiprocessing, sys, time
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[-1])
+    process = context.Process(target=time.sleep, args=(600,))
+    process.start()
+    print("ready", flush=True)
+    process.join()
 """
 
 
@@ -114,6 +139,59 @@ def test_the_program_of_a_command_is_read_by_py_spy(
         assert_facts(golden.message(line), "py-spy could not read", "Permission denied")
 
 
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count a process as one that has run for a while."""
+    monkeypatch.setattr(stacks, "_NEW_S", 0.0)
+
+
+@pytest.mark.usefixtures("old")
+def test_a_loader_process_of_a_training_shows_where_it_hangs(tmp_path: Path) -> None:
+    with task(tmp_path, LISTENS + LOADER + TRAINS, rank=3):
+        rank, worker = seen(tmp_path)
+        assert (rank.rank, rank.is_child, worker.rank, worker.is_child) == (3, False, 3, True)
+        assert not any("in hangs" in line for line in rank.lines)
+        assert any("in hangs" in line for line in worker.lines)
+
+
+@pytest.mark.usefixtures("old")
+def test_a_loader_process_of_a_command_is_a_child_of_its_rank(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOADER + TRAINS)
+    starting = f"import subprocess, sys\nsubprocess.run([sys.executable, {str(tmp_path / 'train.py')!r}])"
+    with task(tmp_path, starting, rank=3):
+        rank, worker = seen(tmp_path, programs=True)
+        assert (rank.rank, rank.is_child, worker.rank, worker.is_child) == (3, False, 3, True)
+        assert any("hangs (" in line for line in worker.lines)
+
+
+@pytest.mark.usefixtures("old")
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_multiprocessing_has_started_is_a_child_of_its_rank(tmp_path: Path, method: str) -> None:
+    (tmp_path / "train.py").write_text(SPAWNING)
+    words = [str(tmp_path / "train.py"), method]
+    with task(tmp_path, f"import subprocess, sys\nsubprocess.run([sys.executable, *{words}])"):
+        wait_until(lambda: len(seen(tmp_path, programs=True)) > 1, "the child", 60)
+        assert [each.is_child for each in seen(tmp_path, programs=True)] == [False, True]
+
+
+def test_a_fork_that_may_be_about_to_run_another_program_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "_NEW_S", 3600.0)
+    with task(tmp_path, LISTENS + LOADER + TRAINS):
+        (rank,) = seen(tmp_path)
+        assert not rank.is_child
+
+
+def test_a_command_without_python_is_told_by_what_it_runs(tmp_path: Path, golden: GoldenMessages) -> None:
+    waiting = "import subprocess\nsubprocess.run(['bash', '-c', 'echo ready; sleep 600; true'])"
+    with task(tmp_path, waiting, rank=3):
+        wait_until(lambda: seen(tmp_path, programs=True)[0].command == "sleep 600", "the program", 60)
+        (found,) = seen(tmp_path, programs=True)
+        assert (found.rank, found.is_known) == (3, False)
+        assert golden.message(found.lines[0]).endswith("its program runs sleep 600")
+
+
 def test_lines_of_several_nodes_are_put_together_in_the_order_of_the_ranks() -> None:
     one = ProcessStacks(rank=10, host="n2", pid=7, command="python a.py", lines=("x", "", "y\tz"))
     two = ProcessStacks(rank=2, host="n1", pid=7, command="python", lines=("w" * 2000,))
@@ -121,7 +199,9 @@ def test_lines_of_several_nodes_are_put_together_in_the_order_of_the_ranks() -> 
     mixed = [
         line for pair in zip(lines_of(one), [*lines_of(two), *lines_of(launcher), ""], strict=True) for line in pair
     ]
-    found = parse_lines(["a line of the site's own", *mixed])
-    assert [each.rank for each in found] == [2, 10, None]
+    worker = ProcessStacks(rank=2, host="n1", pid=8, is_child=True, command="python", lines=("x",))
+    found = parse_lines(["a line of the site's own", *lines_of(worker), *mixed])
+    assert [(each.rank, each.is_child) for each in found] == [(2, False), (2, True), (10, False), (None, False)]
+    assert found.pop(1) == worker
     assert found[1].lines == ("x", "", "y z")
     assert max(map(len, mixed)) < 1024

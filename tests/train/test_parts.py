@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -143,22 +147,60 @@ def test_missing_evaluation_is_one_that_was_due_and_not_made() -> None:
     assert schedule.evaluation_missing(12, 8)
 
 
-def test_metrics_are_written_in_blocks(tmp_path: Path) -> None:
+def test_metrics_are_written_at_once_and_the_file_is_opened_anew_after_a_while(tmp_path: Path) -> None:
     path, clock, checks = tmp_path / "metrics.jsonl", [0.0], []
-    metrics = MetricsFile(path, monotonic=lambda: clock[0], before_write=lambda: checks.append(1), warn=print)
+    metrics = MetricsFile(path, monotonic=lambda: clock[0], before_open=lambda: checks.append(1), warn=print)
     metrics.add({"step": 1, "loss": float("nan")})
+    assert path.read_text() == '{"step": 1, "loss": null}\n'
     metrics.add({"step": 2, "loss": 0.1})
-    assert not path.exists()
     clock[0] = 2.0
     metrics.add({"step": 3, "loss": float("inf")})
     assert path.read_text() == '{"step": 1, "loss": null}\n{"step": 2, "loss": 0.1}\n{"step": 3, "loss": null}\n'
     metrics.flush()
     assert len(checks) == 1
+    # A later attempt has written the file anew.
+    path.unlink()
+    metrics.add({"step": 4})
+    assert path.read_text() == '{"step": 4}\n'
+    assert len(checks) == 2
+
+
+def test_a_process_that_aborts_loses_no_step_that_it_has_recorded(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom hpcddp.run.metrics import MetricsFile\n"
+        "metrics = MetricsFile(Path(sys.argv[1]), before_open=lambda: None, warn=print)\n"
+        "for step in range(1, 6):\n    metrics.add({'step': step})\n"
+        "os.abort()\n"
+    )
+    path = tmp_path / "metrics.jsonl"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert done.returncode == -signal.SIGABRT
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4, 5]
+
+
+def test_metrics_that_a_disk_over_the_network_refuses_at_the_end_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, said, real_close = tmp_path / "metrics.jsonl", list[str](), os.close
+    metrics = MetricsFile(path, monotonic=lambda: 0.0, before_open=lambda: None, warn=said.append)
+    metrics.add({"step": 1})
+
+    def close_on_a_full_disk(descriptor: int) -> None:
+        os.ftruncate(descriptor, 0)
+        real_close(descriptor)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close_on_a_full_disk)
+        metrics.flush()
+    assert "Disk quota exceeded" in said[0]
+    metrics.flush()
+    assert path.read_text() == '{"step": 1}\n'
 
 
 def test_metrics_that_cannot_be_written_wait_and_hold_nothing_up(tmp_path: Path) -> None:
     path, said = tmp_path / "metrics.jsonl", list[str]()
-    metrics = MetricsFile(path, monotonic=lambda: 0.0, before_write=lambda: None, warn=said.append)
+    metrics = MetricsFile(path, monotonic=lambda: 0.0, before_open=lambda: None, warn=said.append)
     path.mkdir()
     for step in (1, 2):
         metrics.add({"step": step})

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hpcddp.doctor.errors import DoctorError, NoLossError, UnusableError
 from hpcddp.doctor.loss.batches import Batch, map_tree, tensors_in
-from hpcddp.jobfile.user_source import collective_in
+from hpcddp.jobfile.user_source import Module, collective_in, is_own_source
 from hpcddp.train.buffers import as_real
 from hpcddp.train.losses.state import changed_names, copy_of, kept_state
 from hpcddp.train.user_code import describe
@@ -225,8 +225,20 @@ def load_loss(name: str) -> Callable[..., Any]:
 
 def collective_of(name: str) -> str | None:
     """Return which collective, or helper of hpcddp, the source of ``module:name`` calls; None if none is seen."""
-    module, _, path = name.partition(":")
-    file = getattr(sys.modules.get(module), "__file__", None)
+    module_name, _, path = name.partition(":")
+    module = _read_module(module_name)
+    return None if module is None else collective_in(module, path.partition(".")[0], _read_own_module)
+
+
+def _read_own_module(name: str) -> Module | None:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return _read_module(name) if file is not None and is_own_source(name, file) else None
+
+
+def _read_module(name: str) -> Module | None:
+    """Return the source of a module that is imported; None for a compiled one."""
+    imported = sys.modules.get(name)
+    file = getattr(imported, "__file__", None)
     if file is None:
         return None
     try:
@@ -234,7 +246,7 @@ def collective_of(name: str) -> str | None:
     except (OSError, SyntaxError, ValueError):
         # A compiled module.
         return None
-    return collective_in(body, path.partition(".")[0])
+    return Module(name=name, is_package=hasattr(imported, "__path__"), body=body)
 
 
 def parameters_needed(function: Callable[..., Any]) -> int | None:
