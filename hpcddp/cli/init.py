@@ -17,6 +17,7 @@ from hpcddp.api import profiles_directory
 from hpcddp.cli.options import AsJson
 from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
+from hpcddp.slurm.versions import visible_differences
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import ClusterFacts, Partition
@@ -256,6 +257,8 @@ def _save(file: Path, text: str | None, way_out: str, *, below: bool = False) ->
 def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str]:
     """Yield the lines that summarise the cluster and the written files."""
     yield f"cluster        {facts.name}, Slurm {facts.slurm}"
+    if differences := visible_differences(facts.slurm):
+        yield from _under("this Slurm", [*differences, "see docs/slurm-versions.md"])
     yield from _under("partitions", _partition_lines(facts))
     yield f"accounts       {_accounts_line(facts)}"
     if facts.submit_plugins:

@@ -290,7 +290,8 @@ class Requeue(Section):
         2, ge=1, description="Attempts without a new step, after which the run stops."
     )
     expedite: bool = Field(
-        default=True, description="Whether the job comes back in seconds instead of Slurm's two minutes."
+        default=True,
+        description="Whether the job comes back in seconds, and not after Slurm's own delay, two minutes by default.",
     )
     allow_continuation: bool = Field(
         default=False, description="Whether a new job may continue the run where requeue is forbidden."

@@ -9,11 +9,10 @@ from typing import Final
 
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import moment_of
+from hpcddp.slurm.versions import REQUEUE_DELAY, version_of
 
 # slurm.conf(5), AuthInfo: cred_expire.
 _DEFAULT_CRED_EXPIRE_S: Final = 120
-# slurm.conf(5), SchedulerParameters: requeue_delay.
-_FIRST_WITH_REQUEUE_DELAY: Final = (25, 11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +63,7 @@ def requeue_delay_s(config: Mapping[str, str]) -> int:
         config: the settings of the cluster.
     """
     delay = re.search(r"\brequeue_delay=([0-9]+)", config.get("SchedulerParameters", ""))
-    if delay is not None and slurm_version(config) >= _FIRST_WITH_REQUEUE_DELAY:
+    if delay is not None and REQUEUE_DELAY.applies_to(version_of(config.get("SLURM_VERSION", ""))):
         return int(delay[1]) + 1
     expire = re.search(r"\bcred_expire=([0-9]+)", config.get("AuthInfo", ""))
     return (_DEFAULT_CRED_EXPIRE_S if expire is None else int(expire[1])) + 1
-
-
-def slurm_version(config: Mapping[str, str]) -> tuple[int, int]:
-    """Return the year and the month of Slurm's version; (0, 0) if it is not known."""
-    version = re.match(r"([0-9]+)\.([0-9]+)", config.get("SLURM_VERSION", ""))
-    return (0, 0) if version is None else (int(version[1]), int(version[2]))

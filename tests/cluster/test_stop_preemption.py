@@ -15,7 +15,6 @@ from tests.cluster.scenarios import EPOCHS, PREEMPTED_HOSTS, ScenarioContext, af
 from tests.cluster.tracked_run import TrackedRun
 
 # The runs that are cancelled in place of a requeue do not end as COMPLETED, for which all tests here wait.
-pytestmark = pytest.mark.fails_on_slurm(row="G", since="24.05", before="26.05.4")
 
 # low: ten seconds of grace; low0: none; lowc: twenty, and then cancelled instead of requeued.
 PARTITIONS = ("low", "low0", "lowc")

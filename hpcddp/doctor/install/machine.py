@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from hpcddp.packages import is_installed, missing_packages
 from hpcddp.run.files import write_bytes
 from hpcddp.slurm import commands
+from hpcddp.slurm.versions import OLDEST, version_of, visible_differences
 from hpcddp.task.stacks import find_py_spy
 from hpcddp.version import __version__
 
@@ -38,7 +39,6 @@ except Exception:
 print(json.dumps(found))
 """
 # The oldest Slurm that the tests run on.
-_OLDEST_SLURM: Final = (22, 5)
 # File systems that belong to one machine (mount(8)).
 _LOCAL: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
 _SMALL_FILES: Final = 20
@@ -199,12 +199,13 @@ def _slurm(environment: Mapping[str, str]) -> Finding:
             found=f"Slurm {version}, whose controller does not answer",
             remedy="try scontrol ping; jobs cannot be submitted until it answers",
         )
-    old = _release(version) < _OLDEST_SLURM
+    is_old = version_of(version) < version_of(OLDEST)
+    differences = "; ".join([f"Slurm {version}", *visible_differences(version)])
     return Finding(
         name="slurm",
-        verdict="warning" if old else "ok",
-        found=f"Slurm {version}",
-        remedy="the tests of hpcddp run on 22.05 and later" if old else None,
+        verdict="warning" if is_old else "ok",
+        found=differences,
+        remedy=f"hpcddp needs Slurm {OLDEST} or later" if is_old else None,
     )
 
 

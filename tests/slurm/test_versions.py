@@ -1,0 +1,55 @@
+"""What versions of Slurm do otherwise, and what slurmctld says about itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcddp.slurm import commands
+from hpcddp.slurm.controller import ask_controller, requeue_delay_s
+from hpcddp.slurm.job import moment_of
+from hpcddp.slurm.versions import DIFFERENCES, TESTED, Difference, version_of, visible_differences
+
+
+@pytest.mark.parametrize(
+    ("version", "applies"),
+    [("24.05.8", False), ("24.11", True), ("24.11.5", True), ("25.05.0rc1", True), ("26.05", False), ("", False)],
+)
+def test_a_difference_applies_from_one_version_to_another(version: str, *, applies: bool) -> None:
+    difference = Difference(since="24.11", before="26.05", fact="f", source="s", answer="a")
+    assert difference.applies_to(version_of(version)) == applies
+
+
+def test_every_difference_has_versions_and_sentences() -> None:
+    for difference in DIFFERENCES:
+        assert version_of(difference.since), difference
+        assert difference.before is None or version_of(difference.since) < version_of(difference.before)
+        assert not any(text.endswith(".") for text in (difference.fact, difference.answer))
+
+
+def test_users_are_told_what_they_see() -> None:
+    told = [len(visible_differences(version)) for version in TESTED]
+    assert told == [0, 2, 1]
+    assert not any("`" in fact for fact in visible_differences("24.11.5"))
+
+
+@pytest.mark.parametrize(
+    ("config", "delay_s"),
+    [
+        ({}, 121),
+        ({"AuthInfo": "cred_expire=5"}, 6),
+        ({"SLURM_VERSION": "25.11.5", "SchedulerParameters": "bf_interval=1,requeue_delay=7"}, 8),
+        # Older versions do not know the parameter.
+        ({"SLURM_VERSION": "24.11.5", "SchedulerParameters": "requeue_delay=7", "AuthInfo": "cred_expire=5"}, 6),
+        ({"SLURM_VERSION": "25.11.5", "AuthInfo": "cred_expire=5"}, 6),
+    ],
+)
+def test_the_delay_of_a_requeued_job_is_that_of_the_cluster(config: dict[str, str], delay_s: int) -> None:
+    assert requeue_delay_s(config) == delay_s
+
+
+@pytest.mark.parametrize("heading", ["Configuration data as of 2026-11-26T06:28:45\n", "something else\n"])
+def test_slurmctld_says_its_time(monkeypatch: pytest.MonkeyPatch, heading: str) -> None:
+    monkeypatch.setattr(commands, "ask", lambda *_, **__: f"{heading}AuthInfo = cred_expire=5\n")
+    controller = ask_controller({})
+    expected = moment_of("2026-11-26T06:28:45") if heading.startswith("Conf") else None
+    assert (controller.now, controller.requeue_delay_s) == (expected, 6)
