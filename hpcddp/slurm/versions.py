@@ -149,7 +149,7 @@ def _page_lines() -> Iterator[str]:
     yield "# Versions of Slurm"
     yield ""
     tested = f"{', '.join(TESTED[:-1])} and {TESTED[-1]}"
-    yield f"hpcddp needs Slurm {OLDEST} or later. Its tests run on {tested}. This page lists what versions do otherwise,"
+    yield f"hpcddp needs Slurm {OLDEST} or later. Its tests run on {tested}. This page lists what versions do otherwise"
     yield "and what hpcddp does about it. `hpcddp doctor install` names what you see on your cluster."
     yield ""
     yield "| versions | what Slurm does | source | what hpcddp does |"
