@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, NoReturn
+from typing import ClassVar, Final, Literal, NoReturn
 
 from hpcddp.batch.job import batch_variables, plan_job
-from hpcddp.errors import UserError
+from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import CommandSignal
 from hpcddp.polling import wait_until
@@ -28,6 +28,7 @@ from hpcddp.processes import children_of, handled_signals
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
+from hpcddp.run.files import full_disk_sentence, is_full
 from hpcddp.run.job_records import (
     AskedEnd,
     ProgramExit,
@@ -79,6 +80,9 @@ _REQUEUE_S: Final = 8.0
 _READ_END_EVERY_S: Final = 30.0
 # torchrun gives its workers 30 s after SIGTERM (torch/distributed/elastic/multiprocessing/api.py).
 _LAUNCHER_END_TIMEOUT_S: Final = 35.0
+# As long as the start of an attempt waits for space on a full disk.
+_SPACE_PATIENCE_S: Final = 600.0
+_SPACE_POLL_S: Final = 5.0
 
 
 ProgramEnding = Literal["finished", "failed", "stopped", "cancelled"]
@@ -88,6 +92,13 @@ class CommandError(UserError):
     """The program of a command cannot be started."""
 
     kind = "command"
+
+
+class NoSpaceError(HpcddpError):
+    """The program of a command is not started, because the disk of the run is full."""
+
+    kind = "disk_full"
+    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
 def run_program(
@@ -117,14 +128,13 @@ def run_program(
         on_end: called with the ending of the program when it is recorded.
     """
     written = spec.command or ()
+    _wait_for_space(attempt, env.rank)
     # Does not return in a process that is about to exit.
     PROCESS_STATE.start_training()
     if env.rank == 0:
         reason = shlex.join(written[:2])
         with suppress(OSError):
             append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
-    with suppress(OSError):
-        reserve_exit(attempt, env.rank)
     monitor = WorldMonitor(written, env, attempt, port=port)
     try:
         end = _end_time(env, attempt, environment, deadline)
@@ -185,6 +195,35 @@ def run_program(
         on_end("cancelled")
     else:
         on_end("stopped" if asks_again or program.notice is not None or code == ExitCode.STOPPED else "finished")
+
+
+def _wait_for_space(attempt: AttemptDirectory, rank: int) -> None:
+    """Make the reserve file for the record of a rank, and wait for space if the disk is full.
+
+    Raises:
+        NoSpaceError: the disk is still full after ten minutes.
+    """
+    deadline = time.monotonic() + _SPACE_PATIENCE_S
+    is_first = True
+    while (full := _full_disk_at_reserve(attempt, rank)) is not None:
+        if time.monotonic() >= deadline:
+            raise NoSpaceError(
+                f"the command is not started: {full}, and no space became free in {_SPACE_PATIENCE_S / 60:g} minutes"
+            )
+        if is_first:
+            _print(f"{full}; waiting up to {_SPACE_PATIENCE_S / 60:g} minutes for space")
+        is_first = False
+        time.sleep(_SPACE_POLL_S)
+
+
+def _full_disk_at_reserve(attempt: AttemptDirectory, rank: int) -> str | None:
+    """Make the reserve file for the record of a rank; return a sentence if the disk is full for it, else None."""
+    try:
+        reserve_exit(attempt, rank)
+    except OSError as error:
+        # Whatever else is wrong: the program does not need the file.
+        return full_disk_sentence(attempt.run.path, error) if is_full(error) else None
+    return None
 
 
 def _exit_with_failure(
