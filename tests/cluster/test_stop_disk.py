@@ -15,6 +15,7 @@ from tests.cluster.comparison import RunComparison
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import (
     OTHER_HOSTS,
+    PREEMPTED_HOSTS,
     STEPS_PER_EPOCH,
     References,
     ScenarioContext,
@@ -86,6 +87,16 @@ def away_at_the_end(context: ScenarioContext, name: str = "end", seconds: float 
     return tracked, context.compare("run directory away at the end of an attempt", tracked)
 
 
+def away_at_a_preemption(context: ScenarioContext) -> ScenarioResult:
+    """The run directory goes away when Slurm preempts the job, for longer than KillWait and the delay of a requeue."""
+    tracked = context.start("preemption", on=PREEMPTED_HOSTS)
+    tracked.wait_for_steps(40)
+    context.preempt()
+    tracked.wait_until(tracked.attempt.decision.exists, "the decision")
+    take_directory_away(tracked, 25)
+    return tracked, context.compare("run directory away for 25 s at a preemption", tracked)
+
+
 def away_at_a_save(context: ScenarioContext) -> ScenarioResult:
     """The run directory is away for longer than it takes from one save to the next."""
     tracked = context.start("save", on=OTHER_HOSTS)
@@ -119,6 +130,14 @@ def test_a_program_waits_for_space_on_a_disk_that_was_full_before_it_started(on_
 
 @after_scenario(away_at_the_end)
 def test_a_run_directory_that_is_away_at_the_end_of_an_attempt_costs_nothing(scenario_result: ScenarioResult) -> None:
+    _, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 2
+
+
+@pytest.mark.long
+@after_scenario(away_at_a_preemption)
+def test_a_run_directory_that_is_away_at_a_preemption_fails_no_job(scenario_result: ScenarioResult) -> None:
     _, comparison = scenario_result
     assert comparison.lost_nothing, comparison
     assert comparison.attempts == 2
