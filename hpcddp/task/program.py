@@ -39,6 +39,7 @@ from hpcddp.run.job_records import (
     write_exit,
 )
 from hpcddp.run.metrics import METRICS_FILE
+from hpcddp.run.ownership import FencedError, raise_if_fenced
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
@@ -80,6 +81,7 @@ _REQUEUE_S: Final = 8.0
 _READ_END_EVERY_S: Final = 30.0
 # torchrun gives its workers 30 s after SIGTERM (torch/distributed/elastic/multiprocessing/api.py).
 _LAUNCHER_END_TIMEOUT_S: Final = 35.0
+_LOOK_FOR_NEWER_ATTEMPT_EVERY_S: Final = 30.0
 # As long as the start of an attempt waits for space on a full disk.
 _SPACE_PATIENCE_S: Final = 600.0
 _SPACE_POLL_S: Final = 5.0
@@ -136,6 +138,12 @@ def run_program(
         with suppress(OSError):
             append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
     monitor = WorldMonitor(written, env, attempt, port=port)
+    fence = _Fence(attempt)
+
+    def look(pid: int) -> None:
+        fence.check()
+        monitor.look(pid)
+
     try:
         end = _end_time(env, attempt, environment, deadline)
         program = Program(
@@ -147,7 +155,7 @@ def run_program(
             save_signal=spec.requeue.command_signal,
             is_launcher=spec.launcher_command is not None,
             ask_cause=PROCESS_STATE.cause if env.rank == 0 and not spec.launcher_command else None,
-            on_poll=monitor.look,
+            on_poll=look,
         )
         code = program.wait()
         if code == ExitCode.FINISHED:
@@ -195,6 +203,31 @@ def run_program(
         on_end("cancelled")
     else:
         on_end("stopped" if asks_again or program.notice is not None or code == ExitCode.STOPPED else "finished")
+
+
+class _Fence:
+    """Looks now and then whether a newer attempt of the run has begun, on other nodes, while this one still runs.
+
+    Args:
+        attempt: the attempt of this task.
+    """
+
+    def __init__(self, attempt: AttemptDirectory) -> None:
+        self._attempt = attempt
+        self._look_at = time.monotonic() + _LOOK_FOR_NEWER_ATTEMPT_EVERY_S
+
+    def check(self) -> None:
+        """Look, if it is time.
+
+        Raises:
+            FencedError: a newer attempt has begun.
+        """
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_FOR_NEWER_ATTEMPT_EVERY_S
+        # The directory may be away for a while.
+        with suppress(OSError):
+            raise_if_fenced(self._attempt.run, self._attempt.number)
 
 
 def _wait_for_space(attempt: AttemptDirectory, rank: int) -> None:
@@ -364,6 +397,7 @@ class Program:
 
     Raises:
         CommandError: there is no such program.
+        FencedError: from ``wait``: ``on_poll`` has raised it, and the program was killed.
     """
 
     def __init__(
@@ -432,6 +466,10 @@ class Program:
     def _check_processes(self) -> None:
         try:
             self._on_poll(self._process.pid)
+        except FencedError:
+            # At once: what it would save at SIGTERM could replace what the newer attempt has saved.
+            _kill_with_descendants(self._process.pid)
+            raise
         except SeparateWorldsError:
             # Its launcher got SIGTERM. Workers that are left when this process ends could stay behind.
             with suppress(subprocess.TimeoutExpired):
@@ -591,6 +629,18 @@ def _received_since(moment: float, signals: Iterable[int]) -> Iterator[ReceivedS
     """Yield those of ``signals`` that arrived since ``moment``; SIGTERM, which takes precedence, comes first."""
     received = (LISTENER.first(signal.Signals(signum)) for signum in _NOTICE_BY_SIGNAL if signum in signals)
     return (known for known in received if known is not None and known.monotonic >= moment)
+
+
+def _kill_with_descendants(pid: int) -> None:
+    """Kill a process and all that it has started."""
+    for each in [pid, *_descendants(pid)]:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    children = children_of(pid)
+    return [*children, *(descendant for child in children for descendant in _descendants(child))]
 
 
 def _handlers_below(pid: int, signum: int) -> Iterator[int]:
