@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +31,9 @@ from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import HostListError, expand
-from hpcddp.slurm.job import allocation_of, ask_end, moment_of, slurm_job_id
+from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, moment_of, slurm_job_id
 from hpcddp.slurm.rank_env import own_host
-from hpcddp.stop.deadline import EndTime, KnownEnd
+from hpcddp.stop.deadline import ASK_EVERY_S
 
 STEP_PATIENCE_S: Final = 60.0
 """How long srun may wait after the last record of the tasks; they wait up to 30 s for their trackers."""
@@ -77,7 +78,7 @@ def watch(
     """
     srun = find(pid)
     spec, start = _job_of(attempt), _start_of(attempt)
-    end_time = _end_time(start, environment)
+    job_end = JobEnd(start, environment)
     signs = Signs(attempt, spec, HostBoots(start, environment), environment, patience_s=patience_s)
     first_seen: dict[str, float] = {}
     warn_at = _warn_at(start, spec) if warn else math.inf
@@ -86,8 +87,7 @@ def watch(
             warn_at = math.inf
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
-        left_s = end_time.left_s(time.time(), lead_s=BEFORE_THE_END_S, pause_s=_POLL_NEAR_THE_END_S)
-        if left_s <= BEFORE_THE_END_S:
+        if job_end.has_come():
             _end_before_the_job(srun)
             return
         now = time.monotonic()
@@ -102,8 +102,7 @@ def watch(
             )
             _end(srun)
             return
-        is_near_the_end = end_time.end_time is not None and end_time.end_time - time.time() < _NEAR_THE_END_S
-        longest_pause_s = min(poll_s, _POLL_NEAR_THE_END_S) if is_near_the_end else poll_s
+        longest_pause_s = min(poll_s, _POLL_NEAR_THE_END_S) if job_end.left_s() < _NEAR_THE_END_S else poll_s
         # On the host of an interactive shell no other process ends this one.
         pause_s = min(longest_pause_s, max(0.0, warn_at - time.time()))
         wait_until(lambda: find(pid) != srun, timeout_s=pause_s, poll_s=min(_SRUN_POLL_S, poll_s))
@@ -127,23 +126,53 @@ def _start_of(attempt: AttemptDirectory) -> Start | None:
         return None
 
 
-def _end_time(start: Start | None, environment: Mapping[str, str]) -> EndTime:
-    """Return the end of the job or of the allocation, for which Slurm is asked; none where Slurm ends nothing."""
-    job_id = slurm_job_id(environment) or allocation_of(environment)
-    if job_id is None:
-        return EndTime(KnownEnd(end_time=None, time=time.time()))
-    known = KnownEnd(end_time=None, time=0.0)
-    if start is not None and not start.is_local:
-        known = KnownEnd(end_time=start.end_time, time=start.time)
-    return EndTime(known, lambda: ask_end(job_id))
-
-
 def _warn_at(start: Start | None, spec: JobSpec | None) -> float:
     """Return when the tasks are warned of their end, in seconds since the epoch; infinity if they are not."""
     lead = None if spec is None else spec.signal_lead
     if start is None or start.end_time is None or lead is None:
         return math.inf
     return start.end_time - lead.total_seconds()
+
+
+class JobEnd:
+    """The end of the job, or of the allocation, by Slurm's newest answer.
+
+    Nothing is done at an end that was known before: Slurm moves the end of a job that was suspended, or whose time
+    limit was changed.
+
+    Args:
+        start: the start of the attempt; None if that cannot be read.
+        environment: the batch script's environment.
+    """
+
+    def __init__(self, start: Start | None, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._job_id = slurm_job_id(environment) or allocation_of(environment)
+        # That of a run in an allocation may be its own limit, at which nobody ends it.
+        is_of_the_job = start is not None and not start.is_local
+        self._end_time = start.end_time if start is not None and is_of_the_job else None
+        self._asked_at = time.monotonic() if is_of_the_job else -math.inf
+
+    def left_s(self) -> float:
+        """Return how long the job still has, by what is known, in seconds; infinity without a limit."""
+        return math.inf if self._end_time is None else self._end_time - time.time()
+
+    def has_come(self) -> bool:
+        """Return whether the job ends within some seconds, or is being ended; ask Slurm if it is time."""
+        if self._job_id is None:
+            return False
+        seems_near = self.left_s() <= BEFORE_THE_END_S
+        if not seems_near and time.monotonic() - self._asked_at < ASK_EVERY_S:
+            return False
+        self._asked_at = time.monotonic()
+        fields = ask_slurm(self._job_id)
+        if fields is None:
+            # Without an answer nobody ends the job either, unless it is only this host that cannot ask.
+            return seems_near and shutil.which("scontrol") is None
+        if fields.get("JobState") not in {"RUNNING", "SUSPENDED"}:
+            return seems_near
+        self._end_time = end_time_of(fields, self._environment, now=time.time())
+        return self.left_s() <= BEFORE_THE_END_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

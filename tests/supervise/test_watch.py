@@ -133,6 +133,16 @@ def test_without_scontrol_the_default_of_slurm_counts(
 ON_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}
 
 
+def shown(seconds: float) -> str:
+    """Return a time as Slurm shows it, so many seconds from now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+def running_until(seconds: float) -> dict[str, str]:
+    """Return the record of a job that runs for so many seconds from now."""
+    return {"JobState": "RUNNING", "TimeLimit": "01:00:00", "EndTime": shown(seconds)}
+
+
 @pytest.fixture
 def on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
     """An attempt of two ranks in a job whose end Slurm does not say."""
@@ -153,6 +163,8 @@ def test_srun_is_killed_before_the_end_of_the_job_whatever_its_tasks_do(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    job = running_until(4)
+    monkeypatch.setattr(commands, "show_job", lambda _: job)
     monkeypatch.setattr(commands, "boot_times", lambda *_: {})
     set_end(on_slurm, 4)
     watch(on_slurm.attempt, srun.pid, environment=ON_SLURM, poll_s=0.05)
@@ -161,27 +173,53 @@ def test_srun_is_killed_before_the_end_of_the_job_whatever_its_tasks_do(
     assert "the job's time is over, and srun still waits" in capsys.readouterr().err
 
 
-def test_an_end_that_slurm_has_moved_keeps_srun(
-    on_slurm: Scenario, srun: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("job", "has_come"),
+    [
+        (running_until(1), True),
+        (running_until(3600), False),
+        ({**running_until(3600), "JobState": "SUSPENDED"}, False),
+        ({**running_until(1), "PreemptTime": shown(-30)}, True),
+        ({"JobState": "COMPLETING", "Reason": "TimeLimit"}, True),
+        (None, False),
+    ],
+    ids=["near", "moved", "suspended", "grace time", "being ended", "no answer"],
+)
+def test_only_what_slurm_says_now_is_the_end_of_the_job(
+    on_slurm: Scenario, monkeypatch: pytest.MonkeyPatch, job: dict[str, str] | None, *, has_come: bool
 ) -> None:
-    later = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 3600))
-    job = {"JobState": "RUNNING", "TimeLimit": "01:00:00", "EndTime": later}
     monkeypatch.setattr(commands, "show_job", lambda _: job)
-    monkeypatch.setattr(commands, "boot_times", lambda *_: {})
-    set_end(on_slurm, 4)
-    thread = threading.Thread(
-        target=watch, args=(on_slurm.attempt, srun.pid), kwargs={"environment": ON_SLURM, "poll_s": 0.05}
-    )
-    thread.start()
-    thread.join(6)
-    assert srun.poll() is None
-    srun.kill()
-    thread.join()
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/scontrol")
+    set_end(on_slurm, 1)
+    assert watching.JobEnd(read_start(on_slurm.attempt), ON_SLURM).has_come() is has_come
 
 
-def shown(seconds: float) -> str:
-    """Return a time as Slurm shows it, so many seconds from now."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+def test_where_slurm_cannot_be_asked_the_end_is_the_one_of_the_start(
+    on_slurm: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    set_end(on_slurm, 1)
+    assert watching.JobEnd(read_start(on_slurm.attempt), ON_SLURM).has_come()
+    set_end(on_slurm, 60)
+    assert not watching.JobEnd(read_start(on_slurm.attempt), ON_SLURM).has_come()
+
+
+def test_a_job_that_ends_far_from_its_limit_is_not_near_its_end(
+    on_slurm: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks may save until KillWait is over."""
+    monkeypatch.setattr(commands, "show_job", lambda _: {"JobState": "COMPLETING", "Reason": "None"})
+    set_end(on_slurm, 3600)
+    end = watching.JobEnd(read_start(on_slurm.attempt), ON_SLURM)
+    monkeypatch.setattr(watching, "ASK_EVERY_S", 0.0)
+    assert not end.has_come()
+
+
+def test_a_run_in_an_allocation_ends_with_the_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "show_job", lambda job_id: running_until(2) if job_id == "8" else None)
+    scenario = Scenario(tmp_path, LOCAL)
+    assert watching.JobEnd(read_start(scenario.attempt), {**LOCAL, "SLURM_JOB_ID": "8"}).has_come()
+    assert not watching.JobEnd(read_start(scenario.attempt), LOCAL).has_come()
 
 
 def test_a_host_that_was_started_anew_meanwhile_ends_srun(
