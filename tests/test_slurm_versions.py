@@ -55,5 +55,4 @@ def test_every_row_that_a_mark_names_is_in_the_page() -> None:
         if path != Path(__file__)
         for row in re.findall(r'fails_on_slurm\(row="(\w+)"', path.read_text(encoding="utf-8"))
     }
-    assert marked
     assert marked - {*rows} == set()

@@ -11,8 +11,8 @@ from typing import Final, Literal, Self
 _ATTEMPT: Final = re.compile("0|[1-9][0-9]{0,8}", re.ASCII)
 _RANK_LOG: Final = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.log", re.ASCII)
 
-ReservedRecord = Literal["decision", "error", "result"]
-"""The records that are written into reserve files on a full disk."""
+ReservedRecord = Literal["decision", "error", "meeting", "result"]
+"""The records that are written into reserve files on a full disk; the two by which ranks meet are ``meeting``."""
 
 
 def times_of(log: Path) -> Path:
@@ -110,7 +110,10 @@ class RunDirectory:
         return self.path / "result.json"
 
     def reserves(self, record: ReservedRecord) -> tuple[Path, ...]:
-        """Return the reserve files of a kind of record: two, because a result may follow a provisional one."""
+        """Return the reserve files of a kind of record: two, because a result may follow a provisional one.
+
+        Of a meeting there are two records: the address of rank 0, and where all ranks run.
+        """
         return tuple(self.path / "reserve" / f"{record}-{number}" for number in range(2))
 
     def refusal(self, job_id: str | None) -> Path:

@@ -9,6 +9,7 @@ in place (ZFS, Btrfs) may refuse that too.
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -446,6 +447,29 @@ def _end_torn_line(path: Path, descriptor: int) -> None:
         raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
     if status.st_size and os.pread(descriptor, 1, status.st_size - 1) != b"\n":
         os.write(descriptor, b"\n")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep out the processes of this user, also on other hosts, that lock the same file; wait until they are done.
+
+    Nothing is kept out where the file cannot be opened, or its file system has no locks.
+
+    Args:
+        path: a file that is never replaced, created if missing.
+    """
+    try:
+        # Over NFS an exclusive lock needs a descriptor that may write.
+        descriptor = open_to_append(path)
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:

@@ -209,7 +209,7 @@ class PublishedAddress(Record):
 
 def publish_address(attempt: AttemptDirectory, address: PublishedAddress) -> None:
     """Write where rank 0 listens."""
-    write_record(attempt.rendezvous, address)
+    write_record(attempt.rendezvous, address, reserves=attempt.run.reserves("meeting"))
 
 
 def read_address(attempt: AttemptDirectory) -> PublishedAddress | None:
@@ -325,7 +325,7 @@ class Ranks(Record):
 
 def write_ranks(attempt: AttemptDirectory, ranks: Sequence[Rank]) -> None:
     """Write where all ranks of an attempt run."""
-    write_record(attempt.ranks, Ranks(ranks=tuple(ranks)))
+    write_record(attempt.ranks, Ranks(ranks=tuple(ranks)), reserves=attempt.run.reserves("meeting"))
 
 
 def read_ranks(attempt: AttemptDirectory) -> tuple[Rank, ...] | None:

@@ -124,6 +124,9 @@ _SUBMIT_LINE: Final = re.compile(r"\n +SubmitLine=.*?(?=\n +WorkDir=)", re.DOTAL
 NO_CONFIGURATION: Final = "configuration source"
 """Part of the message of a command that is installed and finds no slurm.conf."""
 _SLURMD_PORT: Final = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
+# Slurm's default of KillWait (slurm.conf(5)).
+DEFAULT_KILL_WAIT_S: Final = 30.0
+_KILL_WAIT: Final = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
 
 
 class SlurmCommandError(HpcddpError):
@@ -501,6 +504,39 @@ def slurmd_address(node: str) -> tuple[str, int]:
     # A node shows its port only if it differs from that of the cluster.
     port = fields.get("Port") or _SLURMD_PORT.findall(ask("scontrol", "show", "config", environment=os.environ))[0]
     return fields["NodeAddr"], int(port)
+
+
+def kill_wait_s(environment: Mapping[str, str]) -> float:
+    """Return how long Slurm waits after SIGTERM before it kills the processes of a job, in seconds.
+
+    Args:
+        environment: the command's environment; ``SLURM_CONF`` selects the cluster.
+
+    Raises:
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
+    """
+    match = _KILL_WAIT.search(ask("scontrol", "show", "config", environment=environment))
+    return DEFAULT_KILL_WAIT_S if match is None else float(match[1])
+
+
+def boot_times(nodes: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return when each node was started last, as Slurm writes it; ``None`` of a node that has never answered.
+
+    The controller reckons these times by its own clock, each time a slurmd registers.
+
+    Args:
+        nodes: the names of the nodes.
+        environment: the command's environment; ``SLURM_CONF`` selects the cluster.
+
+    Raises:
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
+    """
+    plain = {**environment, "SLURM_TIME_FORMAT": "standard"}
+    printed = ask("scontrol", "show", "node", ",".join(nodes), environment=plain)
+    records = [parse_job(record) for record in printed.split("\n\n") if record.strip()]
+    return {record["NodeName"]: record.get("BootTime", "None") for record in records if "NodeName" in record}
 
 
 def controller_answers(environment: Mapping[str, str]) -> bool:

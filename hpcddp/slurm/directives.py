@@ -7,7 +7,7 @@ real sbatch again:
   sbatch stops at the first other line.
 - White space separates words. Both kinds of quotes group; inside one kind, the other is an ordinary character.
 - A backslash escapes the next character, also inside single quotes. Before unquoted white space it escapes nothing: it
-  is removed, and the word ends.
+  is removed, and the word ends. Since Slurm 24.05 it makes a blank, but no other white space, a part of the word.
 - An unquoted ``#`` ends the line, also in the middle of a word. An empty word ends it as well.
 - Nothing is expanded: no ``$``, no backquote, no ``~``. There is no continuation line and no limit on a line's length.
 - sbatch refuses a script with an unclosed quote, a NUL, or a carriage return at the end of a line.

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
@@ -25,7 +25,7 @@ from hpcddp.jobfile.sweep import element_spec, is_placeholder, placeholders_of
 from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.files import exists, open_regular, user_name, why_unreadable, write_bytes, write_text
+from hpcddp.run.files import exists, locked, open_regular, user_name, why_unreadable, write_bytes, write_text
 from hpcddp.run.job_file import read_job_file, read_script
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.moved import (
@@ -82,6 +82,12 @@ def resume(
         SubmissionError: the run is alive, has finished, is a copy of another, or has no script of its own.
         RunDirectoryError: its directory is not safe, or it was moved and its script cannot be changed accordingly.
     """
+    with _one_resumption_at_a_time(run):
+        return _resume(run, environment=environment, dependency=dependency, force=force)
+
+
+def _resume(run: RunDirectory, *, environment: Mapping[str, str], dependency: Dependency, force: bool) -> Submission:
+    """Do what ``resume`` does, without its lock."""
     check_run_directory(run.path)
     previous = _own_submission(run)
     _refuse_copy(run)
@@ -92,6 +98,18 @@ def resume(
     _record_resumption(run)
     record_source(run, request)
     return _submit_again(run, request, notes)
+
+
+@contextmanager
+def _one_resumption_at_a_time(run: RunDirectory) -> Iterator[None]:
+    """Wait for another resumption of a run, or of the sweep that it is an element of, and keep further ones out.
+
+    Two at once would both see that the run has ended, and submit it twice.
+    """
+    check_run_directory(run.path)
+    sweep = read_sweep(run.path) or sweep_of(run)
+    with locked(run.events if sweep is None else sweep.directory.events):
+        yield
 
 
 def own_request(
@@ -215,6 +233,11 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
     Raises:
         HpcddpError: see ``prepare_resumption``; or the job could not be submitted, and the run keeps its own.
     """
+    with _one_resumption_at_a_time(run):
+        return _resume_with_job(run, request)
+
+
+def _resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
     resumption = prepare_resumption(run, request)
     job = resumption.job
     before = {path: _content(path) for path in (run.job_file, run.plan, run.script)}
@@ -315,11 +338,22 @@ def resume_sweep(
     Raises:
         HpcddpError: the sweep is a copy of another, has no script of its own, or Slurm refused it.
     """
+    with _one_resumption_at_a_time(sweep.directory):
+        return _resume_sweep(sweep, elements, environment=environment, dependency=dependency, force=force)
+
+
+def _resume_sweep(
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: Dependency, force: bool
+) -> SweepResumption:
     request, notes = prepare_sweep(sweep, elements, environment=environment, dependency=dependency, force=force)
     owner = sweep.directory
     if request.cluster == "local":
-        here = {index: resume(sweep.run(index), environment=environment, force=force).job_id for index in elements}
+        here = {
+            index: _resume(sweep.run(index), environment=environment, dependency=NO_DEPENDENCY, force=force).job_id
+            for index in elements
+        }
         return SweepResumption(sweep=sweep, cluster="local", jobs=here)
+    _refuse_alive_elements(sweep, elements, environment)
     _, directory = update_script_path(owner, request.directory)
     # An element with a script or a log of its own was resumed alone, and cannot share those of the array.
     alone = [index for index in elements if _is_on_its_own(sweep, index)]
@@ -355,7 +389,7 @@ def resume_sweep(
         write_submission(sweep, index, job_id, directory=directory, python=request.python)
     for index in alone:
         run = begin_element(sweep, index, request.job.spec)
-        jobs[index] = resume(run, environment=environment, dependency=dependency, force=force).job_id
+        jobs[index] = _resume(run, environment=environment, dependency=dependency, force=force).job_id
     return SweepResumption(
         sweep=sweep,
         cluster="slurm",
@@ -644,6 +678,24 @@ def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, origi
         called = "process" if local else "job"
         end = shlex.join(["hpcddp", "cancel", str(run.path)])
         raise SubmissionError(f"the run {run.run_id} is alive as {called} {alive}; wait for its end, or end it: {end}")
+
+
+def _refuse_alive_elements(sweep: Sweep, elements: Sequence[int], environment: Mapping[str, str]) -> None:
+    """Refuse elements of a sweep of Slurm that another resumption has submitted since they were chosen.
+
+    Raises:
+        SubmissionError: names the first of them.
+    """
+    alive = {job.job_id for job in commands.queue(environment) if job.state not in ENDED_STATES}
+    for index in elements:
+        run = sweep.run(index)
+        submission = read_submission(run)
+        job_id = sweep.job_id(index) if submission is None else submission.job_id
+        # The job of one that has its result is about to end.
+        if job_id in alive and not exists(run.result):
+            raise SubmissionError(
+                f"nothing was resumed: the run {run.run_id} is alive as job {job_id}; try again, so that it is left out"
+            )
 
 
 def _has_not_ended(previous: SubmissionRecord) -> bool:

@@ -16,7 +16,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sweep import element_spec, tabulate
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import write_bytes, write_text
+from hpcddp.run.files import open_to_append, write_bytes, write_text
 from hpcddp.run.find import chosen_run, find_run
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
@@ -154,10 +154,11 @@ def begin_element(sweep: Sweep, index: int, job: JobSpec | None = None) -> RunDi
     run, submitted = sweep.run(index), read_submission(sweep.directory)
     if not run.path.exists() and submitted is not None:
         make_private_directory(run.path)
-        run.submitit.mkdir(mode=0o700)
+        run.submitit.mkdir(mode=0o700, exist_ok=True)
         spec = element_spec(job or read_job_file(sweep.directory), sweep.elements[index])
         write_text(run.job_file, dump_job(spec, environment_values=False))
-        write_text(run.batch_log, "")
+        # Another command may have made it, and its job may write to it already.
+        os.close(open_to_append(run.batch_log))
         job_id = sweep.job_id(index) or ""
         write_submission(sweep, index, job_id, directory=Path(submitted.directory), python=submitted.python)
     return run

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             return stage(Stage(source=options.source, target=options.target), environment)
         if options.command == "watch":
             attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
-            watch(attempt, options.pid, warn=options.warn)
+            watch(attempt, options.pid, environment=environment, warn=options.warn)
             return ExitCode.FINISHED
         return _begin(options, environment)
     except HpcddpError as error:

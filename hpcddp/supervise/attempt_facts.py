@@ -22,10 +22,11 @@ from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
-from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, slurm_job_id
+from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, moment_of, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise.decision import EndFacts, limits_of, spent_of, stuck, used_up
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
+from hpcddp.supervise.watch import BEFORE_THE_END_S
 
 _WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})
 # What Slurm shows of these is final; for the others the ranks may know more.
@@ -316,11 +317,29 @@ class AttemptFacts:
         if program is not None:
             return self._program_cause(program)
         if decision is None:
-            return Cause.NODE_FAILURE if self.lost_nodes else Cause.CRASH
+            return self._cause_without_records()
         if decision.reason is StopReason.INTERRUPTED:
             return Cause.CANCELLED
         seen = decision.known_cause or now
         return now if seen in {Cause.UNKNOWN, Cause.CRASH} else seen
+
+    def _cause_without_records(self) -> Cause:
+        """Return why ranks ended that did not stop, and left at most records of failures."""
+        if self.lost_nodes:
+            return Cause.NODE_FAILURE
+        if not self.failures and self._is_out_of_time:
+            return Cause.TIME_LIMIT
+        return Cause.CRASH
+
+    @property
+    def _is_out_of_time(self) -> bool:
+        """Whether the time of a job that still runs is over, but for the seconds in which ``watch`` ends srun."""
+        fields = self.job_fields
+        if fields is None or fields.get("JobState") != "RUNNING":
+            return False
+        now = time.time()
+        end_time = end_time_of(fields, self.environment, now=now)
+        return end_time is not None and now >= end_time - BEFORE_THE_END_S
 
     def _program_cause(self, program: ProgramEnd) -> Cause:
         """Return the cause that the programs' own records show.
@@ -337,13 +356,21 @@ class AttemptFacts:
 
     @cached_property
     def lost_nodes(self) -> list[str]:
-        """The nodes whose ranks left no record and whose slurmd does not answer."""
-        if self.job_id is None or self.first_failure is not None:
+        """The nodes whose ranks left no record, and whose slurmd does not answer or which were started anew."""
+        first = self.first_failure
+        has_a_cause = first is not None and not first.waiting
+        if self.job_id is None or has_a_cause:
             return []
         recorded = [record.rank for record in self.failures]
         if self.program is not None:
             recorded += [exit_.rank for exit_ in self.program.exits]
-        return lost_nodes(self.environment, tasks_per_node=self.spec.tasks_per_node, recorded=recorded)
+        start = read_start(self.attempt)
+        return lost_nodes(
+            self.environment,
+            tasks_per_node=self.spec.tasks_per_node,
+            recorded=recorded,
+            started_at=None if start is None else start.time,
+        )
 
     @property
     def is_fenced(self) -> bool:
@@ -397,20 +424,33 @@ def nodes_without_records(nodes: list[str], *, tasks_per_node: int, recorded: It
     return [node for index, node in enumerate(nodes) if index not in with_a_record]
 
 
-def lost_nodes(environment: Mapping[str, str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
-    """Return the nodes without records whose slurmd does not answer either.
+def lost_nodes(
+    environment: Mapping[str, str], *, tasks_per_node: int, recorded: Iterable[int], started_at: float | None
+) -> list[str]:
+    """Return the nodes without records whose slurmd does not answer either, or which were started anew meanwhile.
 
     Args:
         environment: the batch script's environment, which names the job's nodes.
         tasks_per_node: ranks on each of them.
         recorded: the ranks that left a record of why they ended.
+        started_at: when the attempt began, in seconds since the epoch; None if that is not known.
     """
     nodes = expand(environment.get("SLURM_JOB_NODELIST", ""))
-    return [
-        node
-        for node in nodes_without_records(nodes, tasks_per_node=tasks_per_node, recorded=recorded)
-        if not _slurmd_answers(node)
-    ]
+    silent = nodes_without_records(nodes, tasks_per_node=tasks_per_node, recorded=recorded)
+    restarted = _restarted_since(silent, started_at, environment)
+    return [node for node in silent if node in restarted or not _slurmd_answers(node)]
+
+
+def _restarted_since(nodes: list[str], started_at: float | None, environment: Mapping[str, str]) -> set[str]:
+    """Return the nodes that were started after a moment; none where that is not known."""
+    if not nodes or started_at is None:
+        return set()
+    try:
+        boot_times = commands.boot_times(nodes, environment)
+    except commands.SlurmCommandError:
+        return set()
+    moments = {node: moment_of(text) for node, text in boot_times.items()}
+    return {node for node, moment in moments.items() if moment is not None and moment > started_at}
 
 
 def _slurmd_answers(node: str) -> bool:

@@ -29,7 +29,7 @@ from hpcddp.run.result import (
     why_it_stopped,
     write_result,
 )
-from hpcddp.slurm.job import moment_of
+from hpcddp.slurm.job import ask_slurm, moment_of
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import AttemptFacts
@@ -39,6 +39,11 @@ from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome
 # A file server that restarts is back after some minutes.
 _DIRECTORY_PATIENCE_S: Final = 600.0
 _POLL_S: Final = 1.0
+# While the directory is away, Slurm is asked whether it has requeued the job, which then starts that much later; the
+# start is put off again before that time is over.
+_ASK_FOR_REQUEUE_EVERY_S: Final = 3.0
+_DIRECTORY_AWAY_DELAY_S: Final = 120
+_POSTPONE_AGAIN_S: Final = 60.0
 _WRITES_NOTHING = frozenset({ActionKind.FINISH, ActionKind.FENCED})
 # After these Slurm must not run the job again.
 _LAST = frozenset({ActionKind.FINISH, ActionKind.FAIL, ActionKind.CANCEL, ActionKind.STOP})
@@ -84,16 +89,36 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str],
 def _wait_for_records(read_facts: Callable[[], AttemptFacts]) -> AttemptFacts | None:
     """Return the facts with all records of the ranks; None if their file system does not give them in ten minutes."""
     deadline = time.monotonic() + _DIRECTORY_PATIENCE_S
+    postpone_at = time.monotonic()
     is_first = True
     while not (attempt_facts := read_facts()).read_records():
         if time.monotonic() >= deadline:
             return None
+        if time.monotonic() >= postpone_at:
+            is_postponed = _postpone_start(attempt_facts.job_id)
+            postpone_at = time.monotonic() + (_POSTPONE_AGAIN_S if is_postponed else _ASK_FOR_REQUEUE_EVERY_S)
         if is_first:
             where = f"{attempt_facts.attempt.path} is missing, or its file server does not answer"
             write_message(f"{where}; waiting up to {_DIRECTORY_PATIENCE_S / 60:g} minutes")
         is_first = False
         time.sleep(_POLL_S)
     return attempt_facts
+
+
+def _postpone_start(job_id: str | None) -> bool:
+    """Set a later start time for a job that Slurm has requeued while its run directory is away.
+
+    Slurm opens the log of the job in the run directory, and fails a job where it cannot. It kills this process
+    KillWait after the requeue, so that nobody may be there to do this later.
+
+    Returns:
+        Whether the job was requeued, or ends for another reason.
+    """
+    job = None if job_id is None else ask_slurm(job_id)
+    if job_id is None or job is None or job.get("JobState") in {"RUNNING", "SUSPENDED"}:
+        return False
+    requeuing.set_start(job_id, _DIRECTORY_AWAY_DELAY_S)
+    return True
 
 
 def _directory_is_missing(attempt: AttemptDirectory) -> Ending:

@@ -141,7 +141,7 @@ def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, s
     for _ in range(_TRIES):
         saved = time.monotonic() + _SAVE_S
         if set_start_time:
-            _set_start_time(job_id, _SAVE_S + _START_DELAY_S)
+            set_start(job_id, _SAVE_S + _START_DELAY_S)
         time.sleep(max(0.0, saved - time.monotonic()))
         job = ask_slurm(job_id, patience_s=PATIENCE_S)
         if job is None:
@@ -293,8 +293,8 @@ def start_delay_s(run: RunDirectory, *, slurms_delay_s: float) -> int:
     return _SLOW_END_DELAY_S if was_too_early else _START_DELAY_S
 
 
-def _set_start_time(job_id: str, delay_s: float) -> None:
-    """Set the start time of a job, by slurmctld's clock; print why that is not possible."""
+def set_start(job_id: str, delay_s: float) -> None:
+    """Set the start time of a job, in seconds from now by slurmctld's clock; print why that is not possible."""
     try:
         controller = ask_controller(os.environ)
         now = time.time() if controller.now is None else controller.now

@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, NoReturn
+from typing import ClassVar, Final, Literal, NoReturn
 
 from hpcddp.batch.job import batch_variables, plan_job
-from hpcddp.errors import UserError
+from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import CommandSignal
 from hpcddp.polling import wait_until
@@ -28,6 +28,7 @@ from hpcddp.processes import children_of, handled_signals
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import FailureRecord, read_failures
+from hpcddp.run.files import full_disk_sentence, is_full
 from hpcddp.run.job_records import (
     AskedEnd,
     ProgramExit,
@@ -38,6 +39,7 @@ from hpcddp.run.job_records import (
     write_exit,
 )
 from hpcddp.run.metrics import METRICS_FILE
+from hpcddp.run.ownership import FencedError, raise_if_fenced
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
@@ -79,6 +81,10 @@ _REQUEUE_S: Final = 8.0
 _READ_END_EVERY_S: Final = 30.0
 # torchrun gives its workers 30 s after SIGTERM (torch/distributed/elastic/multiprocessing/api.py).
 _LAUNCHER_END_TIMEOUT_S: Final = 35.0
+_LOOK_FOR_NEWER_ATTEMPT_EVERY_S: Final = 30.0
+# As long as the start of an attempt waits for space on a full disk.
+_SPACE_PATIENCE_S: Final = 600.0
+_SPACE_POLL_S: Final = 5.0
 
 
 ProgramEnding = Literal["finished", "failed", "stopped", "cancelled"]
@@ -88,6 +94,13 @@ class CommandError(UserError):
     """The program of a command cannot be started."""
 
     kind = "command"
+
+
+class NoSpaceError(HpcddpError):
+    """The program of a command is not started, because the disk of the run is full."""
+
+    kind = "disk_full"
+    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
 def run_program(
@@ -117,15 +130,20 @@ def run_program(
         on_end: called with the ending of the program when it is recorded.
     """
     written = spec.command or ()
+    _wait_for_space(attempt, env.rank)
     # Does not return in a process that is about to exit.
     PROCESS_STATE.start_training()
     if env.rank == 0:
         reason = shlex.join(written[:2])
         with suppress(OSError):
             append_event(attempt.run.events, kind="train", time=time.time(), attempt=attempt.number, reason=reason)
-    with suppress(OSError):
-        reserve_exit(attempt, env.rank)
     monitor = WorldMonitor(written, env, attempt, port=port)
+    fence = _Fence(attempt)
+
+    def look(pid: int) -> None:
+        fence.check()
+        monitor.look(pid)
+
     try:
         end = _end_time(env, attempt, environment, deadline)
         program = Program(
@@ -137,7 +155,7 @@ def run_program(
             save_signal=spec.requeue.command_signal,
             is_launcher=spec.launcher_command is not None,
             ask_cause=PROCESS_STATE.cause if env.rank == 0 and not spec.launcher_command else None,
-            on_poll=monitor.look,
+            on_poll=look,
         )
         code = program.wait()
         if code == ExitCode.FINISHED:
@@ -185,6 +203,60 @@ def run_program(
         on_end("cancelled")
     else:
         on_end("stopped" if asks_again or program.notice is not None or code == ExitCode.STOPPED else "finished")
+
+
+class _Fence:
+    """Looks now and then whether a newer attempt of the run has begun, on other nodes, while this one still runs.
+
+    Args:
+        attempt: the attempt of this task.
+    """
+
+    def __init__(self, attempt: AttemptDirectory) -> None:
+        self._attempt = attempt
+        self._look_at = time.monotonic() + _LOOK_FOR_NEWER_ATTEMPT_EVERY_S
+
+    def check(self) -> None:
+        """Look, if it is time.
+
+        Raises:
+            FencedError: a newer attempt has begun.
+        """
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_FOR_NEWER_ATTEMPT_EVERY_S
+        # The directory may be away for a while.
+        with suppress(OSError):
+            raise_if_fenced(self._attempt.run, self._attempt.number)
+
+
+def _wait_for_space(attempt: AttemptDirectory, rank: int) -> None:
+    """Make the reserve file for the record of a rank, and wait for space if the disk is full.
+
+    Raises:
+        NoSpaceError: the disk is still full after ten minutes.
+    """
+    deadline = time.monotonic() + _SPACE_PATIENCE_S
+    is_first = True
+    while (full := _full_disk_at_reserve(attempt, rank)) is not None:
+        if time.monotonic() >= deadline:
+            raise NoSpaceError(
+                f"the command is not started: {full}, and no space became free in {_SPACE_PATIENCE_S / 60:g} minutes"
+            )
+        if is_first:
+            _print(f"{full}; waiting up to {_SPACE_PATIENCE_S / 60:g} minutes for space")
+        is_first = False
+        time.sleep(_SPACE_POLL_S)
+
+
+def _full_disk_at_reserve(attempt: AttemptDirectory, rank: int) -> str | None:
+    """Make the reserve file for the record of a rank; return a sentence if the disk is full for it, else None."""
+    try:
+        reserve_exit(attempt, rank)
+    except OSError as error:
+        # Whatever else is wrong: the program does not need the file.
+        return full_disk_sentence(attempt.run.path, error) if is_full(error) else None
+    return None
 
 
 def _exit_with_failure(
@@ -325,6 +397,7 @@ class Program:
 
     Raises:
         CommandError: there is no such program.
+        FencedError: from ``wait``: ``on_poll`` has raised it, and the program was killed.
     """
 
     def __init__(
@@ -393,6 +466,10 @@ class Program:
     def _check_processes(self) -> None:
         try:
             self._on_poll(self._process.pid)
+        except FencedError:
+            # At once: what it would save at SIGTERM could replace what the newer attempt has saved.
+            _kill_with_descendants(self._process.pid)
+            raise
         except SeparateWorldsError:
             # Its launcher got SIGTERM. Workers that are left when this process ends could stay behind.
             with suppress(subprocess.TimeoutExpired):
@@ -552,6 +629,18 @@ def _received_since(moment: float, signals: Iterable[int]) -> Iterator[ReceivedS
     """Yield those of ``signals`` that arrived since ``moment``; SIGTERM, which takes precedence, comes first."""
     received = (LISTENER.first(signal.Signals(signum)) for signum in _NOTICE_BY_SIGNAL if signum in signals)
     return (known for known in received if known is not None and known.monotonic >= moment)
+
+
+def _kill_with_descendants(pid: int) -> None:
+    """Kill a process and all that it has started."""
+    for each in [pid, *_descendants(pid)]:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    children = children_of(pid)
+    return [*children, *(descendant for child in children for descendant in _descendants(child))]
 
 
 def _handlers_below(pid: int, signum: int) -> Iterator[int]:

@@ -22,6 +22,7 @@ from hpcddp.errors import HpcddpError, printable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import World
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.files import is_full
 from hpcddp.run.job_records import Rank, read_start, write_ranks
 from hpcddp.run.metrics import METRICS_FILE
 from hpcddp.run.ownership import RunDirectoryError
@@ -169,7 +170,14 @@ def _meet(inputs: TaskInputs, identity: Identity) -> Rendezvous:
     _choose_interfaces(inputs, meeting)
     if inputs.env.rank == 0:
         launcher = None if spec.launcher_command is None else spec.launcher_command.launcher
-        write_ranks(attempt, [Rank(host=rank.host, gpu=rank.gpu, launcher=launcher) for rank in meeting.identities])
+        ranks = [Rank(host=rank.host, gpu=rank.gpu, launcher=launcher) for rank in meeting.identities]
+        try:
+            write_ranks(attempt, ranks)
+        except OSError as error:
+            # The record of some hundred ranks is larger than a reserve file; only people read it.
+            if not is_full(error):
+                raise
+            write_to_stderr(f"hpcddp: {attempt.ranks} cannot be written ({error.strerror})\n")
     return meeting
 
 

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpcddp.processes import find
+from hpcddp.processes import children_of, find
 from hpcddp.sandbox import state
 from hpcddp.sandbox.programs import daemon_environment
 from tests.cluster.sandbox import Sandbox
@@ -52,7 +52,9 @@ def without_controller(sandbox: Sandbox, *, signal: str = "TERM") -> Iterator[No
 
 
 @contextlib.contextmanager
-def _without(sandbox: Sandbox, daemon: str, *, on: str | None, ending: str = "KILL") -> Iterator[None]:
+def _without(
+    sandbox: Sandbox, daemon: str, *, on: str | None, ending: str = "KILL", more: Sequence[str] = ()
+) -> Iterator[None]:
     pid = daemon_pid(sandbox, daemon)
     words = sandbox.inside("cat", f"/proc/{pid}/cmdline").stdout.rstrip("\0").split("\0")
     sandbox.inside("kill", f"-{ending}", str(pid))
@@ -64,7 +66,7 @@ def _without(sandbox: Sandbox, daemon: str, *, on: str | None, ending: str = "KI
         # Without -D it leaves the foreground, and this process, by itself.
         start = [word for word in words if word != "-D"]
         enter = sandbox.enter_controller() if on is None else sandbox.enter(on)
-        subprocess.run((*enter, *start), env=daemon_environment(sandbox.token), check=True, timeout=30, cwd="/")
+        subprocess.run((*enter, *start, *more), env=daemon_environment(sandbox.token), check=True, timeout=30, cwd="/")
 
 
 def kill_after_requeue(*tracked_runs: TrackedRun, after_s: float = 0, away_s: float = 2) -> None:
@@ -88,6 +90,31 @@ def kill_step_daemon(rank_pid: int) -> None:
     name = Path(f"/proc/{rank.parent}/comm").read_text()
     assert name.startswith("slurmstepd"), name
     os.kill(rank.parent, signal.SIGKILL)
+
+
+def kill_step_on_host(rank_pid: int) -> None:
+    """Kill the slurmstepd that a rank is a child of, and all that it has started: nobody there says a word."""
+    rank = find(rank_pid)
+    assert rank is not None
+    name = Path(f"/proc/{rank.parent}/comm").read_text()
+    assert name.startswith("slurmstepd"), name
+    # It must not report the end of its tasks.
+    os.kill(rank.parent, signal.SIGSTOP)
+    family = [rank.parent, *_descendants(rank.parent)]
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    children = children_of(pid)
+    return [*children, *(descendant for child in children for descendant in _descendants(child))]
+
+
+def start_anew(sandbox: Sandbox, node: str) -> None:
+    """Let a node look as if its machine had been started anew: its slurmd is killed, and begins with a boot of now."""
+    with _without(sandbox, node, on=node, more=("-b",)):
+        pass
 
 
 def daemon_pid(sandbox: Sandbox, daemon: str) -> int:

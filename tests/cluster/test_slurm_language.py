@@ -6,9 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,14 +16,12 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import RankEnv
 from tests.cluster.sandbox import Sandbox
-from tests.slurm.measured_lines import MEASURED
+from tests.slurm.measured_lines import MEASURED, MEASURED_SINCE_24_05
 from tests.slurm.sbatch_reader import UnreadableLineError, comment_in, parse_directive_line
+from tests.slurm_version import numbers, slurm_version
 
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 FIRST = r"#SBATCH --comment="
-# Since when a backslash before a blank has another meaning.
-OTHER_BACKSLASH = pytest.mark.fails_on_slurm(row="B", since="24.05")
-BACKSLASHES = (r"#SBATCH --comment=a\ --time=5", r"#SBATCH --comment=\\\ --time=5")
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
@@ -44,28 +40,30 @@ def stored(sandbox: Sandbox, directory: Path, line: str) -> tuple[str | None, st
     return comment_in(record), limit[1]
 
 
-def measured() -> Iterator[Any]:
-    """Yield each line and its words, with the marks of the versions that read it otherwise."""
-    for line, words in MEASURED:
-        yield pytest.param(line, words, marks=[OTHER_BACKSLASH] if line in BACKSLASHES else [])
+def escapes_blanks() -> bool:
+    """Return whether this Slurm takes a backslash before a blank as a part of the word."""
+    version = slurm_version()
+    assert version is not None
+    return numbers(version) >= (24, 5)
 
 
-@pytest.mark.parametrize(("line", "words"), list(measured()))
+@pytest.mark.parametrize(("line", "words"), MEASURED)
 def test_sbatch_takes_from_a_line_what_our_reader_takes(
     sandbox: Sandbox, tmp_path: Path, line: str, words: list[str] | None
 ) -> None:
+    if escapes_blanks():
+        words = MEASURED_SINCE_24_05.get(line, words)
     comment = next((word.partition("=")[2] for word in words or () if word.startswith("--comment=")), None)
     limit = "00:05:00" if "--time=5" in (words or ()) else "UNLIMITED"
     assert stored(sandbox, tmp_path, line) == (comment, limit)
 
 
-@OTHER_BACKSLASH
 @SHARED
 @given(st.text(st.sampled_from(" \t\v\f\\\"'#ab=,"), min_size=1, max_size=12))
 def test_sbatch_reads_any_value_as_our_reader_does(sandbox: Sandbox, tmp_path: Path, text: str) -> None:
     found = stored(sandbox, tmp_path, FIRST + text)
     try:
-        words = parse_directive_line(FIRST + text)
+        words = parse_directive_line(FIRST + text, escapes_blanks=escapes_blanks())
     except UnreadableLineError:
         assert "Unmatched" in found
         return

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.commands import script, start
 from tests.cluster.comparison import RunComparison
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import (
     OTHER_HOSTS,
+    PREEMPTED_HOSTS,
     STEPS_PER_EPOCH,
     References,
     ScenarioContext,
@@ -53,6 +56,27 @@ def stopped_on_full_disk(context: ScenarioContext, name: str, kind: str, *, step
     return tracked, context.compare(f"disk full at a stop and the next start, {kind}", tracked)
 
 
+def full_before_a_program_starts(context: ScenarioContext) -> TrackedRun:
+    """The disk is full from the beginning of a command's attempt until its tasks have waited for space."""
+    directory = context.directory / "program"
+    directory.mkdir()
+    program = (sys.executable, script(directory, "print('at work')"))
+    words = ("--nodes", "2", "--nodelist", OTHER_HOSTS, "--time", "5", "--", *program)
+    tracked = start(context.sandbox, directory, *words)
+    logs = [tracked.run.attempt(0).rank_log(rank) for rank in range(2)]
+    tracked.wait_until(lambda: all(log.exists() for log in logs), "the logs of the tasks")
+    FILLS["bytes"](context.directory)
+    try:
+        meeting = tracked.run.attempt(0).ranks
+        tracked.wait_until(meeting.exists, "the meeting of the ranks")
+        time.sleep(10)
+        assert not list(tracked.attempt.path.glob("e*-rank-*.json")), "no rank has ended"
+    finally:
+        make_room(context.directory)
+    tracked.wait_until_finished()
+    return tracked
+
+
 def away_at_the_end(context: ScenarioContext, name: str = "end", seconds: float = 8) -> ScenarioResult:
     """The run directory is away when the attempt ends."""
     tracked = context.start(name, on=OTHER_HOSTS)
@@ -61,6 +85,16 @@ def away_at_the_end(context: ScenarioContext, name: str = "end", seconds: float 
     tracked.wait_until(tracked.attempt.decision.exists, "the decision")
     take_directory_away(tracked, seconds)
     return tracked, context.compare("run directory away at the end of an attempt", tracked)
+
+
+def away_at_a_preemption(context: ScenarioContext) -> ScenarioResult:
+    """The run directory goes away when Slurm preempts the job, for longer than KillWait and the delay of a requeue."""
+    tracked = context.start("preemption", on=PREEMPTED_HOSTS)
+    tracked.wait_for_steps(40)
+    context.preempt()
+    tracked.wait_until(tracked.attempt.decision.exists, "the decision")
+    take_directory_away(tracked, 25)
+    return tracked, context.compare("run directory away for 25 s at a preemption", tracked)
 
 
 def away_at_a_save(context: ScenarioContext) -> ScenarioResult:
@@ -88,8 +122,22 @@ def test_a_full_disk_at_a_stop_and_the_next_start_does_not_end_the_run(
     assert_went_on(*stopped_on_full_disk(on_small_disk, kind, kind))
 
 
+def test_a_program_waits_for_space_on_a_disk_that_was_full_before_it_started(on_small_disk: ScenarioContext) -> None:
+    tracked = full_before_a_program_starts(on_small_disk)
+    assert tracked.attempts == 1
+    assert tracked.result["status"] == "finished"
+
+
 @after_scenario(away_at_the_end)
 def test_a_run_directory_that_is_away_at_the_end_of_an_attempt_costs_nothing(scenario_result: ScenarioResult) -> None:
+    _, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert comparison.attempts == 2
+
+
+@pytest.mark.long
+@after_scenario(away_at_a_preemption)
+def test_a_run_directory_that_is_away_at_a_preemption_fails_no_job(scenario_result: ScenarioResult) -> None:
     _, comparison = scenario_result
     assert comparison.lost_nothing, comparison
     assert comparison.attempts == 2

@@ -196,4 +196,4 @@ def test_srun_that_waits_for_a_killed_slurmstepd_does_not_hold_the_nodes(scenari
     tracked, comparison = scenario_result
     assert comparison.lost_nothing, comparison
     assert comparison.attempts == 1
-    assert "srun still waits; it is ended" in tracked.log()
+    assert "srun still waits 60 s later; it is ended" in tracked.log()

@@ -23,6 +23,30 @@ def test_a_replaced_file_leaves_no_temporary_one(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "a.json") == {"x": 2}
 
 
+def test_a_lock_keeps_others_out_until_it_is_given_back(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def enter_later() -> None:
+        with files.locked(tmp_path / "log"):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as executor:
+        with files.locked(tmp_path / "log"):
+            waiting = executor.submit(enter_later)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.3)
+            order.append("first")
+        waiting.result(timeout=30)
+    assert order == ["first", "second"]
+
+
+def test_where_no_lock_can_be_made_nobody_is_kept_out(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with files.locked(tmp_path / "link"), files.locked(tmp_path / "link"):
+        pass
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_what_is_written_is_its_owners_alone(tmp_path: Path) -> None:
     files.write_text(tmp_path / "a", "x")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600

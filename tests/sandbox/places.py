@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from hpcddp.sandbox import state
 from hpcddp.sandbox.state import Sandbox
 
 HPCDDP = (sys.executable, "-P", "-m", "hpcddp", "sandbox")
 # Another user id; the right to read stays, since the environment of the tests may be root's alone.
-ORDINARY_USER = pwd.getpwnam("nobody").pw_uid
-# That user's sandbox does not come up on these versions.
-NOT_FOR_NOBODY = pytest.mark.fails_on_slurm(row="N", since="25.11")
+# Since 25.11 Slurm refuses the user nobody.
+ORDINARY_USER = pwd.getpwnam("news").pw_uid
 AS_ORDINARY_USER = (
     "setpriv",
     f"--reuid={ORDINARY_USER}",

@@ -18,7 +18,7 @@ from hpcddp.sandbox import cleanup, state
 from hpcddp.sandbox.state import Sandbox
 from tests.messages import GoldenMessages
 from tests.sandbox.leftovers import leftovers
-from tests.sandbox.places import AS_ORDINARY_USER, NOT_FOR_NOBODY, ORDINARY_USER, Place
+from tests.sandbox.places import AS_ORDINARY_USER, ORDINARY_USER, Place
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -73,7 +73,6 @@ def test_nothing_is_left_of_a_sandbox_that_was_ended_with_jobs_in_it(
     assert leftovers(sandbox) == []
 
 
-@NOT_FOR_NOBODY
 def test_an_ordinary_user_has_a_sandbox_on_this_host_with_gpus(
     new_place: Callable[..., Place], open_directory: Path
 ) -> None:

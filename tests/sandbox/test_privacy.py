@@ -19,7 +19,7 @@ import pytest
 from hpcddp.sandbox import cleanup
 from hpcddp.sandbox.state import Sandbox
 from tests.messages import GoldenMessages
-from tests.sandbox.places import AS_ORDINARY_USER, NOT_FOR_NOBODY, ORDINARY_USER, Place
+from tests.sandbox.places import AS_ORDINARY_USER, ORDINARY_USER, Place
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -49,7 +49,7 @@ def desk() -> Iterator[Path]:
 @pytest.mark.parametrize(
     "prefix",
     [
-        pytest.param(AS_ORDINARY_USER, id="an ordinary user's", marks=NOT_FOR_NOBODY),
+        pytest.param(AS_ORDINARY_USER, id="an ordinary user's"),
         pytest.param((), id="root's"),
     ],
 )
@@ -81,7 +81,6 @@ def test_another_user_can_neither_ask_nor_submit_nor_get_a_credential(
     assert owned.slurm("squeue", "--noheader", "--states=all") == ""
 
 
-@NOT_FOR_NOBODY
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there already"])
 def test_nobody_else_can_look_into_its_directory(owned: Place, *, there: bool) -> None:
     if there:
@@ -137,7 +136,6 @@ def host_called(address: str, desk: Path) -> Iterator[Sequence[str]]:
             holder.kill()
 
 
-@NOT_FOR_NOBODY
 # srun cannot be reached at an address like 127.0.1.1: the tasks connect to where its own connection came from.
 @pytest.mark.parametrize(
     ("address", "of_srun"),

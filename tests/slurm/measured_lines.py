@@ -37,3 +37,9 @@ MEASURED = [
     ("##SBATCH --comment=a", None),
     ("# SBATCH --comment=a", None),
 ]
+
+# What Slurm 24.05 and later read otherwise: a backslash makes the blank behind it a part of the word.
+MEASURED_SINCE_24_05 = {
+    r"#SBATCH --comment=a\ --time=5": ["--comment=a --time=5"],
+    r"#SBATCH --comment=\\\ --time=5": ["--comment=\\ --time=5"],
+}

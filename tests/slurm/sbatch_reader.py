@@ -11,16 +11,14 @@ _DIRECTIVE = "#SBATCH"
 _WHITE_SPACE = " \t\v\f\r"
 _GAP = re.compile(rf"[{_WHITE_SPACE}]+")
 # The parts of a word. The last one is a backslash that escapes nothing.
-_PIECE = re.compile(
-    rf"""
+_PIECE_TEXT = rf"""
       "(?P<double> (?: [^"\\] | \\. )* )"
     | '(?P<single> (?: [^'\\] | \\. )* )'
     | \\ (?P<escaped> [^{re.escape(_WHITE_SPACE)}] )
     | (?P<plain> [^{re.escape(_WHITE_SPACE)}"'\#\\]+ )
-    | \\
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+    """
+_PIECE = re.compile(rf"{_PIECE_TEXT} | \\", re.VERBOSE | re.DOTALL)
+_PIECE_SINCE_24_05 = re.compile(rf"{_PIECE_TEXT} | \\ (?P<blank>[ ]) | \\", re.VERBOSE | re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -28,11 +26,13 @@ class UnreadableLineError(Exception):
     """A line that sbatch refuses."""
 
 
-def parse_directive_line(line: str) -> list[str] | None:
+def parse_directive_line(line: str, *, escapes_blanks: bool = False) -> list[str] | None:
     """Return the words that sbatch reads from one line, or None if the line is not a directive.
 
     Args:
         line: the line without its line break.
+        escapes_blanks: whether a backslash makes the blank behind it a part of the word, as since Slurm 24.05; before,
+            the word ends there.
 
     Raises:
         UnreadableLineError: a quote is not closed.
@@ -42,7 +42,7 @@ def parse_directive_line(line: str) -> list[str] | None:
     words: list[str] = []
     position = len(_DIRECTIVE)
     while (position := _end_of(_GAP, line, position)) < len(line) and line[position] != "#":
-        word, position = _read_word(line, position)
+        word, position = _read_word(line, position, _PIECE_SINCE_24_05 if escapes_blanks else _PIECE)
         if not word:
             break
         words.append(word)
@@ -54,12 +54,15 @@ def _end_of(pattern: re.Pattern[str], line: str, position: int) -> int:
     return position if match is None else match.end()
 
 
-def _read_word(line: str, position: int) -> tuple[str, int]:
+def _read_word(line: str, position: int, piece: re.Pattern[str]) -> tuple[str, int]:
     """Return the word that starts at ``position``, and where it ends."""
     word = ""
-    while match := _PIECE.match(line, position):
+    while match := piece.match(line, position):
         quoted = match["double"] or match["single"]
-        word += _ESCAPE.sub(r"\1", quoted) if quoted else match["escaped"] or match["plain"] or ""
+        if quoted:
+            word += _ESCAPE.sub(r"\1", quoted)
+        else:
+            word += match["escaped"] or match["plain"] or match.groupdict().get("blank") or ""
         position = match.end()
     if position < len(line) and line[position] in "\"'":
         raise UnreadableLineError(f"the line {line!r} has a quote that does not close")

@@ -251,6 +251,34 @@ def test_a_slurmds_port_is_its_own_or_that_of_the_cluster(
     assert commands.slurmd_address("n1") == ("10.0.0.1", port)
 
 
+@pytest.mark.parametrize(
+    ("shown", "seconds"), [("KillWait                = 15 sec", 15.0), ("InactiveLimit           = 0 sec", 30.0)]
+)
+def test_the_wait_before_processes_are_killed_is_that_of_the_cluster(
+    programs: Path, shown: str, seconds: float
+) -> None:
+    env = program(programs, "scontrol", f'[[ "$*" == "show config" ]] && echo "{shown}"')
+    assert commands.kill_wait_s(env) == seconds
+
+
+def test_boot_times_are_those_of_the_nodes_whatever_was_written_into_them(programs: Path) -> None:
+    env = program(
+        programs,
+        "scontrol",
+        """[[ "$*" == "show node n1,n2" && $SLURM_TIME_FORMAT == standard ]] && cat <<'END'
+NodeName=n1 Arch=x86_64 CoresPerSocket=1
+   NodeAddr=10.0.0.1 NodeHostName=n1 Version=22.05.8
+   BootTime=2026-11-26T10:00:00 SlurmdStartTime=2026-11-26T10:00:05
+   Reason=BootTime=2020-01-01T00:00:00 [root@2026-11-26T10:00:00]
+
+NodeName=n2 CoresPerSocket=1
+   BootTime=None SlurmdStartTime=None
+
+END""",
+    )
+    assert commands.boot_times(["n1", "n2"], env) == {"n1": "2026-11-26T10:00:00", "n2": "None"}
+
+
 def test_a_job_may_run_elsewhere_and_after_another(programs: Path, tmp_path: Path) -> None:
     env = program(programs, "sbatch", f'printf "%s\n" "$@" > {tmp_path}/argv; echo 42')
     commands.sbatch(tmp_path / "s", environment=env, directory=Path("/data"), dependency="afterany:41")

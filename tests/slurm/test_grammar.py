@@ -7,20 +7,22 @@ from hypothesis import strategies as st
 from hpcddp.slurm.directives import UnwritableValueError, quote_value
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
-from tests.slurm.measured_lines import MEASURED
+from tests.slurm.measured_lines import MEASURED, MEASURED_SINCE_24_05
 from tests.slurm.sbatch_reader import UnreadableLineError, parse_directive_line, read_directives
 
 VALUES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"))
 SPECIAL = st.text(st.sampled_from(" \t\v\f\\\"'#$`;&|<>(){}[]*?!~%=,-:a"))
 
 
-@given(VALUES | SPECIAL)
-@example("")
-@example("--time=5")
-@example('a"; touch /tmp/x #')
-@example("ends with a backslash \\")
-def test_a_quoted_value_is_read_back_unchanged(value: str) -> None:
-    assert parse_directive_line(f"#SBATCH --comment={quote_value(value)}") == [f"--comment={value}"]
+@pytest.mark.parametrize("escapes_blanks", [False, True])
+@given(value=VALUES | SPECIAL)
+@example(value="")
+@example(value="--time=5")
+@example(value='a"; touch /tmp/x #')
+@example(value="ends with a backslash \\")
+def test_a_quoted_value_is_read_back_unchanged(value: str, *, escapes_blanks: bool) -> None:
+    line = f"#SBATCH --comment={quote_value(value)}"
+    assert parse_directive_line(line, escapes_blanks=escapes_blanks) == [f"--comment={value}"]
 
 
 @given(st.lists(VALUES | SPECIAL, max_size=5))
@@ -52,6 +54,11 @@ def test_a_value_that_cannot_be_quoted_is_refused_with_its_field(value: str, nam
 @pytest.mark.parametrize(("line", "words"), MEASURED)
 def test_the_reader_returns_the_words_that_sbatch_read(line: str, words: list[str] | None) -> None:
     assert parse_directive_line(line) == words
+
+
+@pytest.mark.parametrize(("line", "words"), MEASURED)
+def test_our_reader_takes_from_a_line_what_a_newer_sbatch_takes(line: str, words: list[str] | None) -> None:
+    assert parse_directive_line(line, escapes_blanks=True) == MEASURED_SINCE_24_05.get(line, words)
 
 
 @pytest.mark.parametrize("line", ['#SBATCH --comment="a', "#SBATCH --comment='a", '#SBATCH --comment="a\\'])

@@ -108,6 +108,22 @@ def test_a_run_that_is_alive_is_not_resumed(directory: Path, golden: GoldenMessa
     assert read_events(run.events) == []
 
 
+def test_of_two_resumptions_at_once_one_is_submitted(directory: Path, golden: GoldenMessages) -> None:
+    run = ended(directory)
+    run.script.write_text("sleep 600\n")
+    followers = [start(directory, "--resume", "r1", "--json") for _ in range(2)]
+    said = [(follower.communicate(timeout=120), follower.returncode) for follower in followers]
+    submitted = [json.loads(out) for (out, _), code in said if code == 0]
+    refused = [json.loads(out)["error"]["message"] for (out, _), code in said if code == 2]
+    for document in submitted:
+        os.kill(int(document["job_id"]), signal.SIGKILL)
+    assert len(submitted) == 1
+    job_id = submitted[0]["job_id"]
+    (message,) = refused
+    assert f" r1 is alive as process {job_id}; " in golden.message(message, {f" {job_id};": " PID;"})
+    assert [event.kind for event in read_events(run.events)] == ["resume"]
+
+
 def test_a_file_of_the_run_that_is_too_large_to_be_kept_is_named(directory: Path, golden: GoldenMessages) -> None:
     run = ended(directory)
     run.plan.touch()

@@ -16,12 +16,15 @@ from hpcddp.jobfile.read import load_job
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.job_records import read_submission
+from hpcddp.run.ownership import make_private_directory
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result, read_result
 from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import QueuedJob
-from hpcddp.submission.resume import resume
+from hpcddp.slurm.job_environment import NO_DEPENDENCY
+from hpcddp.submission.request import SubmissionError
+from hpcddp.submission.resume import resume, resume_sweep
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import begin_element
 from hpcddp.supervise.begin import begin
@@ -115,6 +118,34 @@ def test_what_continues_is_alive_and_stays_when_the_sweep_is_resumed_again(
     assert (document["finished"], document["alive"], document["job_ids"]) == (1, 3, ["103"])
     assert [(one["run_id"], one["job_id"]) for one in document["elements"]] == [("s1_3", "103_3")]
     assert document["sweep_id"] == "s1"
+
+
+def test_elements_that_were_submitted_since_they_were_chosen_are_not_submitted_twice(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
+    sweep = swept(slurm, count=3, element_0="failed", element_1="failed")
+    environment = slurm.environment()
+    first = resume_sweep(sweep, [0, 1], environment=environment, dependency=NO_DEPENDENCY, force=False)
+    assert first.job_ids == ["102"]
+    squeue(monkeypatch, queued("102_0", "PENDING"), queued("102_1"))
+    # Another command has chosen them at the same time.
+    with pytest.raises(SubmissionError) as caught:
+        resume_sweep(sweep, [0, 1], environment=environment, dependency=NO_DEPENDENCY, force=False)
+    assert "the run s1_0 is alive as job 102_0" in golden.message(caught.value)
+    assert len(slurm.calls) == 2
+
+
+def test_an_element_that_two_commands_begin_keeps_its_log(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = swept(slurm, count=2)
+    run = sweep.run(1)
+
+    def begin_first(path: Path) -> None:
+        make_private_directory(path)
+        run.submitit.mkdir(mode=0o700)
+        run.batch_log.write_text("the job of the other command\n")
+
+    monkeypatch.setattr("hpcddp.submission.sweep_element.make_private_directory", begin_first)
+    assert begin_element(sweep, 1).batch_log.read_text() == "the job of the other command\n"
 
 
 def test_elements_continue_without_what_only_their_nodes_have_if_forced(

@@ -90,7 +90,7 @@ class Scenario:
             ),
         )
 
-    def fail(self, rank: int, *, exit_code: int, secondary: bool = False) -> None:
+    def fail(self, rank: int, *, exit_code: int, secondary: bool = False, waiting: bool = False) -> None:
         """A rank has failed."""
         record = FailureRecord(
             rank=rank,
@@ -101,6 +101,7 @@ class Scenario:
             traceback="Traceback",
             exit_code=exit_code,
             secondary=secondary,
+            waiting=waiting,
         )
         write_failure(self.attempt, record)
 

@@ -219,6 +219,49 @@ def test_a_directory_that_is_away_for_a_time_is_waited_for(
     assert_facts(said, f"{scenario.attempt.path} is missing", "file server", "waiting up to 10 minutes")
 
 
+@pytest.mark.parametrize(("away_s", "start_times"), [(25, [120]), (70, [120] * 2)], ids=["short", "long"])
+def test_a_job_that_slurm_requeues_while_its_directory_is_away_starts_later(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, away_s: float, start_times: list[float]
+) -> None:
+    scenario = Scenario(tmp_path, SLURM)
+    slurm.become("RUNNING", **PREEMPTED)
+    scenario.stop()
+    run, away = scenario.attempt.run.path, tmp_path / "away"
+    run.rename(away)
+    set_while_away: list[float] = []
+
+    def sleep(duration: float) -> None:
+        slurm.sleep(duration)
+        # The grace time is over.
+        if slurm.waited == 5:
+            slurm.become_requeued()
+        if slurm.waited >= away_s and away.exists():
+            set_while_away.extend(slurm.start_times)
+            away.rename(run)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert scenario.end().exit_code == STOPPED
+    assert set_while_away == start_times
+    assert slurm.calls == []
+
+
+def test_the_start_of_a_job_that_runs_is_not_moved_while_its_directory_is_away(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = Scenario(tmp_path, SLURM)
+    slurm.become("RUNNING", **PREEMPTED)
+    scenario.stop()
+    run, away = scenario.attempt.run.path, tmp_path / "away"
+    run.rename(away)
+
+    def come_back() -> None:
+        assert slurm.start_times == []
+        away.rename(run)
+
+    after(20, slurm, come_back, monkeypatch)
+    assert scenario.end().exit_code == STOPPED
+
+
 @pytest.mark.parametrize("record", ["decision.json", "start.json", "events.jsonl"])
 def test_a_record_whose_file_server_does_not_answer_is_waited_for(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, record: str

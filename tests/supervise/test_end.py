@@ -11,6 +11,7 @@ import pytest
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import beginning, cause_in_log
 from hpcddp.run.files import read_json, write_json
+from hpcddp.run.job_records import read_start
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.slurm import commands
@@ -271,8 +272,45 @@ def test_a_lost_node_is_no_failure_of_the_run(
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, ["requeue 7"])
     assert_facts(golden.message(ending.text), "node n2 was lost", "no step is saved yet")
-    assert asked == [{"environment": SLURM, "tasks_per_node": 1, "recorded": [0]}]
+    start = read_start(scenario.attempt)
+    assert start is not None
+    assert asked == [{"environment": SLURM, "tasks_per_node": 1, "recorded": [0], "started_at": start.time}]
     assert scenario.events()[-1] == ("requeue", "node_failure")
+
+
+def test_a_node_that_the_others_waited_for_in_vain_is_lost_and_no_hang(
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcddp.supervise.attempt_facts.lost_nodes", lambda *_, **__: ["n2"])
+    scenario.fail(0, exit_code=124, waiting=True)
+    assert (scenario.end().exit_code, slurm.calls) == (75, ["requeue 7"])
+    assert scenario.events()[-1] == ("requeue", "node_failure")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "state", "last"),
+    [
+        (2, "RUNNING", ("requeue", "time_limit")),
+        (60, "RUNNING", ("failure", "crash")),
+        (0, "COMPLETING", ("stop", "cancelled")),
+    ],
+    ids=["over", "not over", "cancelled"],
+)
+def test_ranks_that_say_nothing_when_the_time_is_over_are_at_their_time_limit(
+    scenario: Scenario, slurm: FakeSlurm, left_s: float, state: str, last: tuple[str, str]
+) -> None:
+    end_time = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + left_s))
+    slurm.become(state, EndTime=end_time, TimeLimit="00:10:00")
+    scenario.end()
+    assert scenario.events()[-1] == last
+
+
+def test_a_failure_comes_before_the_time_limit(scenario: Scenario, slurm: FakeSlurm) -> None:
+    end_time = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 1))
+    slurm.become("RUNNING", EndTime=end_time, TimeLimit="00:10:00")
+    scenario.fail(0, exit_code=71, secondary=True)
+    scenario.end()
+    assert scenario.events()[-1] == ("failure", "crash")
 
 
 def test_two_attempts_that_save_nothing_new_end_the_run(

@@ -15,7 +15,7 @@ import pytest
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.slurm.programs import program
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 
@@ -372,6 +372,54 @@ def test_an_end_of_the_job_that_slurm_has_moved_counts(
         assert_facts(message, "the end of the job", text.replace("T", " "))
     # Every 5 s before the end is acted on.
     assert (tmp_path / "asked").read_text().count("asked") in ({1} if ranks > 1 else {3, 4})
+
+
+# A newer attempt begins while the program and what it has started run.
+FENCED = """
+import os, sys
+from pathlib import Path
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.ownership import FencedError
+from hpcddp.stop.deadline import EndTime, KnownEnd
+from hpcddp.stop.listener import LISTENER
+from hpcddp.task import program
+
+LISTENER.install()
+program._LOOK_FOR_NEWER_ATTEMPT_EVERY_S = 0.2
+attempt = AttemptDirectory.from_text(sys.argv[1])
+fence = program._Fence(attempt)
+end = EndTime(KnownEnd(end_time=None, time=0.0))
+body = "trap 'touch saved' TERM; sleep 600 & echo $! >child; wait; wait"
+running = program.Program(
+    ["sh", "-c", body], dict(os.environ), end=end, notice_s=0.0, on_poll=lambda _: fence.check()
+)
+print(running._process.pid, flush=True)
+try:
+    running.wait()
+except FencedError as error:
+    print(error.message, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_program_whose_run_a_newer_attempt_owns_is_killed_before_it_can_save(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
+    attempt = tmp_path / "runs" / "demo" / "r1" / "attempts" / "0"
+    attempt.mkdir(parents=True)
+    words = [sys.executable, "-c", FENCED, str(attempt)]
+    task = subprocess.Popen(words, env=with_hpcddp(), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    child = tmp_path / "child"
+    wait_until(lambda: child.exists() and child.read_text().strip(), "the child of the program")
+    time.sleep(1)
+    assert task.poll() is None
+    attempt.with_name("1").mkdir()
+    out, _ = task.communicate(timeout=60)
+    pid, message = out.splitlines()
+    assert "attempt 1 owns the run r1" in golden.message(message)
+    for process_id in (pid, child.read_text()):
+        wait_until_gone(int(process_id))
+    assert not (tmp_path / "saved").exists()
 
 
 # Two ranks agree in each step whether to save, and meet again in the save, as a training with collectives does.
