@@ -110,7 +110,9 @@ def _outcome(tracked: TrackedRun, acknowledged: float, back: float) -> dict[str,
                 "repaired_by_slurm": starts[1] > back + 60,
             }
         time.sleep(0.5)
-    return {"outcome": "not finished", "state": tracked.sandbox.job(tracked.job_id)["JobState"]}
+    job = tracked.sandbox.job(tracked.job_id)
+    nodes = tracked.sandbox.run("sinfo", "--noheader", "--Node", "--format=%N:%T:%E").stdout.split("\n")
+    return {"outcome": "not finished", "state": job["JobState"], "reason": job["Reason"], "nodes": sorted(set(nodes))}
 
 
 def run_trials(trials: list[dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
@@ -125,7 +127,8 @@ def run_trials(trials: list[dict[str, Any]], at_once: int) -> list[dict[str, Any
             # A Slurm for each trial: a node may be down after it.
             with sandbox_with(*QUICK) as sandbox, tempfile.TemporaryDirectory(prefix="hpcddp-trial-") as directory:
                 row = run_trial(sandbox, Path(directory), waiting.get())
-                sandbox.cancel_all()
+                # Not all of them: a job may not end any more.
+                sandbox.run("scancel", "--user=root", check=False)
             done.append(row)
             print(json.dumps(row), flush=True)
 
