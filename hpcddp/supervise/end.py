@@ -42,7 +42,6 @@ _POLL_S: Final = 1.0
 # While the directory is away, Slurm is asked whether it has requeued the job, which then starts that much later; the
 # start is put off again before that time is over.
 _ASK_FOR_REQUEUE_EVERY_S: Final = 3.0
-_DIRECTORY_AWAY_DELAY_S: Final = 120
 _POSTPONE_AGAIN_S: Final = 60.0
 _WRITES_NOTHING = frozenset({ActionKind.FINISH, ActionKind.FENCED})
 # After these Slurm must not run the job again.
@@ -117,7 +116,7 @@ def _postpone_start(job_id: str | None) -> bool:
     job = None if job_id is None else ask_slurm(job_id)
     if job_id is None or job is None or job.get("JobState") in {"RUNNING", "SUSPENDED"}:
         return False
-    requeuing.set_start(job_id, _DIRECTORY_AWAY_DELAY_S)
+    requeuing.set_start(job_id, requeuing.DIRECTORY_AWAY_DELAY_S)
     return True
 
 

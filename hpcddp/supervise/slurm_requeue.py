@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 _START_DELAY_S, _SLOW_END_DELAY_S = 2, 15
 _SCHEDULER_INTERVAL_S = 60.0
 # Where the run directory is away: Slurm opens the job's log in it, and fails a job where it cannot.
-_DIRECTORY_AWAY_DELAY_S = 120
+DIRECTORY_AWAY_DELAY_S = 120
 
 _TRIES = 3
 _PAUSE_S = 2.0
@@ -277,7 +277,7 @@ def start_delay_s(run: RunDirectory, *, slurms_delay_s: float) -> int:
         slurms_delay_s: how long a requeued job waits without a start time of its own, in seconds.
     """
     if not run.path.is_dir():
-        return _DIRECTORY_AWAY_DELAY_S
+        return DIRECTORY_AWAY_DELAY_S
     events: list[Event] = []
     with suppress(RecordError):
         events = [event for event in read_events(run.events) if event.kind in {"requeue", "resume", "start"}]
