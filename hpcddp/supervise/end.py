@@ -281,11 +281,12 @@ def _leave_to_slurm(attempt_facts: AttemptFacts, action: Action, code: int) -> E
 
 def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     job_id, by = attempt_facts.job_id or "", "hpcddp"
+    set_requeue_flag = not attempt_facts.spec.requeue.left_to_slurm
     done = requeuing.requeue(
         job_id,
         attempt=attempt_facts.attempt,
         restarts=attempt_facts.restarts,
-        set_requeue_flag=not attempt_facts.spec.requeue.left_to_slurm,
+        set_requeue_flag=set_requeue_flag,
     )
     is_away = done.outcome is RequeueOutcome.UNREACHABLE
     is_in_vain = done.outcome not in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}
@@ -294,7 +295,11 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
         _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; {done.why}", action.exit_code)
         by = "hpcddp" if is_away else "slurm"
         done = requeuing.wait_and_requeue(
-            job_id, attempt=attempt_facts.attempt, restarts=attempt_facts.restarts, before=done
+            job_id,
+            attempt=attempt_facts.attempt,
+            restarts=attempt_facts.restarts,
+            set_requeue_flag=set_requeue_flag,
+            before=done,
         )
     return _after_request(attempt_facts, action, code, done, by=by)
 

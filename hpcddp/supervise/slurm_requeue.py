@@ -156,7 +156,9 @@ def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, s
     return done
 
 
-def wait_and_requeue(job_id: str, *, attempt: AttemptDirectory, restarts: int, before: Requeued) -> Requeued:
+def wait_and_requeue(
+    job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, before: Requeued
+) -> Requeued:
     """Stay after a request in vain, until Slurm requeues a preempted job itself or slurmctld answers again.
 
     A job whose script ends within the grace time of a preemption, or while slurmctld is away, may never be requeued
@@ -166,6 +168,7 @@ def wait_and_requeue(job_id: str, *, attempt: AttemptDirectory, restarts: int, b
         job_id: the job.
         attempt: the attempt that ends.
         restarts: the restart count of this attempt.
+        set_requeue_flag: whether to set Requeue=1 first (a --no-requeue job).
         before: the result of the first request; it is repeated if the controller did not respond.
     """
     deadline = time.monotonic() + _LONGEST_GRACE_S
@@ -181,7 +184,9 @@ def wait_and_requeue(job_id: str, *, attempt: AttemptDirectory, restarts: int, b
         if job is None:
             continue
         if done.outcome is RequeueOutcome.UNREACHABLE:
-            done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=False, patience_s=0.0)
+            done = requeue(
+                job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag, patience_s=0.0
+            )
             if done.outcome in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}:
                 return done
         elif cause is not Cause.PREEMPTION:

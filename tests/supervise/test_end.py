@@ -217,6 +217,17 @@ def test_the_script_stays_only_where_slurm_does_not_repair_a_lost_requeue(
     assert slurm.waited == (0 if "preemption" in causes else 7)
 
 
+def test_a_job_with_requeue_0_is_requeued_when_slurmctld_is_back_after_minutes(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    scenario = Scenario(tmp_path, SLURM, "requeue: {causes: [time_limit]}\n")
+    scenario.stop(reason=StopReason.WARNED, cause=None)
+    slurm.errors = [AWAY] * 60
+    assert (scenario.end().exit_code, scenario.events()[-1]) == (75, ("requeue", "time_limit"))
+    assert slurm.waited > 100
+    assert slurm.calls[-2:] == ["update 7 {'Requeue': '1'}", "requeue 7"]
+
+
 def test_a_job_whose_requeue_count_went_back_is_requeued(scenario: Scenario, slurm: FakeSlurm) -> None:
     """A slurmctld that was killed has forgotten the requeue that led to this attempt."""
     write_json(scenario.attempt.start, {**read_json(scenario.attempt.start), "restart_count": 1})

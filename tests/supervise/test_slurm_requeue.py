@@ -247,7 +247,7 @@ def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeue
 
     monkeypatch.setattr(time, "sleep", sleep)
     before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
-    assert wait_and_requeue("7", attempt=attempt, restarts=0, before=before) == Requeued(
+    assert wait_and_requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False, before=before) == Requeued(
         outcome=RequeueOutcome.REQUEUED
     )
     assert slurm.calls == []
@@ -260,10 +260,13 @@ def test_a_controller_that_comes_back_is_asked_for_the_requeue(
     slurm.errors = [AWAY, AWAY]
     slurm.become("RUNNING", PreemptTime=preempt_time)
     before = Requeued(outcome=RequeueOutcome.UNREACHABLE, why="away")
-    assert wait_and_requeue("7", attempt=attempt, restarts=0, before=before).outcome is RequeueOutcome.REQUEUED
+    assert (
+        wait_and_requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False, before=before).outcome
+        is RequeueOutcome.REQUEUED
+    )
 
 
 def test_nobody_waits_for_a_grace_time_that_is_none(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
-    assert wait_and_requeue("7", attempt=attempt, restarts=0, before=before) is before
+    assert wait_and_requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False, before=before) is before
     assert slurm.waited < 5
