@@ -438,7 +438,9 @@ def open_to_append(path: Path) -> int:
 
 
 def _open_to_append(path: Path, mode: int) -> int:
-    return os.open(path, mode | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    # O_NONBLOCK: a pipe in the place of the file is an error, and is not waited for.
+    flags = mode | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags, 0o600)
 
 
 def _end_torn_line(path: Path, descriptor: int) -> None:

@@ -47,6 +47,12 @@ def test_where_no_lock_can_be_made_nobody_is_kept_out(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with files.locked(tmp_path / "pipe"), pytest.raises(OSError, match="No such device"):
+        files.open_to_append(tmp_path / "pipe")
+
+
 def test_what_is_written_is_its_owners_alone(tmp_path: Path) -> None:
     files.write_text(tmp_path / "a", "x")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
