@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 from hpcddp.run import checkpoints
 from tests.cluster.comparison import report
+from tests.cluster.jobs import HPCDDP
 from tests.cluster.scenarios import OTHER_HOSTS, PREEMPTED_HOSTS, ScenarioContext
 from tests.cluster.tracked_run import TrackedRun
 
@@ -53,7 +55,10 @@ def cancelled_in_the_requeue(context: ScenarioContext, name: str, on: str) -> Tr
     tracked.wait_for_steps(40)
     context.preempt(on)
     tracked.wait_until(lambda: tracked.sandbox.job(tracked.job_id)["Restarts"] == "1", "the requeue")
-    return cancel(tracked)
+    cancel(tracked)
+    answer = json.loads(tracked.sandbox.run(*HPCDDP, "why", "--json", tracked.run.path).stdout)
+    assert answer["state"] == "cancelled", answer
+    return tracked
 
 
 CANCELS = (preempted_then_cancelled, cancelled_then_preempted, cancelled_in_the_requeue)
@@ -82,4 +87,7 @@ def assert_cancelled_for_good(tracked: TrackedRun) -> None:
 
 def assert_cancelled_and_told(tracked: TrackedRun) -> None:
     assert_cancelled_for_good(tracked)
+    if tracked.events("requeue") and not tracked.run.result.exists():
+        # The script had ended, and Slurm alone knows of the cancel.
+        return
     assert (tracked.result["status"], tracked.result["exit_code"]) == ("cancelled", 130), tracked.result

@@ -154,7 +154,11 @@ def controller_killed_after_requeues(context: ScenarioContext) -> list[ScenarioR
 
 def _controller_killed(context: ScenarioContext, number: int, dice: random.Random) -> list[ScenarioResult]:
     """Two runs stop at once, and slurmctld is killed at most five seconds after it has requeued both."""
-    tracked_runs = [context.start(f"trial{number}-{hosts}", on=hosts) for hosts in (PREEMPTED_HOSTS, OTHER_HOSTS)]
+    # The script of a job with Requeue=0 stays until slurmctld has saved the requeue.
+    stays = {"requeue": {"causes": ["time_limit"]}}
+    tracked_runs = [
+        context.start(f"trial{number}-{hosts}", on=hosts, sections=stays) for hosts in (PREEMPTED_HOSTS, OTHER_HOSTS)
+    ]
     for tracked in tracked_runs:
         tracked.wait_for_steps(40)
     for tracked in tracked_runs:
