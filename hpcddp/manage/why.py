@@ -141,14 +141,20 @@ def _explained(status: RunStatus, priority: str | None, called: str, *, unanswer
         why = f"it has ended, and {how}: its result cannot be read"
         return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))
     if status.state is State.UNKNOWN:
-        asked = (
-            "Slurm could not be queried" if unanswered else "it was started on another machine, or on an unknown one"
-        )
-        why = f"its state is unknown: it has left no result, and {asked}"
+        why = f"its state is unknown: it has left no result, and {_why_unknown(status, unanswered=unanswered)}"
         return Answer(status=status, why=why, facts=tuple(_signs(status)), history=_history(status))
     if status.files.result is not None:
         return _ended(status, status.files.result, called)
     return _gone(status)
+
+
+def _why_unknown(status: RunStatus, *, unanswered: bool) -> str:
+    """Return why it is not known whether the job of a run is alive."""
+    if status.files.job is None:
+        return "it has no job: its submission was interrupted, unless its script was given to sbatch by hand"
+    if unanswered:
+        return "Slurm could not be queried"
+    return "it was started on another machine, or on an unknown one"
 
 
 def _has_lost_requeue(status: RunStatus, job: QueuedJob) -> bool:
@@ -411,6 +417,10 @@ def _history(status: RunStatus) -> tuple[str, ...]:
     )
 
 
+def _is_about_setup(event: Event) -> bool:
+    return event.kind == "warning" and (event.reason or "").startswith("environment.setup")
+
+
 def _history_lines(events: Sequence[Event]) -> Iterator[str]:
     ends = [event for event in events if event.kind in {"stop", "requeue"}]
     told = {(event.attempt, event.cause) for event in ends}
@@ -436,7 +446,7 @@ def _history_lines(events: Sequence[Event]) -> Iterator[str]:
         elif event.kind == "cause" and event.cause in _CAUSES and (event.attempt, event.cause) not in told:
             # Of an attempt that Slurm has killed, this may be all that is known.
             yield f"{moment}  Slurm ends attempt {event.attempt}: {_CAUSES[str(event.cause)]}"
-        elif event.kind == "warning" and (event.reason or "").startswith("environment.setup"):
+        elif event.kind == "refusal" or _is_about_setup(event):
             yield f"{moment}  {event.reason}"
         elif event.kind in {"failure", "finish"}:
             ended = "failed" if event.kind == "failure" else "finished"

@@ -26,6 +26,7 @@ EventKind = Literal[
     "failure",
     "finish",
     "warning",
+    "refusal",
     "progress",
 ]
 _KIND = "event"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +45,7 @@ class Result(Record):
         saved_step: the newest step that is saved, of a run that has not finished.
         resume: the command that resumes it.
         final: whether the run has ended for good: Slurm must not run its job again, and only its user resumes it.
+            ``write_result`` sets it.
         steps: optimizer steps of a built-in training that has finished.
         val_accuracy: its accuracy, from 0 to 1.
         world_size: ranks of the last attempt.
@@ -101,7 +102,14 @@ class Result(Record):
 
 
 def unfinished_result(
-    run: RunDirectory, status: str, reason: str, exit_code: int, *, attempt: int | None, saved_step: int
+    run: RunDirectory,
+    status: str,
+    reason: str,
+    exit_code: int,
+    *,
+    attempt: int | None,
+    saved_step: int,
+    resume: str | None = None,
 ) -> Result:
     """Return the result of a run that ends before its work is done.
 
@@ -112,6 +120,7 @@ def unfinished_result(
         exit_code: the exit code of its job.
         attempt: its newest attempt; None before the first.
         saved_step: the newest step that is saved; 0 if none is.
+        resume: the command that resumes it; None is that of any run.
     """
     return Result(
         status=status,
@@ -119,8 +128,7 @@ def unfinished_result(
         exit_code=int(exit_code),
         attempts=0 if attempt is None else attempt + 1,
         saved_step=saved_step or None,
-        resume=resume_command(run),
-        final=status in _FINAL,
+        resume=resume or resume_command(run),
     )
 
 
@@ -160,7 +168,8 @@ def _best_of_job(run: RunDirectory) -> Best | None:
 
 
 def write_result(run: RunDirectory, result: Result) -> None:
-    """Write the result of a run, with the last and the best value of each metric of its evaluations."""
+    """Write the result of a run: whether it is final, and the last and the best value of each evaluation metric."""
+    result = replace(result, final=result.status in _FINAL)
     if known := metrics_of(run):
         metrics = {name: summary.as_json() for name, summary in known.items()}
         result = replace(result, facts={**result.facts, "metrics": metrics})
@@ -182,7 +191,6 @@ def finish_run(
     Raises:
         OSError: the result cannot be written, not within two minutes either.
     """
-    result = replace(result, final=True)
     deadline = time.monotonic() + _RESULT_PATIENCE_S
     while True:
         try:
@@ -244,10 +252,16 @@ _REASONS: Mapping[StopReason, str] = MappingProxyType(
 )
 
 
-def resume_command(run: RunDirectory) -> str:
-    """Return the one command that continues a run; one whose script was submitted by hand needs its job file."""
+def resume_command(run: RunDirectory, *, after: Sequence[Path] = ()) -> str:
+    """Return the one command that continues a run; one whose script was submitted by hand needs its job file.
+
+    Args:
+        run: the run.
+        after: the directories of the runs that must finish first.
+    """
     job = [] if run.submission.exists() else ["JOB"]
-    return shlex.join(["hpcddp", "submit", *job, "--resume", str(run.path)])
+    waits = [word for path in after for word in ("--after", str(path))]
+    return shlex.join(["hpcddp", "submit", *job, "--resume", str(run.path), *waits])
 
 
 def why_it_stopped(cause: Cause, decision: Decision | None, *, job: str) -> str:

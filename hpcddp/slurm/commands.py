@@ -124,9 +124,6 @@ _SUBMIT_LINE: Final = re.compile(r"\n +SubmitLine=.*?(?=\n +WorkDir=)", re.DOTAL
 NO_CONFIGURATION: Final = "configuration source"
 """Part of the message of a command that is installed and finds no slurm.conf."""
 _SLURMD_PORT: Final = re.compile(r"^SlurmdPort\s*=\s*([0-9]+)", re.MULTILINE)
-# Slurm's default of KillWait (slurm.conf(5)).
-DEFAULT_KILL_WAIT_S: Final = 30.0
-_KILL_WAIT: Final = re.compile(r"^KillWait\s*=\s*([0-9]+)", re.MULTILINE)
 
 
 class SlurmCommandError(HpcddpError):
@@ -504,20 +501,6 @@ def slurmd_address(node: str) -> tuple[str, int]:
     # A node shows its port only if it differs from that of the cluster.
     port = fields.get("Port") or _SLURMD_PORT.findall(ask("scontrol", "show", "config", environment=os.environ))[0]
     return fields["NodeAddr"], int(port)
-
-
-def kill_wait_s(environment: Mapping[str, str]) -> float:
-    """Return how long Slurm waits after SIGTERM before it kills the processes of a job, in seconds.
-
-    Args:
-        environment: the command's environment; ``SLURM_CONF`` selects the cluster.
-
-    Raises:
-        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
-        SlurmCommandError: the controller refused the request.
-    """
-    match = _KILL_WAIT.search(ask("scontrol", "show", "config", environment=environment))
-    return DEFAULT_KILL_WAIT_S if match is None else float(match[1])
 
 
 def boot_times(nodes: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:

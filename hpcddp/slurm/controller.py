@@ -11,6 +11,8 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.job import moment_of
 from hpcddp.slurm.versions import REQUEUE_DELAY, version_of
 
+DEFAULT_KILL_WAIT_S: Final = 30.0
+"""Slurm's default of KillWait, in seconds (slurm.conf(5))."""
 # slurm.conf(5), AuthInfo: cred_expire.
 _DEFAULT_CRED_EXPIRE_S: Final = 120
 
@@ -22,10 +24,12 @@ class Controller:
     Args:
         now: the time by its clock, in whole seconds since the epoch; None if that cannot be read.
         requeue_delay_s: how long a requeued job waits, in seconds, if no start time is set for it.
+        kill_wait_s: how long Slurm waits after SIGTERM before it kills the processes of a job, in seconds.
     """
 
     now: float | None
     requeue_delay_s: int
+    kill_wait_s: float
 
 
 def ask_controller(environment: Mapping[str, str]) -> Controller:
@@ -42,7 +46,8 @@ def ask_controller(environment: Mapping[str, str]) -> Controller:
     # slurmctld fills in the time when it answers (_fill_ctld_conf in slurmctld/proc_req.c).
     heading = re.match(r"Configuration data as of (\S+)", text)
     now = None if heading is None else moment_of(heading[1])
-    return Controller(now=now, requeue_delay_s=requeue_delay_s(read_config(text)))
+    config = read_config(text)
+    return Controller(now=now, requeue_delay_s=requeue_delay_s(config), kill_wait_s=_kill_wait_s(config))
 
 
 def read_config(text: str) -> dict[str, str]:
@@ -67,3 +72,8 @@ def requeue_delay_s(config: Mapping[str, str]) -> int:
         return int(delay[1]) + 1
     expire = re.search(r"\bcred_expire=([0-9]+)", config.get("AuthInfo", ""))
     return (_DEFAULT_CRED_EXPIRE_S if expire is None else int(expire[1])) + 1
+
+
+def _kill_wait_s(config: Mapping[str, str]) -> float:
+    seconds = re.match(r"[0-9]+", config.get("KillWait", ""))
+    return DEFAULT_KILL_WAIT_S if seconds is None else float(seconds[0])

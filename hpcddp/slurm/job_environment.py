@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from hpcddp.errors import UserError
+
 FOREIGN_PREFIXES: Final = ("SBATCH_", "SUBMITIT_", "TORCHELASTIC_", "HPCDDP_")
 """Variables with these prefixes belong to an outer job; Slurm sets none of them for a new one."""
 _DROPPED_PREFIXES: Final = (*FOREIGN_PREFIXES, "SLURM_", "SLURMD_")
@@ -181,8 +183,17 @@ def runs_before(environment: Mapping[str, str]) -> list[Path]:
 
     Args:
         environment: the batch script's environment.
+
+    Raises:
+        UserError: the variable holds something else.
     """
-    return [Path(path) for path in json.loads(environment.get(AFTER, "[]"))]
+    text = environment.get(AFTER, "[]")
+    try:
+        return [Path(path) for path in json.loads(text)]
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{AFTER} is {text!r}, which is no JSON list of paths; unset it, and submit the job again"
+        ) from None
 
 
 NO_LIMIT_S = 10 * 365 * 24 * 3600

@@ -9,6 +9,9 @@ from typing import Final
 
 Version = tuple[int, ...]
 
+OLDEST: Final = "22.05"
+"""The oldest version that hpcddp runs on."""
+
 TESTED: Final = ("22.05.8", "24.11.5", "26.05.5")
 """The versions that the tests run on."""
 
@@ -44,8 +47,6 @@ REQUEUE_DELAY: Final = Difference(
     source="slurm.conf(5); `_requeue_delay` in slurmctld/job_mgr.c",
     answer="messages and the profile give the delay of the cluster",
 )
-OLDEST: Final = "22.05"
-
 DIFFERENCES: Final = (
     Difference(
         since="23.02",
@@ -120,7 +121,7 @@ DIFFERENCES: Final = (
         since="25.11",
         fact="the user `nobody` is refused as SlurmUser",
         source="slurm.conf(5)",
-        answer="`hpcddp sandbox` runs Slurm as the user who calls it",
+        answer="`hpcddp sandbox`, which runs Slurm as the user who calls it, cannot be started by `nobody`",
     ),
 )
 

@@ -66,8 +66,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Begin an attempt and print its directory; a requeued job that does not start must not be requeued again."""
-    must_not_return = True
+    """Begin an attempt and print its directory; a requeued job that does not start is not requeued again."""
     try:
         directory = begin(
             run_root=options.run_root,
@@ -78,20 +77,25 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
             element=options.element,
             warnings=options.warning,
         )
-        must_not_return = not directory
     except BeingRequeuedError:
-        must_not_return = False
         raise
-    finally:
-        job_id = slurm_job_id(environment)
-        if must_not_return and job_id is not None and "SLURM_RESTART_COUNT" in environment:
-            forbid_requeue(job_id)
+    except (HpcddpError, OSError):
+        _forbid_next_start(environment)
+        raise
+    if not directory:
+        _forbid_next_start(environment)
     if directory:
         sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
         sys.stdout.write(f"{directory}\n")
     else:
         write_message("this run has finished already; nothing to do")
     return ExitCode.FINISHED
+
+
+def _forbid_next_start(environment: Mapping[str, str]) -> None:
+    job_id = slurm_job_id(environment)
+    if job_id is not None and "SLURM_RESTART_COUNT" in environment:
+        forbid_requeue(job_id)
 
 
 def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

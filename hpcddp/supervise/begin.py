@@ -34,12 +34,12 @@ from hpcddp.run.ownership import (
 from hpcddp.run.result import BY_USER, has_finished, read_result, resume_command, unfinished_result, write_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, is_being_requeued, moment_of, slurm_job_id
-from hpcddp.slurm.job_environment import PICKLE_DIGEST
+from hpcddp.slurm.job_environment import PICKLE_DIGEST, runs_before
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import complete_directory, element_of
 from hpcddp.supervise.decision import exceeded, is_interruption, limits_of, record_progress, spent_of
-from hpcddp.supervise.predecessors import PredecessorError, why_not_yet
+from hpcddp.supervise.predecessors import PredecessorError, why_unfinished
 from hpcddp.supervise.slurm_requeue import forbid_requeue
 
 # Quotas are raised, and old files removed, by a person; nodes are not held for longer than that.
@@ -325,9 +325,9 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
     raise BudgetError(f"run {run.run_id} is not started again: {why}. To resume: {resume_command(run)}")
 
 
-def _write_unfinished(run: RunDirectory, status: str, reason: str, exit_code: int) -> None:
-    saved = newest_saved_step(read_events(run.events))
-    result = unfinished_result(run, status, reason, exit_code, attempt=run.newest_attempt(), saved_step=saved)
+def _write_unfinished(run: RunDirectory, status: str, reason: str, exit_code: int, resume: str | None = None) -> None:
+    saved, newest = newest_saved_step(read_events(run.events)), run.newest_attempt()
+    result = unfinished_result(run, status, reason, exit_code, attempt=newest, saved_step=saved, resume=resume)
     write_result(run, result)
 
 
@@ -356,7 +356,7 @@ def _refuse_ended(run: RunDirectory, previous: Start | None, start: Start) -> No
     if not was_preempted or is_requested:
         return
     why = f"Slurm ran job {start.job_id} again after the run had ended, and the job was not started"
-    append_event(run.events, kind="warning", time=start.time, attempt=number, reason=why)
+    append_event(run.events, kind="refusal", time=start.time, attempt=number, reason=why)
     raise EndedError(
         f"run {run.run_id} is not started again: it has {result.status} ({result.reason}), and Slurm ran its job "
         f"{start.job_id} again by itself, as some versions do after a preemption. To resume: {resume_command(run)}"
@@ -379,12 +379,13 @@ def _refuse_before_others(
     # They had finished at the first start, and may have been deleted since.
     if _is_requeue(previous, start):
         return
-    why = why_not_yet(environment)
+    predecessors = runs_before(environment)
+    why = why_unfinished(predecessors)
     if why is None:
         return
-    _write_unfinished(run, "stopped", why, PredecessorError.exit_code)
-    append_event(run.events, kind="stop", time=start.time, attempt=run.newest_attempt() or 0, reason=why)
-    raise PredecessorError(f"run {run.run_id} is not started: {why}. Then resume this one: {resume_command(run)}")
+    resume = resume_command(run, after=predecessors)
+    _write_unfinished(run, "stopped", why, PredecessorError.exit_code, resume=resume)
+    raise PredecessorError(f"run {run.run_id} is not started: {why}. Then resume this one: {resume}")
 
 
 def _refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[Event], cause: Cause) -> None:

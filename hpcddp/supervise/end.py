@@ -336,16 +336,18 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=str(attempt_facts.counted_cause), job_id=job_id, by=by)
     requeue = attempt_facts.spec.requeue
-    start = requeuing.leave(
+    left = requeuing.leave(
         job_id,
         attempt=attempt_facts.attempt,
         restarts=attempt_facts.restarts,
         set_requeue_flag=not requeue.left_to_slurm,
         set_start_time=requeue.expedite,
     )
-    if start is None:
+    if left.outcome is RequeueOutcome.CANCELLED:
         return _cancel(attempt_facts, _CANCELLED, code)
-    next_step = f"Slurm runs {attempt_facts.job} again {start}, and {_next_attempt_text(attempt_facts)}."
+    if left.outcome is not RequeueOutcome.REQUEUED:
+        return _stop(attempt_facts, replace(action, kind=ActionKind.STOP, why=left.why), code)
+    next_step = f"Slurm runs {attempt_facts.job} again {left.start}, and {_next_attempt_text(attempt_facts)}."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,8 +10,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import FINISHED, read_result, resume_command
-from hpcddp.run.sweep import read_sweep
-from hpcddp.slurm.job_environment import runs_before
+from hpcddp.run.sweep import ManifestError, read_sweep
 from hpcddp.stop.reasons import ExitCode
 
 
@@ -22,16 +21,19 @@ class PredecessorError(HpcddpError):
     exit_code: ClassVar[int] = ExitCode.INTERRUPTED
 
 
-def why_not_yet(environment: Mapping[str, str]) -> str | None:
+def why_unfinished(predecessors: Sequence[Path]) -> str | None:
     """Return a sentence about the first run that has not finished; None if all runs before this one have.
 
     Args:
-        environment: the batch script's environment.
+        predecessors: the directories of the runs and sweeps that must have finished.
     """
-    for path in runs_before(environment):
-        for run in _runs_of(path):
-            if (why := _why_unfinished(run)) is not None:
-                return why
+    for path in predecessors:
+        try:
+            for run in _runs_of(path):
+                if (why := _why_unfinished(run)) is not None:
+                    return f"run {run.run_id}, which must finish first (--after), {why}"
+        except (RecordError, ManifestError) as error:
+            return f"it is not known whether {path}, which must finish first (--after), has finished: {error.message}"
     return None
 
 
@@ -46,15 +48,9 @@ def _runs_of(path: Path) -> Iterator[RunDirectory]:
 
 
 def _why_unfinished(run: RunDirectory) -> str | None:
-    try:
-        result = read_result(run)
-    except RecordError as error:
-        return f"run {run.run_id}, which it waits for (--after), cannot be judged: {error.message}"
+    result = read_result(run)
     if result is None:
-        return f"run {run.run_id}, which it waits for (--after), has ended without a result"
+        return "has ended without a result"
     if result.status == FINISHED:
         return None
-    return (
-        f"run {run.run_id}, which it waits for (--after), has {result.status} ({result.reason}); continue that one "
-        f"first: {resume_command(run)}"
-    )
+    return f"has {result.status}; continue that one first: {resume_command(run)}"

@@ -18,7 +18,7 @@ from hpcddp.run.events import Event, read_events
 from hpcddp.run.failure import cancelled_in_log
 from hpcddp.run.record import RecordError
 from hpcddp.slurm import commands
-from hpcddp.slurm.controller import ask_controller
+from hpcddp.slurm.controller import Controller, ask_controller
 from hpcddp.slurm.job import ask_slurm, cause_of, is_transient
 from hpcddp.stop.reasons import Cause
 
@@ -69,10 +69,12 @@ class Requeued:
     Args:
         outcome: the result.
         why: Slurm's message where it was not done, else empty.
+        start: when Slurm starts the job again, in words; empty before ``leave``.
     """
 
     outcome: RequeueOutcome
     why: str = ""
+    start: str = ""
 
 
 def requeue(
@@ -203,12 +205,25 @@ def wait_for_controller(job_id: str) -> None:
     wait_until(lambda: ask_slurm(job_id), timeout_s=_LONGEST_GRACE_S, poll_s=_LONG_POLL_S)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastLook:
+    """What slurmctld says last before the script of a requeued job ends.
+
+    Args:
+        job: the fields of the job.
+        start: when Slurm starts the job again, in words.
+        is_in_time: whether half of the delay was left when slurmctld had answered.
+    """
+
+    job: Mapping[str, str] | None
+    start: str
+    is_in_time: bool
+
+
 def leave(
     job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, set_start_time: bool
-) -> str | None:
-    """Prepare to end the script of a job that has been requeued; return when the job starts again, in words.
-
-    None says that its user has cancelled it meanwhile.
+) -> Requeued:
+    """Prepare to end the script of a job that has been requeued; return whether it still is, and when it starts.
 
     Call it last: what ends later than the start time that is set here gets Slurm's own start time. A last answer of
     slurmctld shows that it is there, and that it still knows of the requeue.
@@ -221,38 +236,59 @@ def leave(
         set_start_time: whether to set an earlier start time; Slurm itself waits until the old credentials have expired.
     """
     deadline = time.monotonic() + PATIENCE_S
-    has_told = False
-    tries = 0
-    while tries < _TRIES:
+    for _ in range(_TRIES):
+        last_look = _look_when_slurmctld_is_there(job_id, attempt.run, deadline, set_start_time=set_start_time)
+        if last_look is None:
+            break
+        cause = _cause(last_look.job, attempt, restarts)
+        if cause is Cause.CANCELLED:
+            return Requeued(outcome=RequeueOutcome.CANCELLED)
+        if cause is Cause.REQUEUED and last_look.is_in_time:
+            return Requeued(outcome=RequeueOutcome.REQUEUED, start=last_look.start)
+        if cause is not Cause.REQUEUED:
+            write_message(_LOST.format(job_id=job_id))
+            done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
+            if done.outcome is not RequeueOutcome.REQUEUED:
+                return done
+    return Requeued(outcome=RequeueOutcome.REQUEUED, start="after Slurm's delay, which is two minutes by default")
+
+
+def _look_when_slurmctld_is_there(
+    job_id: str, run: RunDirectory, deadline: float, *, set_start_time: bool
+) -> LastLook | None:
+    """Return the last look; None, with a message, if slurmctld does not answer before ``deadline`` (monotonic)."""
+    is_first = True
+    while True:
         try:
-            controller = ask_controller(os.environ)
-            asked_at = time.monotonic()
-            delay_s = start_delay_s(attempt.run, slurms_delay_s=controller.requeue_delay_s)
-            start = (time.time() if controller.now is None else controller.now) + delay_s
-            if set_start_time:
-                commands.update_job(job_id, StartTime=_slurm_time(start))
-            job = commands.show_job(job_id)
+            return _last_look(job_id, run, set_start_time=set_start_time)
         except commands.SlurmCommandError as error:
             if not is_transient(error) or time.monotonic() >= deadline:
                 write_message(error.message)
-                break
-            if not has_told:
-                write_message(f"{_STAYS}, for up to {PATIENCE_S:g} s")
-            has_told = True
-            time.sleep(_PAUSE_S)
-            continue
-        tries += 1
-        cause = _cause(job, attempt, restarts)
-        if cause is Cause.CANCELLED:
-            return None
-        if cause is not Cause.REQUEUED:
-            write_message(_LOST.format(job_id=job_id))
-            requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
-        elif not set_start_time:
-            return f"after Slurm's delay of {controller.requeue_delay_s} s"
-        elif time.monotonic() - asked_at < delay_s / 2:
-            return f"at {time.strftime('%H:%M:%S', time.localtime(start))}, if its nodes are free then"
-    return "after Slurm's delay, which is two minutes by default"
+                return None
+        if is_first:
+            write_message(f"{_STAYS}, for up to {PATIENCE_S:g} s")
+        is_first = False
+        time.sleep(_PAUSE_S)
+
+
+def _last_look(job_id: str, run: RunDirectory, *, set_start_time: bool) -> LastLook:
+    """Set the start time of a job, if it is to start earlier, and look at the job.
+
+    Raises:
+        SlurmCommandError: slurmctld does not answer, or refused the request.
+    """
+    controller = ask_controller(os.environ)
+    if not set_start_time:
+        start = f"after Slurm's delay of {controller.requeue_delay_s} s"
+        return LastLook(job=commands.show_job(job_id), start=start, is_in_time=True)
+    asked_at = time.monotonic()
+    delay_s = start_delay_s(run, slurms_delay_s=controller.requeue_delay_s)
+    start_time = _time_from_now(controller, delay_s)
+    commands.update_job(job_id, StartTime=_slurm_time(start_time))
+    job = commands.show_job(job_id)
+    clock = time.strftime("%H:%M:%S", time.localtime(start_time))
+    is_in_time = time.monotonic() - asked_at < delay_s / 2
+    return LastLook(job=job, start=f"at {clock}, if its nodes are free then", is_in_time=is_in_time)
 
 
 def forbid_requeue(job_id: str) -> None:
@@ -302,10 +338,14 @@ def set_start(job_id: str, delay_s: float) -> None:
     """Set the start time of a job, in seconds from now by slurmctld's clock; print why that is not possible."""
     try:
         controller = ask_controller(os.environ)
-        now = time.time() if controller.now is None else controller.now
-        commands.update_job(job_id, StartTime=_slurm_time(now + delay_s))
+        commands.update_job(job_id, StartTime=_slurm_time(_time_from_now(controller, delay_s)))
     except commands.SlurmCommandError as error:
         write_message(error.message)
+
+
+def _time_from_now(controller: Controller, delay_s: float) -> float:
+    """Return the time after a delay, by slurmctld's clock, in seconds since the epoch."""
+    return (time.time() if controller.now is None else controller.now) + delay_s
 
 
 def _slurm_time(moment: float) -> str:

@@ -30,6 +30,7 @@ from hpcddp.run.job_records import Start, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
 from hpcddp.slurm import commands
+from hpcddp.slurm.controller import DEFAULT_KILL_WAIT_S, ask_controller
 from hpcddp.slurm.hostlist import HostListError, expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, moment_of, slurm_job_id
 from hpcddp.slurm.rank_env import own_host
@@ -236,9 +237,9 @@ class Signs:
         """Return KillWait; None while Slurm does not say it."""
         if self._kill_wait_s is None:
             try:
-                self._kill_wait_s = commands.kill_wait_s(self._environment)
+                self._kill_wait_s = ask_controller(self._environment).kill_wait_s
             except commands.SlurmMissingError:
-                self._kill_wait_s = commands.DEFAULT_KILL_WAIT_S
+                self._kill_wait_s = DEFAULT_KILL_WAIT_S
             except commands.SlurmCommandError as error:
                 write_message(error.message)
         return self._kill_wait_s

@@ -248,21 +248,16 @@ def lines_of(stacks: ProcessStacks) -> Iterator[str]:
 
 def parse_lines(lines: Sequence[str]) -> list[ProcessStacks]:
     """Return the stacks in lines that ``lines_of`` has made, in the order of their ranks; others are left out."""
-    texts: dict[tuple[str, str, str, str], list[str]] = {}
+    texts: dict[tuple[str, int, int | None, bool], list[str]] = {}
     for line in lines:
+        # What else a node prints may hold separators too.
         with suppress(ValueError):
             host, pid, rank, child, text = line.split(SEPARATOR, 4)
-            texts.setdefault((host, pid, rank, child), []).append(text)
+            process = (host, int(pid), int(rank) if rank else None, child == _CHILD)
+            texts.setdefault(process, []).append(text)
     stacks = [
-        ProcessStacks(
-            rank=int(rank) if rank else None,
-            host=host,
-            pid=int(pid),
-            is_child=child == _CHILD,
-            command=command,
-            lines=tuple(stack),
-        )
-        for (host, pid, rank, child), (command, *stack) in texts.items()
+        ProcessStacks(rank=rank, host=host, pid=pid, is_child=is_child, command=command, lines=tuple(stack))
+        for (host, pid, rank, is_child), (command, *stack) in texts.items()
     ]
     return sorted(stacks, key=lambda each: (each.rank is None, each.rank or 0, each.host, each.is_child, each.pid))
 

@@ -91,7 +91,7 @@ def finished_sweep(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -
         tmp_path_factory.mktemp("sweep"),
         resources=resources,
         environment={"env": {"STEP_S": "0.05"}},
-        train={"epochs": 6},
+        train={"epochs": 12},
     )
     words = "environment.env.WORD=\"a b\",'$HOME'"
     submitted = submit(sandbox, job, *("--sweep", "train.seed=0..1", "--sweep", words))

@@ -284,6 +284,15 @@ def test_a_job_that_failed_with_its_requeue_says_why(made: FakeRun, golden: Gold
     assert answer.command == f"hpcddp submit --resume {made.run.path}"
 
 
+def test_a_run_without_a_job_was_interrupted(made: FakeRun, golden: GoldenMessages) -> None:
+    assert "submission was interrupted" in golden.message(why(made).why)
+
+
+def test_a_start_that_was_refused_is_in_the_history(made: FakeRun) -> None:
+    made.submitted().started().event("refusal", at=60, reason="Slurm ran job 7 again").ended("failed", reason="no")
+    assert why(made).history[-1].endswith("  Slurm ran job 7 again")
+
+
 def test_without_an_answer_nobody_can_tell(made: FakeRun, golden: GoldenMessages) -> None:
     made.submitted(cluster="local").started(host="elsewhere")
     assert "started on another machine" in golden.message(why(made).why)

@@ -8,6 +8,7 @@ import pytest
 
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import parse_job
+from hpcddp.slurm.controller import ask_controller
 from hpcddp.slurm.job_environment import submission_environment
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
@@ -258,7 +259,7 @@ def test_the_wait_before_processes_are_killed_is_that_of_the_cluster(
     programs: Path, shown: str, seconds: float
 ) -> None:
     env = program(programs, "scontrol", f'[[ "$*" == "show config" ]] && echo "{shown}"')
-    assert commands.kill_wait_s(env) == seconds
+    assert ask_controller(env).kill_wait_s == seconds
 
 
 def test_boot_times_are_those_of_the_nodes_whatever_was_written_into_them(programs: Path) -> None:

@@ -48,7 +48,7 @@ class FakeSlurm:
         monkeypatch.setattr("time.sleep", self.sleep)
 
     def ask_controller(self, _: Mapping[str, str]) -> Controller:
-        return Controller(now=NOW, requeue_delay_s=121)
+        return Controller(now=NOW, requeue_delay_s=121, kill_wait_s=30.0)
 
     def show_job(self, job_id: str) -> dict[str, str] | None:
         self._fail()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
@@ -209,6 +210,7 @@ def test_a_run_that_has_ended_for_good_is_not_started_again_by_slurm_alone(
     assert_facts(message, "has failed (an error)", "job 7 again", f"hpcddp submit JOB --resume {attempt.run.path}")
     assert (slurm.is_forbidden, attempt.run.newest_attempt()) == (True, 1)
     assert read_json(attempt.run.result)["status"] == "failed"
+    assert read_events(attempt.run.events)[-1].kind == "refusal"
 
 
 RESUMED: tuple[EventKind, ...] = ("resume", "requeue")
@@ -259,8 +261,27 @@ def test_a_run_starts_only_after_the_runs_that_must_finish_before_it(
     with pytest.raises(PredecessorError) as caught:
         begin_in(tmp_path, environment=environment)
     run = RunDirectory(tmp_path / "demo" / "r1")
-    assert_facts(golden.message(caught.value), "run before", "--after", f"--resume {run.path}")
-    assert (read_json(run.result)["status"], run.newest_attempt()) == ("stopped", None)
+    resume = f"--resume {run.path} --after {before.path}"
+    assert_facts(golden.message(caught.value), "run before", "--after", resume)
+    result = read_json(run.result)
+    assert (result["status"], result["final"], run.newest_attempt()) == ("stopped", False, None)
+    assert result["resume"].endswith(resume)
+
+
+@pytest.mark.parametrize("damaged", ["result.json", "sweep.json"])
+def test_a_run_before_whose_record_is_damaged_keeps_this_one_from_its_start(tmp_path: Path, damaged: str) -> None:
+    before = RunDirectory(tmp_path / "demo" / "before")
+    before.path.mkdir(parents=True)
+    (before.path / damaged).write_text("{")
+    environment = {**LOCAL, **Dependency(runs=(str(before.path),)).environment}
+    with pytest.raises(PredecessorError, match=f"it is not known whether {before.path}"):
+        begin_in(tmp_path, environment=environment)
+    assert read_json(tmp_path / "demo" / "r1" / "result.json")["status"] == "stopped"
+
+
+def test_a_list_of_runs_before_that_is_none_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"HPCDDP_AFTER is '\{', which is no JSON list"):
+        begin_in(tmp_path, environment={**LOCAL, "HPCDDP_AFTER": "{"})
 
 
 def test_a_run_waits_for_every_element_of_a_sweep(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ def test_a_job_that_slurm_was_kept_from_requeueing_is_allowed_this_once(
 
 
 def left(attempt: AttemptDirectory, *, set_start_time: bool = True) -> str:
-    start = leave("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=set_start_time)
-    assert start is not None
-    return start
+    done = leave("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=set_start_time)
+    assert done.outcome is RequeueOutcome.REQUEUED
+    return done.start
 
 
 def test_the_start_is_two_seconds_on_by_slurms_clock_and_never_now(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
@@ -138,6 +138,12 @@ def test_a_requeue_that_is_forgotten_before_the_script_leaves_is_made_again(
     assert left(attempt).startswith("at ")
     assert (slurm.calls, slurm.start_times) == (["requeue 7"], [2, 2])
     assert_facts(golden.message(capsys.readouterr().err), "lost the requeue of job 7", "requeued again")
+
+
+def test_a_requeue_that_is_forgotten_and_then_refused_is_told(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
+    slurm.errors = [None, None, REFUSED]
+    done = leave("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=True)
+    assert done == Requeued(outcome=RequeueOutcome.REFUSED, why=REFUSED.message)
 
 
 def test_a_script_does_not_leave_while_slurmctld_is_away(

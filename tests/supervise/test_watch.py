@@ -16,6 +16,7 @@ from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.run.job_records import ProgramExit, read_start, write_exit, write_start
 from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.slurm import commands
+from hpcddp.slurm.controller import Controller
 from hpcddp.supervise import watch as watching
 from hpcddp.supervise.watch import tasks_have_ended, watch
 from tests.supervise.attempts import LOCAL, Scenario
@@ -84,13 +85,17 @@ def test_ranks_that_may_still_save_after_a_stop_keep_srun_for_the_lead(
     assert "the ranks have stopped, and srun still waits 3 s later" in capsys.readouterr().err
 
 
+def controller(kill_wait_s: float) -> Controller:
+    return Controller(now=None, requeue_delay_s=121, kill_wait_s=kill_wait_s)
+
+
 def test_one_failed_task_is_enough_when_srun_has_had_the_time_to_end_the_others(
     scenario: Scenario,
     srun: subprocess.Popen[bytes],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(commands, "kill_wait_s", lambda _: 2.0)
+    monkeypatch.setattr(watching, "ask_controller", lambda _: controller(2.0))
     write_failure(scenario.attempt, error_of(0))
     began = time.monotonic()
     watch(scenario.attempt, srun.pid, environment=LOCAL, patience_s=0.2, poll_s=0.05)
@@ -104,13 +109,13 @@ def test_the_wait_for_killed_tasks_is_slurms_own_and_asked_again_while_slurm_is_
 ) -> None:
     answers: Iterator[commands.SlurmCommandError | float] = iter([AWAY, AWAY, 0.5])
 
-    def kill_wait_s(_: object) -> float:
+    def ask_controller(_: object) -> Controller:
         answer = next(answers)
         if isinstance(answer, commands.SlurmCommandError):
             raise answer
-        return answer
+        return controller(answer)
 
-    monkeypatch.setattr(commands, "kill_wait_s", kill_wait_s)
+    monkeypatch.setattr(watching, "ask_controller", ask_controller)
     write_failure(scenario.attempt, error_of(0))
     watch(scenario.attempt, srun.pid, environment=LOCAL, patience_s=0.2, poll_s=0.05)
     assert srun.wait(timeout=10) == -signal.SIGTERM
@@ -120,11 +125,11 @@ def test_the_wait_for_killed_tasks_is_slurms_own_and_asked_again_while_slurm_is_
 def test_without_scontrol_the_default_of_slurm_counts(
     scenario: Scenario, srun: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kill_wait_s(_: object) -> float:
+    def ask_controller(_: object) -> Controller:
         raise MISSING
 
-    monkeypatch.setattr(commands, "kill_wait_s", kill_wait_s)
-    monkeypatch.setattr(commands, "DEFAULT_KILL_WAIT_S", 0.5)
+    monkeypatch.setattr(watching, "ask_controller", ask_controller)
+    monkeypatch.setattr(watching, "DEFAULT_KILL_WAIT_S", 0.5)
     write_failure(scenario.attempt, error_of(0))
     watch(scenario.attempt, srun.pid, environment=LOCAL, patience_s=0.2, poll_s=0.05)
     assert srun.wait(timeout=10) == -signal.SIGTERM

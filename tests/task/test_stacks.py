@@ -200,7 +200,7 @@ def test_lines_of_several_nodes_are_put_together_in_the_order_of_the_ranks() -> 
         line for pair in zip(lines_of(one), [*lines_of(two), *lines_of(launcher), ""], strict=True) for line in pair
     ]
     worker = ProcessStacks(rank=2, host="n1", pid=8, is_child=True, command="python", lines=("x",))
-    found = parse_lines(["a line of the site's own", *lines_of(worker), *mixed])
+    found = parse_lines(["a line of the site's own", "a\tline\twith\tfour\ttabs", *lines_of(worker), *mixed])
     assert [(each.rank, each.is_child) for each in found] == [(2, False), (2, True), (10, False), (None, False)]
     assert found.pop(1) == worker
     assert found[1].lines == ("x", "", "y z")

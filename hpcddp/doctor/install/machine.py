@@ -38,7 +38,6 @@ except Exception:
     pass
 print(json.dumps(found))
 """
-# The oldest Slurm that the tests run on.
 # File systems that belong to one machine (mount(8)).
 _LOCAL: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
 _SMALL_FILES: Final = 20
