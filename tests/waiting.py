@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-
-from hpcddp import polling
 
 T = TypeVar("T")
 
@@ -18,14 +17,21 @@ def wait_until(condition: Callable[[], T], what: str | Callable[[], object], tim
     """Wait until a condition is true, and return its value; else the test fails.
 
     Args:
-        condition: called about twenty times a second.
+        condition: called about twenty times a second; one that takes long, as a command does, a quarter of the time.
         what: what is waited for, or a function that says how it is instead.
         timeout_s: seconds.
     """
-    found = polling.wait_until(condition, timeout_s=timeout_s, poll_s=0.05)
-    if not found:
-        pytest.fail(f"not within {timeout_s} s: {what if isinstance(what, str) else what()}")
-    return found
+    deadline = time.monotonic() + timeout_s
+    while True:
+        asked_at = time.monotonic()
+        found = condition()
+        now = time.monotonic()
+        if found:
+            return found
+        if now >= deadline:
+            pytest.fail(f"not within {timeout_s} s: {what if isinstance(what, str) else what()}")
+        # What is waited for needs the processor.
+        time.sleep(max(0.05, 3 * (now - asked_at)))
 
 
 def wait_for_text(path: Path, text: str, timeout_s: float = 120) -> None:

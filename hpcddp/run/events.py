@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,8 @@ EventKind = Literal[
     "progress",
 ]
 _KIND = "event"
+# More than any run writes: 150,000 events. A log that something else has filled is not read whole.
+_LARGEST_LOG: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ def append_event(
     append_line(path, json.dumps({**document, "format": FORMAT}, ensure_ascii=False))
 
 
-def read_event_log(path: Path, size: int = sys.maxsize) -> Lines[Event]:
+def read_event_log(path: Path, size: int = _LARGEST_LOG) -> Lines[Event]:
     """Return the events of a run in the order in which they were written, and how many lines are damaged.
 
     Args:
@@ -111,7 +112,7 @@ def read_event_log(path: Path, size: int = sys.maxsize) -> Lines[Event]:
     return read_last_lines(path, Event, size)
 
 
-def read_events(path: Path, size: int = sys.maxsize) -> list[Event]:
+def read_events(path: Path, size: int = _LARGEST_LOG) -> list[Event]:
     """Return the events of a run; a damaged line is left out.
 
     Args:

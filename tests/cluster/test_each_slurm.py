@@ -81,19 +81,24 @@ def finished(context: ScenarioContext) -> TrackedRun:
 
 
 def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, dict[str, str]]]:
-    """One job of ``high`` preempts four runs at once, of which one fails afterwards; a fifth waits for that one."""
+    """One job of ``high`` preempts five runs, of which two fail afterwards; another run waits for one of these."""
     tracked_runs = {
         partition: start_working(context, partition, "--partition", partition, "--nodelist", PREEMPTED)
         for partition in ("low", "low0", "lowc")
     }
     failing = f"{WORKS}    sys.exit(3)\n"
     failed = start_working(context, "failed", "--partition", "low", "--nodelist", PREEMPTED, text=failing)
+    # The script of its second attempt ends before it has begun.
+    setup = """environment.setup=['[ -z "$SLURM_RESTART_COUNT" ]']"""
+    not_set_up = start_working(context, "setup", "--partition", "low", "--nodelist", PREEMPTED, "--set", setup)
     after = start_program(context, "after", "--after", str(failed.run.path), *ON_ONE, text="print('here')")
     context.preempt(PREEMPTED, seconds=1)
     tracked_runs |= {"failed": failed, "after": after}
     for tracked in tracked_runs.values():
         wait_for_result(tracked)
+    context.sandbox.wait(not_set_up.job_id, {"FAILED"})
     time.sleep(_SECOND_LIFE_S)
+    tracked_runs["setup"] = not_set_up
     return {name: (tracked, tracked.sandbox.job(tracked.job_id)) for name, tracked in tracked_runs.items()}
 
 
@@ -209,6 +214,16 @@ def test_a_run_that_fails_after_a_preemption_is_not_started_again(
     after, _ = scenario_result["after"]
     assert (after.attempts, after.result["status"]) == (0, "stopped")
     assert failed.run.run_id in after.result["reason"]
+
+
+@after_scenario(preempted)
+def test_a_failing_setup_after_a_preemption_is_not_repeated(
+    scenario_result: dict[str, tuple[TrackedRun, dict[str, str]]],
+) -> None:
+    tracked, fields = scenario_result["setup"]
+    assert tracked.attempts == 1
+    assert "so that no task was started" in tracked.run.batch_log.read_text()
+    assert (fields["Requeue"], fields["Restarts"]) == ("0", "1")
 
 
 @after_scenario(out_of_time, long=True)
