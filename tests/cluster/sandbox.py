@@ -126,7 +126,7 @@ class Sandbox:
 
 
 def _is_preempted_for_ever(fields: Mapping[str, str]) -> bool:
-    """Return whether a job has ended that was once preempted: Slurm 24.05 and later show neither how nor with what code."""
+    """Return whether a job that was once preempted has ended: Slurm 24.05 and later show neither how nor its code."""
     return fields["JobState"] == "PREEMPTED" and fields["Restarts"] != "0"
 
 

@@ -171,9 +171,10 @@ def test_a_thousand_elements_are_one_call_of_sbatch_and_six_files(
     assert sorted(path.name for path in runs.rglob("*") if path.is_file()) == [
         "job.sbatch", "job.yaml", "source.json", "submission.json", "submitted.pkl", "sweep.json",
     ]  # fmt: skip
-    listed = sandbox.run("squeue", "--noheader", "--array", "--format=%A %F_%K").stdout.splitlines()
+    (job_id,) = submitted["job_ids"]
+    listed = sandbox.run("squeue", "--noheader", "--array", f"--jobs={job_id}").stdout.splitlines()
     assert len(listed) == 1000
-    assert sandbox.job(submitted["job_ids"][0])["ArrayTaskThrottle"] == "7"
+    assert sandbox.job(job_id)["ArrayTaskThrottle"] == "7"
     assert len(submitted["elements"]) == 1000
 
 
