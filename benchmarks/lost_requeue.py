@@ -112,7 +112,12 @@ def _outcome(tracked: TrackedRun, acknowledged: float, back: float) -> dict[str,
         time.sleep(0.5)
     job = tracked.sandbox.job(tracked.job_id)
     nodes = tracked.sandbox.run("sinfo", "--noheader", "--Node", "--format=%N:%T:%E").stdout.split("\n")
-    return {"outcome": "not finished", "state": job["JobState"], "reason": job["Reason"], "nodes": sorted(set(nodes))}
+    return {
+        "outcome": "not finished",
+        "state": job["JobState"],
+        "reason": job["Reason"],
+        "node_states": sorted(set(nodes)),
+    }
 
 
 def run_trials(trials: list[dict[str, Any]], at_once: int) -> list[dict[str, Any]]:
