@@ -7,6 +7,7 @@ interpreter, the environment and the user's files, is this machine's. Nothing is
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
@@ -181,7 +182,10 @@ def _change_root(new: Path) -> None:
     old = "old-root"
     (new / old).mkdir()
     os.chdir(new)
-    _run("pivot_root", ".", old)
+    # pivot_root(2) of the C library: newer systems do not install pivot_root(8).
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.pivot_root(b".", old.encode()):
+        raise OSError(ctypes.get_errno(), f"{new} cannot become the root directory (pivot_root)")
     os.chdir("/")
     _run("umount", "--lazy", f"/{old}")
     Path("/", old).rmdir()
