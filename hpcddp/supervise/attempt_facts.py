@@ -24,7 +24,8 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, moment_of, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
-from hpcddp.supervise.decision import EndFacts, limits_of, spent_of, stuck, used_up
+from hpcddp.supervise.budgets import count_attempts_without_progress, count_requeues, why_used_up, why_without_progress
+from hpcddp.supervise.decision import EndFacts
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
 from hpcddp.supervise.watch import BEFORE_THE_END_S
 
@@ -384,7 +385,7 @@ class AttemptFacts:
             return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
         # Read anew: the progress of this attempt was recorded after the other facts were read.
         events = read_events(self.attempt.run.events)
-        requeue, spent, limits = self.spec.requeue, spent_of(events), limits_of(self.spec)
+        requeue = self.spec.requeue
         # As the next attempt sees it: one that was preempted before it could train does not count.
         by = "user" if self.by_user else None
         request = Event(kind="requeue", time=0.0, attempt=self.attempt.number, cause=str(self.counted_cause), by=by)
@@ -397,8 +398,8 @@ class AttemptFacts:
             requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
             causes=frozenset(Cause(cause) for cause in requeue.causes),
             requested=self.requested,
-            stuck=stuck(spent_of([*events, request]), limits),
-            used_up=used_up(spent, limits, self.cause),
+            why_without_progress=why_without_progress(count_attempts_without_progress([*events, request]), self.spec),
+            why_used_up=why_used_up(count_requeues(events), requeue, self.cause),
             allow_continuation=requeue.allow_continuation,
         )
 

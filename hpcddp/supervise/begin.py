@@ -38,7 +38,7 @@ from hpcddp.slurm.job_environment import PICKLE_DIGEST, runs_before
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import complete_directory, element_of
-from hpcddp.supervise.decision import exceeded, is_interruption, limits_of, record_progress, spent_of
+from hpcddp.supervise.budgets import is_interruption, record_progress, why_exceeded
 from hpcddp.supervise.predecessors import PredecessorError, why_unfinished
 from hpcddp.supervise.slurm_requeue import forbid_requeue
 
@@ -316,7 +316,7 @@ def _record_requeue_and_check_budgets(run: RunDirectory, previous: Start, start:
         if not spec.requeue.left_to_slurm:
             # Requeue=1 was set for this one requeue only.
             forbid_requeue(start.job_id or "")
-    why = exceeded(spent_of(events), limits_of(spec))
+    why = why_exceeded(events, spec)
     if why is None:
         return
     code = int(ExitCode.NO_PROGRESS)

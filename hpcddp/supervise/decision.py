@@ -1,19 +1,15 @@
-"""Decide what happens after an attempt, by a table of pure functions; budgets are counted in the event log."""
+"""Decide what happens after an attempt, by a pure function of what is known about its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
-from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import Event, append_event, read_events
 from hpcddp.stop.reasons import Cause, ExitCode
 
 # Errors that say nothing against the user's code: a peer or a node was lost, or a rank hung.
 _INFRASTRUCTURE = frozenset({ExitCode.INFRASTRUCTURE, ExitCode.HANG})
+# The causes that requeue.causes can name.
 _NAMEABLE = frozenset({Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_FAILURE})
 
 
@@ -52,8 +48,8 @@ class EndFacts:
         requeue_allowed: whether Slurm may requeue the job.
         causes: the causes after which the user wants the job requeued.
         requested: whether the run's user has requested a requeue; no budget counts that.
-        stuck: why a run without progress must end, or None.
-        used_up: which budget is used up, or None.
+        why_without_progress: why a run without progress must end, or None.
+        why_used_up: which budget is used up, or None.
         allow_continuation: whether another job may continue the run where requeue is forbidden.
     """
 
@@ -66,8 +62,8 @@ class EndFacts:
     requeue_allowed: bool = True
     causes: frozenset[Cause] = _NAMEABLE
     requested: bool = False
-    stuck: str | None = None
-    used_up: str | None = None
+    why_without_progress: str | None = None
+    why_used_up: str | None = None
     allow_continuation: bool = False
 
 
@@ -87,253 +83,57 @@ class Action:
 
 
 def decide(facts: EndFacts) -> Action:
-    """Return what to do at the end of an attempt; the first row that fits wins.
-
-    Args:
-        facts: what is known.
-    """
-    return next(action for row in _ROWS if (action := row(facts)) is not None)
-
-
-def _is_over(facts: EndFacts) -> Action | None:
+    """Return what to do at the end of an attempt: the first rule that applies decides."""
     if facts.fenced:
         return Action(kind=ActionKind.FENCED, exit_code=ExitCode.FENCED)
     if facts.finished:
         return Action(kind=ActionKind.FINISH, exit_code=ExitCode.FINISHED)
-    return None
+    if facts.error_code is not None and facts.error_code not in _INFRASTRUCTURE:
+        # Before what Slurm did: a job with an error of its own would fail again.
+        return Action(kind=ActionKind.FAIL, exit_code=facts.error_code)
+    if facts.cause is Cause.CANCELLED:
+        return Action(kind=ActionKind.CANCEL, exit_code=ExitCode.INTERRUPTED)
+    return _decide_about_requeue(facts)
 
 
-def _failed_by_itself(facts: EndFacts) -> Action | None:
-    """An error with a cause of its own comes before what Slurm did: started again, the job would fail again."""
-    if facts.error_code is None or facts.error_code in _INFRASTRUCTURE:
-        return None
-    return Action(kind=ActionKind.FAIL, exit_code=facts.error_code)
-
-
-def _is_cancelled(facts: EndFacts) -> Action | None:
-    return Action(kind=ActionKind.CANCEL, exit_code=ExitCode.INTERRUPTED) if facts.cause is Cause.CANCELLED else None
-
-
-def _requeued_by_slurm(facts: EndFacts) -> Action | None:
-    """A job that Slurm has requeued starts again in any case; the next start checks the budgets."""
-    if facts.cause is not Cause.REQUEUED or facts.requested:
-        return None
-    return Action(kind=ActionKind.LEAVE_TO_SLURM, exit_code=ExitCode.STOPPED)
-
-
-def _is_over_budget(facts: EndFacts) -> Action | None:
-    if facts.requested:
-        return None
-    if facts.stuck is not None:
-        return Action(kind=ActionKind.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.stuck)
-    if facts.used_up is None:
-        return None
-    if facts.cause is Cause.CRASH:
-        return Action(kind=ActionKind.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE, why=facts.used_up)
-    return Action(kind=ActionKind.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.used_up)
-
-
-def _is_not_wanted(facts: EndFacts) -> Action | None:
-    """The causes that ``requeue.causes`` can name lead to a requeue only if it names them."""
-    if facts.cause not in _NAMEABLE or facts.cause in facts.causes:
-        return None
-    return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=f"requeue.causes does not name {facts.cause}")
-
-
-def _is_forbidden(facts: EndFacts) -> Action | None:
-    if not facts.on_slurm and facts.cause is Cause.CRASH:
-        return Action(kind=ActionKind.FAIL, exit_code=facts.error_code or ExitCode.INFRASTRUCTURE)
+def _decide_about_requeue(facts: EndFacts) -> Action:
+    if not facts.requested:
+        if facts.cause is Cause.REQUEUED:
+            # The job starts again in any case; the next start checks the budgets.
+            return Action(kind=ActionKind.LEAVE_TO_SLURM, exit_code=ExitCode.STOPPED)
+        if facts.why_without_progress is not None:
+            return Action(kind=ActionKind.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.why_without_progress)
+        if facts.why_used_up is not None:
+            return Action(kind=ActionKind.FAIL, exit_code=_code_without_budget(facts), why=facts.why_used_up)
+    if facts.cause in _NAMEABLE and facts.cause not in facts.causes:
+        why = f"requeue.causes does not name {facts.cause}"
+        return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=why)
     if not facts.on_slurm:
-        runs = "runs in an allocation" if facts.in_allocation else "runs on this machine"
-        return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=f"{runs} are not requeued")
+        return _end_without_slurm(facts)
+    return _requeue_by_slurm(facts)
+
+
+def _code_without_budget(facts: EndFacts) -> int:
+    if facts.cause is Cause.CRASH:
+        return _code_of_crash(facts)
+    return ExitCode.NO_PROGRESS
+
+
+def _code_of_crash(facts: EndFacts) -> int:
+    return facts.error_code or ExitCode.INFRASTRUCTURE
+
+
+def _end_without_slurm(facts: EndFacts) -> Action:
+    if facts.cause is Cause.CRASH:
+        return Action(kind=ActionKind.FAIL, exit_code=_code_of_crash(facts))
+    subject = "runs in an allocation" if facts.in_allocation else "runs on this machine"
+    return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=f"{subject} are not requeued")
+
+
+def _requeue_by_slurm(facts: EndFacts) -> Action:
     if facts.requeue_allowed:
-        return None
+        return Action(kind=ActionKind.REQUEUE, exit_code=ExitCode.STOPPED)
     if facts.allow_continuation:
         return Action(kind=ActionKind.CONTINUE, exit_code=ExitCode.STOPPED)
-    return Action(
-        kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why="Slurm is not allowed to requeue it (Requeue=0)"
-    )
-
-
-def _requeue(_: EndFacts) -> Action:
-    return Action(kind=ActionKind.REQUEUE, exit_code=ExitCode.STOPPED)
-
-
-_ROWS: tuple[Callable[[EndFacts], Action | None], ...] = (
-    _is_over,
-    _failed_by_itself,
-    _is_cancelled,
-    _requeued_by_slurm,
-    _is_over_budget,
-    _is_not_wanted,
-    _is_forbidden,
-    _requeue,
-)
-
-
-# What each cause is counted as. The others have no limit of their own: a lost node, a requeue by an
-# administrator, and what the run's own code asks for. Attempts without progress end the run all the same.
-_COUNTED_AS: Mapping[Cause, str] = MappingProxyType(
-    {Cause.PREEMPTION: "preemptions", Cause.TIME_LIMIT: "time_limits", Cause.CRASH: "failures"}
-)
-_FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        "preemptions": "requeue.max_preemptions",
-        "time_limits": "requeue.max_time_limits",
-        "failures": "requeue.max_failures",
-    }
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How often a run may be requeued for each cause; None has no limit.
-
-    Args:
-        preemptions: requeues after a preemption.
-        time_limits: requeues after a time limit.
-        failures: requeues after an infrastructure failure.
-        attempts_without_progress: attempts in a row that made no progress.
-        of_program: whether the work is a program of the user's own, which has a file as its progress indicator.
-    """
-
-    preemptions: int | None
-    time_limits: int
-    failures: int
-    attempts_without_progress: int
-    of_program: bool = False
-
-
-def limits_of(spec: JobSpec) -> Limits:
-    """Return how often a job may be started again."""
-    requeue = spec.requeue
-    return Limits(
-        preemptions=requeue.max_preemptions,
-        time_limits=requeue.max_time_limits,
-        failures=requeue.max_failures,
-        attempts_without_progress=requeue.max_attempts_without_progress,
-        of_program=spec.command is not None,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """How often a run was requeued for each cause since a person last submitted it.
-
-    Args:
-        preemptions: requeues after a preemption.
-        time_limits: requeues after a time limit.
-        failures: requeues after an infrastructure failure.
-        attempts_without_progress: attempts in a row, up to the newest, that saved no newer step than all before them,
-            and in which no program of the user's own made progress.
-    """
-
-    preemptions: int = 0
-    time_limits: int = 0
-    failures: int = 0
-    attempts_without_progress: int = 0
-
-
-def spent_of(events: Sequence[Event]) -> Spent:
-    """Return what a run has used up.
-
-    Args:
-        events: the run's events in their order. A ``resume`` event, by a person, begins the count anew; what was saved
-            before it still counts as old.
-    """
-    counts = dict.fromkeys(_FIELDS, 0)
-    newest_step, idle, trained = 0, 0, False
-    for event in events:
-        kind = event.kind
-        trained = kind == "train" or (trained and kind != "start")
-        if kind == "resume":
-            counts, idle = dict.fromkeys(_FIELDS, 0), 0
-        elif kind == "start":
-            idle += 1
-        elif kind == "save" and (event.step or 0) > newest_step:
-            newest_step, idle = event.step or 0, 0
-        elif kind == "progress":
-            idle = 0
-        elif kind == "requeue" and event.by == "user":
-            # The user who requests another attempt knows what it may cost.
-            idle -= idle > 0
-        elif kind == "requeue" and (counted := _COUNTED_AS.get(event.known_cause)) is not None:
-            counts[counted] += 1
-            # Preempted before it could train: that says nothing about the run.
-            idle -= counted == "preemptions" and not trained and idle > 0
-    return Spent(**counts, attempts_without_progress=idle)
-
-
-def is_interruption(cause: Cause) -> bool:
-    """Return whether ``cause`` is not due to the work itself, and requeues after it have a budget of their own."""
-    return cause in {Cause.PREEMPTION, Cause.TIME_LIMIT}
-
-
-def stuck(spent: Spent, limits: Limits) -> str | None:
-    """Return why a run that makes no progress must not start again, or None while it may."""
-    attempts = spent.attempts_without_progress
-    if attempts < limits.attempts_without_progress:
-        return None
-    times = "the last attempt" if attempts == 1 else f"the last {attempts} attempts"
-    nothing = "saved no new step" + (", nor touched HPCDDP_PROGRESS_FILE" if limits.of_program else "")
-    return f"{times} {nothing}, and requeue.max_attempts_without_progress is {limits.attempts_without_progress}"
-
-
-def used_up(spent: Spent, limits: Limits, cause: Cause) -> str | None:
-    """Return why one more requeue after ``cause`` is not allowed, or None while it is.
-
-    Args:
-        spent: what has been used before.
-        limits: what is allowed.
-        cause: why the attempt ended.
-    """
-    counted = _COUNTED_AS.get(cause)
-    if counted is None:
-        return None
-    allowed, used = getattr(limits, counted), getattr(spent, counted)
-    if allowed is None or used < allowed:
-        return None
-    return f"{_FIELDS[counted]} is {allowed}" + (", all used up" if allowed else "")
-
-
-def exceeded(spent: Spent, limits: Limits) -> str | None:
-    """Return why a run must not start once more, or None while it may: Slurm may have requeued it on its own.
-
-    Args:
-        spent: what has been used, the requeue that leads to this start included.
-        limits: what is allowed.
-    """
-    for counted, field in _FIELDS.items():
-        allowed = getattr(limits, counted)
-        if allowed is not None and getattr(spent, counted) > allowed:
-            return f"{field} is {allowed}, and this would be one more"
-    return stuck(spent, limits)
-
-
-def record_progress(attempt: AttemptDirectory, *, now: float, interrupted: bool) -> None:
-    """Record that an attempt of a command made progress, unless it is known that it made none.
-
-    Once a program touches ``HPCDDP_PROGRESS_FILE``, its file is used as the progress indicator. One that never does may
-    have checkpoints of its own, so that an interruption counts as progress. Any other requeue counts as an attempt
-    without progress.
-
-    Args:
-        attempt: the attempt that has ended.
-        now: seconds since the epoch.
-        interrupted: whether a preemption or a time limit ended it.
-    """
-    run = attempt.run
-    events = read_events(run.events)
-    stamps = [event.stamp for event in events if event.kind == "progress"]
-    try:
-        # Compared with what it was before, never with a clock: the file server has its own.
-        stamp = run.progress.stat().st_mtime_ns
-    except FileNotFoundError:
-        counts = not interrupted or any(event.kind == "save" for event in events)
-        if not counts:
-            reason = "the program does not report its progress"
-            append_event(run.events, kind="progress", time=now, attempt=attempt.number, reason=reason)
-        return
-    if stamp not in stamps:
-        reason = "the program has made progress"
-        append_event(run.events, kind="progress", time=now, attempt=attempt.number, reason=reason, stamp=stamp)
+    why = "Slurm is not allowed to requeue it (Requeue=0)"
+    return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=why)

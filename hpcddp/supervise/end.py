@@ -33,7 +33,8 @@ from hpcddp.slurm.job import ask_slurm, moment_of
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import AttemptFacts
-from hpcddp.supervise.decision import Action, ActionKind, decide, is_interruption, record_progress
+from hpcddp.supervise.budgets import is_interruption, record_progress
+from hpcddp.supervise.decision import Action, ActionKind, decide
 from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome
 
 # A file server that restarts is back after some minutes.

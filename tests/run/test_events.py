@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.events import RECENT_BYTES, append_event, read_event_log, read_events
-from hpcddp.supervise.decision import spent_of
+from hpcddp.stop.reasons import Cause
+from hpcddp.supervise.budgets import count_requeues
 from tests.messages import GoldenMessages
 
 
@@ -69,7 +70,7 @@ def test_what_is_counted_over_a_run_is_counted_in_a_long_log_too(tmp_path: Path)
     with path.open("a") as stream:
         stream.writelines(f"{save}\n" for _ in range(9000))
     assert path.stat().st_size > RECENT_BYTES
-    assert spent_of(read_events(path)).failures == 1
+    assert count_requeues(read_events(path)) == {Cause.CRASH: 1}
     assert 7000 < len(read_events(path, RECENT_BYTES)) < 9000
 
 
