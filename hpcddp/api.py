@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.problems import Problem
     from hpcddp.jobfile.read import DefaultSettings, ResolvedJob
     from hpcddp.manage.overview import SweepStatus
-    from hpcddp.manage.status import RunStatus, State
+    from hpcddp.manage.status import RunStatus
     from hpcddp.run.result import Result
     from hpcddp.run.sweep import Sweep as SubmittedSweep
+    from hpcddp.slurm.states import State
     from hpcddp.submission.request import SubmitRequest
 
 Job: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | None"
@@ -501,7 +502,7 @@ class Sweep:
             TimeoutError: they have not ended by then; the runs go on.
         """
         from hpcddp.manage.follow import ProgressLines
-        from hpcddp.manage.status import State
+        from hpcddp.slurm.states import State
 
         lines = ProgressLines(f"sweep {self.sweep_id}")
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -24,7 +24,7 @@ from hpcddp.errors import UserError
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Filter, Overview
     from hpcddp.manage.ranking import Ranking
-    from hpcddp.manage.status import State
+    from hpcddp.slurm.states import State
 
 _SHORTEST_INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -138,7 +138,7 @@ def _filter(states: Sequence[str], name: str | None, since: str | None, now: flo
 
 def _state(text: str) -> State:
     from hpcddp.errors import nearest
-    from hpcddp.manage.status import State
+    from hpcddp.slurm.states import State
 
     word = text.strip().lower().replace("_", " ").replace("-", " ")
     if word in set(State):
@@ -165,7 +165,7 @@ def _moment(text: str, now: float) -> float:
 
 def _complete_states(incomplete: str) -> list[str]:
     """Return the states that start with a text, for the shell."""
-    from hpcddp.manage.status import State
+    from hpcddp.slurm.states import State
 
     return [word for state in State if (word := str(state).replace(" ", "-")).startswith(incomplete)]
 

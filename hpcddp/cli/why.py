@@ -52,8 +52,8 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
 
 
 def _priority(status: RunStatus, environment: Mapping[str, str]) -> str | None:
-    from hpcddp.manage.status import State
     from hpcddp.slurm.commands import priority
+    from hpcddp.slurm.states import State
 
     if status.job is None or status.state not in {State.PENDING, State.REQUEUED}:
         return None

@@ -14,7 +14,7 @@ from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.manage.format import processes_text
 from hpcddp.manage.overview import SweepStatus
-from hpcddp.manage.status import RunStatus, State, left_behind
+from hpcddp.manage.status import RunStatus, left_behind
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.files import user_name
@@ -25,6 +25,7 @@ from hpcddp.run.result import resume_command, unfinished_result, write_result
 from hpcddp.run.sweep import index_of, sweep_of
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.hostlist import ranges_text
+from hpcddp.slurm.states import State
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import begin_element
 

@@ -14,7 +14,7 @@ from typing import Generic, Literal, Protocol
 from hpcddp.errors import printable
 from hpcddp.manage.format import step_text
 from hpcddp.manage.overview import status_now
-from hpcddp.manage.status import RunStatus, State
+from hpcddp.manage.status import RunStatus
 from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event
@@ -24,7 +24,7 @@ from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.record import RecordT, parse_lines
 from hpcddp.run.result import Result, read_result
 from hpcddp.slurm import commands
-from hpcddp.slurm.job import JOB_STATES
+from hpcddp.slurm.states import JOB_STATES, State
 
 JobPhase = Literal["pending", "running", "ended"]
 _POLL_S = 0.25

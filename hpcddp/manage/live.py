@@ -10,13 +10,14 @@ from pathlib import Path
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.manage.status import RunStatus, State
+from hpcddp.manage.status import RunStatus
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import known_hosts
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job_environment import submission_environment
+from hpcddp.slurm.states import State
 from hpcddp.task.stacks import ProcessStacks, parse_lines, stacks_of_host
 
 

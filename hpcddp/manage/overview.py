@@ -14,7 +14,7 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.sweep import argument_text, field_of
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, step_text, used_text
 from hpcddp.manage.run_files import Job, RunFiles, read_run_files, readable, readable_lines
-from hpcddp.manage.status import Ask, RunStatus, State, statuses
+from hpcddp.manage.status import Ask, RunStatus, statuses
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, read_event_log
 from hpcddp.run.files import TAIL_BYTES, exists
@@ -22,6 +22,7 @@ from hpcddp.run.find import all_runs, submission_time, token_of
 from hpcddp.run.job_records import Change, read_submission
 from hpcddp.run.sweep import ManifestError, Sweep, index_of, is_element, read_sweep, sweep_of
 from hpcddp.slurm import commands
+from hpcddp.slurm.states import State
 
 Entry = RunDirectory | Sweep
 

@@ -28,7 +28,7 @@ from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.ranking import is_smaller_better
 from hpcddp.manage.run_files import T, readable, readable_lines
 from hpcddp.manage.run_metrics import Extreme, RunMetrics, read_run_metrics
-from hpcddp.manage.status import RunStatus, State
+from hpcddp.manage.status import RunStatus
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_event_log
@@ -48,6 +48,7 @@ from hpcddp.run.job_records import (
 )
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
+from hpcddp.slurm.states import State
 from hpcddp.stop.reasons import Cause
 
 # What has a curve, and is not a metric of the training.

@@ -6,9 +6,7 @@ import shlex
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.manage.format import duration_text
@@ -20,92 +18,25 @@ from hpcddp.run.metrics import Summary
 from hpcddp.run.ownership import processes_left, runs_script
 from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
-from hpcddp.slurm.job import JOB_STATES, JobState, moment_of
+from hpcddp.slurm.job import moment_of
+from hpcddp.slurm.states import JOB_STATES, State
 from hpcddp.stop.reasons import Cause
 from hpcddp.submission.turns import waits_for_turn
 
-
-class State(StrEnum):
-    """The state of a run."""
-
-    PENDING = "pending"
-    """Its job waits to start."""
-    HELD = "held"
-    """Its job waits, and does not start before it is released."""
-    REQUEUED = "requeued"
-    """It has run, and its job waits to run again, or is about to."""
-    STARTING = "starting"
-    """Its job runs, and no step was made yet."""
-    RUNNING = "running"
-    STOPPING = "stopping"
-    """It was signalled, and saves or leaves its nodes."""
-    SUSPENDED = "suspended"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    TIMED_OUT = "timed out"
-    """It reached its time limit, and is not requeued."""
-    PREEMPTED = "preempted"
-    """It was preempted, and is not requeued."""
-    STOPPED = "stopped"
-    """It stopped, can be resumed, and is not requeued."""
-    LOST = "lost"
-    """It left no result, and its job is unknown to Slurm."""
-    UNKNOWN = "unknown"
-    """It left no result, and its job cannot be queried; or its result cannot be read."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether a job of the run waits or runs."""
-        return self in _ALIVE
-
-    @property
-    def has_nodes(self) -> bool:
-        """Whether it holds nodes now."""
-        return self in _ON_NODES
-
-
-_ON_NODES: Final = frozenset({State.STARTING, State.RUNNING, State.STOPPING, State.SUSPENDED})
-_ALIVE: Final = _ON_NODES | {State.PENDING, State.HELD, State.REQUEUED}
-
-_OF_JOB: Final[Mapping[JobState, State]] = MappingProxyType(
-    {
-        JobState.PENDING: State.PENDING,
-        JobState.HELD: State.HELD,
-        JobState.CONFIGURING: State.STARTING,
-        JobState.RUNNING: State.RUNNING,
-        JobState.SUSPENDED: State.SUSPENDED,
-        JobState.COMPLETING: State.STOPPING,
-        # A run that finishes leaves a result.
-        JobState.COMPLETED: State.LOST,
-        JobState.FAILED: State.FAILED,
-        JobState.CANCELLED: State.CANCELLED,
-        JobState.TIMED_OUT: State.TIMED_OUT,
-        JobState.PREEMPTED: State.PREEMPTED,
-        JobState.NODE_FAILURE: State.FAILED,
-    }
-)
+# The values of ``status`` in a result.
+_RESULTS: Final = frozenset({State.FINISHED, State.FAILED, State.CANCELLED, State.STOPPED})
 _HELD: Final = ("jobheld", "launch failed requeued held", "job requeued in held state")
-
-_RESULTS: Final[Mapping[str, State]] = MappingProxyType(
-    {
-        "finished": State.FINISHED,
-        "failed": State.FAILED,
-        "cancelled": State.CANCELLED,
-        "stopped": State.STOPPED,
-    }
-)
-_STOPPED_BY: Final[Mapping[str, State]] = MappingProxyType(
-    {"time_limit": State.TIMED_OUT, "preemption": State.PREEMPTED}
-)
 
 
 def state_in_slurm(job: QueuedJob) -> State:
     """Return what the state of its job means for a run that has left no result."""
-    known = JOB_STATES.get(job.state)
-    state = State.UNKNOWN if known is None else _OF_JOB[known]
+    job_state = JOB_STATES.get(job.state)
+    if job_state is None:
+        return State.UNKNOWN
     reason = job.reason.lower().replace("_", " ").strip("()")
-    return State.HELD if state is State.PENDING and reason.startswith(_HELD) else state
+    if job_state.run_state is State.PENDING and reason.startswith(_HELD):
+        return State.HELD
+    return job_state.run_state
 
 
 def state_of_result(status: str, cause: str | None) -> State:
@@ -115,8 +46,13 @@ def state_of_result(status: str, cause: str | None) -> State:
         status: the result's ``status``.
         cause: why the last attempt ended, the value of a ``Cause``; None if unknown.
     """
-    state = _RESULTS.get(status, State.UNKNOWN)
-    return _STOPPED_BY.get(cause or "", state) if state is State.STOPPED else state
+    if status == State.STOPPED and cause == Cause.TIME_LIMIT:
+        return State.TIMED_OUT
+    if status == State.STOPPED and cause == Cause.PREEMPTION:
+        return State.PREEMPTED
+    if status in _RESULTS:
+        return State(status)
+    return State.UNKNOWN
 
 
 _METRICS_SHOWN: Final = 6

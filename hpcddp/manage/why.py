@@ -16,7 +16,7 @@ from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, one_line, processes_text, ranks_text
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.run_files import readable
-from hpcddp.manage.status import RunStatus, State, left_behind
+from hpcddp.manage.status import RunStatus, left_behind, state_in_slurm
 from hpcddp.run.collectives import Collective, read_collectives
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import RECENT_BYTES, Event, newest_saved_step, read_events
@@ -27,7 +27,7 @@ from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import element_id
 from hpcddp.slurm.commands import QueuedJob
-from hpcddp.slurm.job import JOB_STATES, JobState
+from hpcddp.slurm.states import State
 from hpcddp.stop.reasons import ExitCode
 
 _WAITS: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})
@@ -160,7 +160,7 @@ def _why_unknown(status: RunStatus, *, unanswered: bool) -> str:
 def _has_lost_requeue(status: RunStatus, job: QueuedJob) -> bool:
     """Return whether Slurm shows a job as running although it was requeued and its script has ended."""
     start, requeues = status.files.start, status.files.of_attempt("requeue")
-    if start is None or not requeues or JOB_STATES.get(job.state) is not JobState.RUNNING:
+    if start is None or not requeues or state_in_slurm(job) is not State.RUNNING:
         return False
     return job.restarts == start.restart_count and status.now - requeues[-1].time > _LEAVING_S
 
@@ -299,7 +299,7 @@ def _gone(status: RunStatus) -> Answer:
     said = None if files.attempt is not None else _reason_of_script(status)
     if said is not None:
         why = f"its script ended before an attempt began: {said}"
-    elif files.attempt is None and job is not None and JOB_STATES.get(job.state) is JobState.COMPLETED:
+    elif files.attempt is None and job is not None and job.state == "COMPLETED":
         # An exit in environment.setup would have failed.
         why = "environment.setup has replaced the script, as exec does, so that no task was started"
     elif status.state is State.CANCELLED and files.of_attempt("cancel"):

@@ -19,7 +19,8 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import is_full, trusted_users
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Change, Start
-from hpcddp.slurm.job import ENDED_STATES, wait_for_answer
+from hpcddp.slurm.job import wait_for_answer
+from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.stop.reasons import ExitCode
 
 _SCRIPT: Final = RunDirectory(Path()).script.name

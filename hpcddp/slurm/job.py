@@ -1,100 +1,22 @@
-"""One job in Slurm: the table of job states, the query for its record, and the cause of its end."""
+"""One job in Slurm: the query for its record, and the cause of its end."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 from hpcddp.errors import write_message
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import NO_LIMIT_S
 from hpcddp.slurm.rank_env import own_job_id
+from hpcddp.slurm.states import JOB_STATES, JobState, State
 from hpcddp.stop.deadline import KnownEnd
 from hpcddp.stop.reasons import Cause
 
 _PAUSE_S: Final = 2.0
+_UNKNOWN_STATE: Final = JobState(State.UNKNOWN)
 _UNKNOWN_TIMES: Final = frozenset({"", "Unknown", "None", "N/A"})
-
-
-class JobState(StrEnum):
-    """The meaning of a job state."""
-
-    PENDING = "pending"
-    HELD = "held"
-    """It waits, and does not start before it is released."""
-    CONFIGURING = "configuring"
-    """Its nodes are allocated and not ready yet."""
-    RUNNING = "running"
-    SUSPENDED = "suspended"
-    COMPLETING = "completing"
-    """Its processes are being ended."""
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    TIMED_OUT = "timed out"
-    PREEMPTED = "preempted"
-    NODE_FAILURE = "node failure"
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the job's script does not run yet."""
-        return self in {JobState.PENDING, JobState.HELD, JobState.CONFIGURING}
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the job has ended; Slurm purges its record after a while, and may reuse its id."""
-        return self in _ENDS
-
-
-_ENDS: Final[Mapping[JobState, Cause | None]] = MappingProxyType(
-    {
-        JobState.COMPLETED: None,
-        JobState.FAILED: None,
-        JobState.CANCELLED: Cause.CANCELLED,
-        JobState.TIMED_OUT: Cause.TIME_LIMIT,
-        JobState.PREEMPTED: Cause.PREEMPTION,
-        JobState.NODE_FAILURE: Cause.NODE_FAILURE,
-    }
-)
-"""The states of a job that has ended, with the cause that each of them shows."""
-
-# squeue(1), JOB STATE CODES.
-JOB_STATES: Final[Mapping[str, JobState]] = MappingProxyType(
-    {
-        "PENDING": JobState.PENDING,
-        "EXPEDITING": JobState.PENDING,
-        "REQUEUED": JobState.PENDING,
-        "REQUEUE_FED": JobState.PENDING,
-        "REVOKED": JobState.PENDING,
-        "REQUEUE_HOLD": JobState.HELD,
-        "RESV_DEL_HOLD": JobState.HELD,
-        "SPECIAL_EXIT": JobState.HELD,
-        "CONFIGURING": JobState.CONFIGURING,
-        "RUNNING": JobState.RUNNING,
-        "RESIZING": JobState.RUNNING,
-        "SIGNALING": JobState.RUNNING,
-        "SUSPENDED": JobState.SUSPENDED,
-        "STOPPED": JobState.SUSPENDED,
-        "COMPLETING": JobState.COMPLETING,
-        "STAGE_OUT": JobState.COMPLETING,
-        "COMPLETED": JobState.COMPLETED,
-        "FAILED": JobState.FAILED,
-        "OUT_OF_MEMORY": JobState.FAILED,
-        "CANCELLED": JobState.CANCELLED,
-        "DEADLINE": JobState.TIMED_OUT,
-        "TIMEOUT": JobState.TIMED_OUT,
-        "PREEMPTED": JobState.PREEMPTED,
-        "BOOT_FAIL": JobState.NODE_FAILURE,
-        "NODE_FAIL": JobState.NODE_FAILURE,
-    }
-)
-"""The meaning of each of Slurm's job states. A newer Slurm may have others."""
-
-ENDED_STATES: Final = frozenset(name for name, state in JOB_STATES.items() if state.has_ended)
-"""Slurm's states of a job that has ended."""
 
 
 def slurm_job_id(environment: Mapping[str, str]) -> str | None:
@@ -200,27 +122,33 @@ def cause_of(
         preempted: whether a preemption is known from elsewhere.
         cancelled: whether slurmstepd reports that the job was cancelled, without a cause.
     """
-    known = job or {}
-    state = JOB_STATES.get(known.get("JobState", ""))
-    is_ending = known.get("JobState") == "COMPLETING"
-    requeued = (state is not None and state.is_waiting) or int(known.get("Restarts", "0")) > restarts_at_start
-    requeued = requeued or is_being_requeued(known)
-    cancelled = "PreemptTime" in known if requeued else cancelled
-    if state is JobState.CANCELLED or (is_ending and cancelled):
+    fields = job or {}
+    job_state = JOB_STATES.get(fields.get("JobState", ""), _UNKNOWN_STATE)
+    is_ending = fields.get("JobState") == "COMPLETING"
+    has_new_restart = int(fields.get("Restarts", "0")) > restarts_at_start
+    is_requeued = job_state.is_waiting or has_new_restart or is_being_requeued(fields)
+    if is_requeued:
+        cancelled = "PreemptTime" in fields
+    if job_state.cause is Cause.CANCELLED or (is_ending and cancelled):
         return Cause.CANCELLED
-    if requeued:
+    if is_requeued:
         return Cause.REQUEUED
-    if preempted or known.get("PreemptTime", "None") != "None":
+    if preempted or fields.get("PreemptTime", "None") != "None":
         return Cause.PREEMPTION
-    shown = None if state is None else _ENDS.get(state)
     if is_ending:
-        shown = Cause.TIME_LIMIT if known.get("Reason") == "TimeLimit" else Cause.CANCELLED
-    if shown is not None:
-        return shown
-    # A job that runs, or without a record.
+        return Cause.TIME_LIMIT if fields.get("Reason") == "TimeLimit" else Cause.CANCELLED
+    if job_state.cause is not None:
+        return job_state.cause
+    return _cause_without_slurm(error_seen=error_seen, warned=warned)
+
+
+def _cause_without_slurm(*, error_seen: bool, warned: bool) -> Cause:
+    """Return why a job ends that still runs, or of which there is no record."""
     if error_seen:
         return Cause.CRASH
-    return Cause.TIME_LIMIT if warned else Cause.UNKNOWN
+    if warned:
+        return Cause.TIME_LIMIT
+    return Cause.UNKNOWN
 
 
 def is_being_requeued(job: Mapping[str, str]) -> bool:

@@ -47,7 +47,7 @@ from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import Chunk, Sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import ranges_text
-from hpcddp.slurm.job import ENDED_STATES, slurm_job_id, wait_for_answer
+from hpcddp.slurm.job import slurm_job_id, wait_for_answer
 from hpcddp.slurm.job_environment import (
     FIRST,
     NO_DEPENDENCY,
@@ -57,6 +57,7 @@ from hpcddp.slurm.job_environment import (
     submission_environment,
     submitters_umask,
 )
+from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.checks import check_submittable, check_sweep_submittable
 from hpcddp.submission.render import DEFAULT_TEMPLATE, exported_values

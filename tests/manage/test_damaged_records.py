@@ -16,7 +16,7 @@ from hpcddp.jobfile.write import parse_resolved
 from hpcddp.manage.control import DamagedRunError, RequeueCommands, cancel, requeue
 from hpcddp.manage.logs import merged, sources
 from hpcddp.manage.overview import details, overview_of
-from hpcddp.manage.status import RunStatus, State
+from hpcddp.manage.status import RunStatus
 from hpcddp.manage.why import explain
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
@@ -35,6 +35,7 @@ from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.ownership import identity
 from hpcddp.run.result import Result, write_result
 from hpcddp.slurm.commands import QueuedJob
+from hpcddp.slurm.states import State
 from hpcddp.stop.reasons import StopReason
 from hpcddp.submission.resume import resume
 from hpcddp.supervise.end import end

@@ -12,10 +12,10 @@ import pytest
 from hpcddp.manage.overview import SweepStatus, overview_of
 from hpcddp.manage.ranking import RankingError, is_smaller_better, rank
 from hpcddp.manage.report import reports_of
-from hpcddp.manage.status import State
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
+from hpcddp.slurm.states import State
 from tests.manage.runs import NOON, FakeRun, make
 from tests.messages import GoldenMessages
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from hpcddp.manage.run_files import Job, read_run_files
-from hpcddp.manage.status import Answers, RunStatus, State, Statuses, is_process_alive, left_behind, state_of, statuses
+from hpcddp.manage.status import Answers, RunStatus, Statuses, is_process_alive, left_behind, state_of, statuses
 from hpcddp.run.job_records import Rank, write_ranks
 from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
+from hpcddp.slurm.states import State
 from tests.manage.runs import NOON, FakeRun, make, queued
 from tests.waiting import wait_until
 

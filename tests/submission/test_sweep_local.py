@@ -19,10 +19,10 @@ from hpcddp.cli.main import app
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.manage.overview import overview_of
-from hpcddp.manage.status import State
 from hpcddp.run.ownership import processes_left
 from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import Sweep, read_sweep
+from hpcddp.slurm.states import State
 from hpcddp.submission import sweep as submission
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import submit_script
