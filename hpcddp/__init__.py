@@ -14,7 +14,7 @@ from hpcddp.version import __version__
 if TYPE_CHECKING:
     from hpcddp.api import Run, Sweep, plan, render, runs, submit
     from hpcddp.errors import HpcddpError
-    from hpcddp.run.metrics import log
+    from hpcddp.run.metrics_log import log
     from hpcddp.train.checkpoint.checkpointer import Checkpointer
     from hpcddp.train.entry import Context
     from hpcddp.train.losses import (
@@ -97,7 +97,7 @@ _OTHERS = {
     "Context": "hpcddp.train.entry",
     "HpcddpError": "hpcddp.errors",
     "Stopper": "hpcddp.train.stopper",
-    "log": "hpcddp.run.metrics",
+    "log": "hpcddp.run.metrics_log",
     **dict.fromkeys(("Run", "Sweep", "plan", "render", "runs", "submit"), "hpcddp.api"),
 }
 _MODULES = {

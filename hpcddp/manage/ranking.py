@@ -13,7 +13,8 @@ from hpcddp.manage.overview import Paint, SweepStatus, remarks_on, short_keys, v
 from hpcddp.manage.run_files import readable, readable_lines
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.metrics import MetricsLine, mode_of, read_metrics
+from hpcddp.run.evaluations import mode_of
+from hpcddp.run.metrics import MetricsLine, read_metrics
 from hpcddp.run.result import read_result
 
 # The newest evaluation is most often in the first; the second is some thousands of steps.

@@ -14,7 +14,8 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, EventKind, read_event_log
 from hpcddp.run.files import TAIL_BYTES, exists, open_regular, why_unreadable
 from hpcddp.run.job_records import Change, Start, SubmissionRecord, newest_start, read_ranks, read_submission
-from hpcddp.run.metrics import MetricsLine, read_metrics, read_plan
+from hpcddp.run.metrics import MetricsLine, read_metrics
+from hpcddp.run.plan import read_plan
 from hpcddp.run.record import Lines, RecordError, RecordT
 from hpcddp.run.result import FINISHED, Result, read_result
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from hpcddp.manage.ranking import is_smaller_better
-from hpcddp.run.metrics import MetricsBlock, MetricsReader
+from hpcddp.run.metrics_reader import MetricsBlock, MetricsReader
 from hpcddp.run.record import LATEST_TIME
 
 _MOST_PIECES: Final = 2400

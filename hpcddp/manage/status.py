@@ -13,8 +13,8 @@ from hpcddp.manage.format import duration_text
 from hpcddp.manage.run_files import Job, RunFiles, read_run_files, time_written
 from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.evaluations import Summary
 from hpcddp.run.job_records import known_hosts
-from hpcddp.run.metrics import Summary
 from hpcddp.run.ownership import processes_left, runs_script
 from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError

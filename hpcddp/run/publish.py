@@ -32,8 +32,8 @@ from hpcddp.run.checkpoints import (
     valid_or_none,
     write_hashed,
 )
+from hpcddp.run.evaluations import Mode, best_of
 from hpcddp.run.files import read_tail, sync_directory, write_text
-from hpcddp.run.metrics import Mode, best_of
 from hpcddp.stop import faults
 
 _LONGEST_NAME: Final = 64

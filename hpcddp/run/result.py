@@ -13,10 +13,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.evaluations import Summary, summaries
 from hpcddp.run.events import append_event
 from hpcddp.run.files import open_regular
 from hpcddp.run.job_records import Decision
-from hpcddp.run.metrics import Summary, finite_number, summaries
+from hpcddp.run.metrics import finite_number
 from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
 

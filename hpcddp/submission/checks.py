@@ -28,7 +28,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder, placeholders_of
 from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
-from hpcddp.run.metrics import PACKAGES
+from hpcddp.run.trackers import PACKAGES
 from hpcddp.slurm.hostlist import HostListError, expand
 from hpcddp.submission.allocation_checks import allocation_obstacles
 from hpcddp.submission.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python

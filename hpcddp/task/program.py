@@ -38,7 +38,7 @@ from hpcddp.run.job_records import (
     write_asked_end,
     write_exit,
 )
-from hpcddp.run.metrics import METRICS_FILE
+from hpcddp.run.metrics_log import METRICS_FILE
 from hpcddp.run.ownership import FencedError, raise_if_fenced
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id

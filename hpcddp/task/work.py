@@ -24,7 +24,7 @@ from hpcddp.jobfile.launchers import World
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.files import is_full
 from hpcddp.run.job_records import Rank, read_start, write_ranks
-from hpcddp.run.metrics import METRICS_FILE
+from hpcddp.run.metrics_log import METRICS_FILE
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.result import read_result
 from hpcddp.run.sweep import is_element

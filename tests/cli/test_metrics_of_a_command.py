@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.metrics import TrackerPosition, read_position
+from hpcddp.run.trackers import TrackerPosition, read_position
 
 PROGRAM = """
 import json, os, signal, sys

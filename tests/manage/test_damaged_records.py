@@ -31,8 +31,8 @@ from hpcddp.run.job_records import (
     write_ranks,
     write_submission_record,
 )
-from hpcddp.run.metrics import write_plan_record
 from hpcddp.run.ownership import identity
+from hpcddp.run.plan import write_plan_record
 from hpcddp.run.result import Result, write_result
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.slurm.states import State

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.run.metrics import write_plan_record
+from hpcddp.run.plan import write_plan_record
 from tests.manage.runs import NOON, FakeRun, make
 
 JOB = """\

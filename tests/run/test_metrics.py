@@ -15,9 +15,10 @@ import hpcddp
 from hpcddp.jobfile.fields import Best
 from hpcddp.jobfile.read import DefaultSettings, load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.run import metrics
+from hpcddp.run import metrics_file, metrics_log
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.metrics import MetricsLine, Summary, lines_until, mode_of, read_evaluations, read_metrics, summaries
+from hpcddp.run.evaluations import Summary, mode_of, read_evaluations, summaries
+from hpcddp.run.metrics import MetricsLine, lines_until, read_metrics
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import Result, metrics_of, read_result, write_result
 from tests.messages import GoldenMessages
@@ -222,7 +223,7 @@ def test_log_takes_numbers_of_torch_and_numpy_and_refuses_what_is_not_one_number
 def test_log_of_an_attempt_that_was_overtaken_writes_nothing_more(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(metrics, "_CHECK_OWNER_EVERY_S", 0.0)
+    monkeypatch.setattr(metrics_log, "_CHECK_OWNER_EVERY_S", 0.0)
     hpcddp.log({"loss": 0.5}, step=1)
     run.attempt(1).path.mkdir()
     for step in (2, 3):
@@ -239,7 +240,7 @@ def test_a_file_that_cannot_be_written_costs_one_warning_and_its_lines_wait(
         hpcddp.log({"loss": 0.5}, step=step)
     assert capfd.readouterr().err.count("cannot be written") == 1
     run.metrics.rmdir()
-    monkeypatch.setattr(metrics, "METRICS_OPEN_S", 0.0)
+    monkeypatch.setattr(metrics_file, "METRICS_OPEN_S", 0.0)
     hpcddp.log({"loss": 0.5}, step=3)
     assert [line.step for line in logged(run)] == [1, 2, 3]
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.packages import is_installed
-from hpcddp.run.metrics import chosen
+from hpcddp.run.trackers import chosen
 from hpcddp.submission import checks as job_checks
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.request import SubmissionError

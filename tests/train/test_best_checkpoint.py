@@ -21,9 +21,9 @@ import hpcddp
 from hpcddp.jobfile.fields import Best
 from hpcddp.run.checkpoints import best_checkpoint, list_checkpoints, newest_valid, step_of, survey, verify
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.evaluations import read_evaluations
 from hpcddp.run.events import read_events
 from hpcddp.run.job_records import Start, write_start
-from hpcddp.run.metrics import read_evaluations
 from hpcddp.run.result import read_result
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer

@@ -24,9 +24,10 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.fields import Best
 from hpcddp.run.checkpoints import Checkpoint, Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.evaluations import Mode
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Start, write_start
-from hpcddp.run.metrics import METRICS_FILE, Mode
+from hpcddp.run.metrics_log import METRICS_FILE
 from hpcddp.run.moved import is_same_directory
 from hpcddp.train import distributed
 from hpcddp.train.checkpoint.staging import Staging

@@ -23,8 +23,8 @@ from hpcddp.errors import nearest
 from hpcddp.jobfile.fields import Best
 from hpcddp.run.checkpoints import Checkpoint, Manifest, Writer
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.evaluations import mode_of, read_evaluations
 from hpcddp.run.events import append_event
-from hpcddp.run.metrics import mode_of, read_evaluations
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.publish import advance_latest, point_best, prune, publish
 from hpcddp.run.record import RecordError

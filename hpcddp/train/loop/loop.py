@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.run.job_records import RankStepTimes, write_step_times
-from hpcddp.run.metrics import MetricsFile
+from hpcddp.run.metrics_file import MetricsFile
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext

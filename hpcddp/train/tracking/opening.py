@@ -16,8 +16,8 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.packages import is_installed
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
-from hpcddp.run.metrics import PACKAGES, chosen
 from hpcddp.run.record import RecordError
+from hpcddp.run.trackers import PACKAGES, chosen
 from hpcddp.stop.listener import signals_held
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.errors import StoppedError

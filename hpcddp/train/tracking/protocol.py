@@ -11,8 +11,8 @@ from typing import Any, Protocol, Self
 
 from hpcddp.jobfile.sections import Trackers
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.metrics import TrackerPosition, read_position, write_position
 from hpcddp.run.record import RecordError
+from hpcddp.run.trackers import TrackerPosition, read_position, write_position
 
 
 class TrackerState:

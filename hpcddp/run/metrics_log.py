@@ -1,0 +1,129 @@
+"""``hpcddp.log``: a command or an ``entrypoint`` reports metrics of its own."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.metrics_file import MetricsFile
+
+METRICS_FILE: Final = "HPCDDP_METRICS_FILE"
+"""The variable that names the metrics file to a program and to an ``entrypoint``."""
+_CHECK_OWNER_EVERY_S: Final = 2.0
+
+
+class _NotOwnerError(Exception):
+    """A later attempt owns the run."""
+
+
+class _OwnLog:
+    """The lines that this process writes with ``log``.
+
+    Args:
+        path: the metrics file of the run.
+        attempt: the attempt that this process belongs to; None if unknown.
+    """
+
+    def __init__(self, path: Path, attempt: int | None) -> None:
+        self._run, self._attempt = RunDirectory(path.parent), attempt
+        self._file: MetricsFile | None = MetricsFile(
+            path, before_open=self._check_owner, warn=_write_warning, open_s=0.0
+        )
+        self._checked_at = -math.inf
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            try:
+                self._file.add(record)
+            except _NotOwnerError:
+                self._file = None
+                _write_warning(f"warning: another attempt owns the run {self._run.run_id}; metrics are not logged")
+
+    def _check_owner(self) -> None:
+        """Raise if a later attempt owns the run; the node of this one may be cut off from Slurm."""
+        now = time.monotonic()
+        if self._attempt is None or now - self._checked_at < _CHECK_OWNER_EVERY_S:
+            return
+        self._checked_at = now
+        newest = self._run.newest_attempt()
+        if newest is not None and newest > self._attempt:
+            raise _NotOwnerError
+
+
+_own_logs: Final[dict[str, _OwnLog]] = {}
+
+
+def log(metrics: Mapping[str, Any], *, step: int) -> None:
+    """Report metrics of a run: ``hpcddp.log({"loss": 0.3}, step=100)``.
+
+    For a script that is the ``command`` of a job, and for an ``entrypoint``. ``hpcddp status``, ``submit --follow`` and
+    the trackers of the job show what is reported. Rank 0 appends one line to the metrics file of the run; on other
+    ranks, and outside of hpcddp, nothing happens. A file that cannot be written is a warning. Metrics of an evaluation
+    begin with ``val_``, ``eval_``, ``dev_`` or ``test_``.
+
+    Args:
+        metrics: numbers by name: of Python or numpy, or tensors of one element. Reading a number from a GPU makes the
+            loop wait for it. NaN and infinity are written as null.
+        step: optimizer steps done, >= 0. In a later attempt it may go back; the later lines count.
+
+    Raises:
+        TypeError: a metric is not a number, or the step is not an integer.
+        ValueError: the step is negative.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics is {metrics!r:.80}; give numbers by name, as in {{'loss': 0.3}}")
+    try:
+        done = operator.index(step)
+    except TypeError as error:
+        raise TypeError(f"step is {step!r:.80}, which is no integer; give the optimizer steps done") from error
+    if done < 0:
+        raise ValueError(f"step is {done}, and it counts the optimizer steps done; give 0 or more")
+    path = os.environ.get(METRICS_FILE)
+    if not path or os.environ.get("RANK", "0") != "0":
+        return
+    if path not in _own_logs:
+        attempt = os.environ.get("HPCDDP_ATTEMPT", "")
+        _own_logs[path] = _OwnLog(Path(path), int(attempt) if attempt.isascii() and attempt.isdigit() else None)
+    _own_logs[path].add({"step": done, "time": time.time(), **plain_numbers(metrics)})
+
+
+def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as numbers that JSON can hold; a tensor of one element or a number of numpy becomes a float.
+
+    Raises:
+        TypeError: a metric is not a number, or its name is taken.
+    """
+    plain: dict[str, float] = {}
+    for name, value in metrics.items():
+        if name in {"step", "time"}:
+            raise TypeError(f"a metric is called {name}, which every line has already; give it another name")
+        plain[name] = _plain_number(name, value)
+    return plain
+
+
+def _plain_number(name: str, value: Any) -> float:  # noqa: ANN401  of any library
+    number: float | None = None
+    # RuntimeError: a tensor of several elements, of complex numbers, or without data.
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        # torch warns of a tensor that requires a gradient. A text is not converted, although float() would.
+        number = (
+            None if isinstance(value, str | bytes) else float(value.detach() if hasattr(value, "detach") else value)
+        )
+    if number is None:
+        raise TypeError(f"the metric {name} is {value!r:.80}, which is not a number; give one number, or leave it out")
+    return value if type(value) is int else number
+
+
+def _write_warning(text: str) -> None:
+    # The output of the program may be closed, and a metric must not end it.
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"hpcddp: {text}\n")
+        sys.stderr.flush()
