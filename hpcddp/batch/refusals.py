@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import UserError, counted
-from hpcddp.jobfile.batch_rules import fixed_ways_out
+from hpcddp.jobfile.batch_rules import fixed_ways_out, why_ranks_idle
 from hpcddp.jobfile.sections import Unit
 
 
@@ -36,13 +36,9 @@ def refuse_accumulated_global_loss(steps: int) -> None:
 
 def refuse_idle_ranks(batch: int, world: int, unit: Unit = "sample") -> None:
     """Reject B < W."""
-    if batch < world:
-        raise PlanError(
-            f"global_batch_size is {batch}, fewer {unit}s than the {world} ranks of the job, so that some ranks would "
-            f"always idle; write global_batch_size {world} or more, or use {counted(batch, 'rank')} or fewer",
-            global_batch_size=batch,
-            world_size=world,
-        )
+    why = why_ranks_idle(batch, world, unit)
+    if why is not None:
+        raise PlanError(f"global_batch_size {why}", global_batch_size=batch, world_size=world)
 
 
 def refuse_uneven(batch: int, world: int, unit: Unit = "sample") -> None:

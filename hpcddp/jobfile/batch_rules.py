@@ -7,8 +7,9 @@ from fractions import Fraction
 from itertools import islice
 from typing import Final
 
+from hpcddp.errors import counted
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.sections import LearningRate, Optimizer
+from hpcddp.jobfile.sections import LearningRate, Optimizer, Unit
 
 ADAM_FAMILY: Final = frozenset({"adamw"})
 """Optimizers that normalise the gradient, so that their steps do not grow with it."""
@@ -97,17 +98,31 @@ def _first_divisor(number: int, candidates: Iterable[int]) -> int | None:
     return next((divisor for divisor in islice(candidates, _TRIES) if number % divisor == 0), None)
 
 
+def why_ranks_idle(global_batch_size: int, world_size: int, unit: Unit, *, layout: str = "") -> str | None:
+    """Return why B < W is refused, in words that follow the name of B; None for B >= W.
+
+    Args:
+        global_batch_size: B.
+        world_size: W.
+        unit: what B counts.
+        layout: where W comes from, such as " (2 x 4)".
+    """
+    if global_batch_size >= world_size:
+        return None
+    return (
+        f"is {global_batch_size}, fewer {unit}s than the {world_size} ranks{layout} that share them; write "
+        f"{world_size} or more, or ask for at most {counted(global_batch_size, 'rank')}"
+    )
+
+
 def batch_reaches_every_rank(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Reject B < W."""
-    batch, ranks = spec.batch.global_batch_size, spec.world_size
-    if batch is not None and batch < ranks:
-        yield (
-            "batch.global_batch_size",
-            (
-                f"is {batch}, fewer {spec.batch.unit}s than the {ranks} ranks ({spec.resources.nodes} x "
-                f"{spec.ranks_per_node}) that share them; write {ranks} or more, or ask for at most {batch} ranks"
-            ),
-        )
+    if spec.batch.global_batch_size is None:
+        return
+    layout = f" ({spec.resources.nodes} x {spec.ranks_per_node})"
+    why = why_ranks_idle(spec.batch.global_batch_size, spec.world_size, spec.batch.unit, layout=layout)
+    if why is not None:
+        yield "batch.global_batch_size", why
 
 
 def fixed_micro_batch_divides(spec: JobSpec) -> Iterator[tuple[str, str]]:

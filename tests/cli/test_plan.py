@@ -233,8 +233,8 @@ def test_fewer_samples_than_ranks_is_refused_with_numbers_that_work(
     message = golden.message(refusal(capsys, "--global-batch", 2, "--world-size", 3))
     assert message.startswith("hpcddp: global_batch_size is 2, fewer")
     assert "the 3 ranks" in message
-    assert "write global_batch_size 3 or more," in message
-    assert message.endswith("use 2 ranks or fewer\n")
+    assert "write 3 or more," in message
+    assert message.endswith("ask for at most 2 ranks\n")
 
 
 def test_a_job_file_with_fewer_samples_than_ranks_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
