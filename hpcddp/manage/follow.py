@@ -14,8 +14,8 @@ from typing import Generic, Literal, Protocol
 from hpcddp.errors import printable
 from hpcddp.manage.format import step_text
 from hpcddp.manage.overview import status_now
+from hpcddp.manage.pending_reasons import pending_reason
 from hpcddp.manage.status import RunStatus
-from hpcddp.manage.why import waiting
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event
 from hpcddp.run.files import GrowingFile, exists
@@ -236,7 +236,7 @@ class JobPoller:
         """Return why the job waits, in words, as Slurm has said it last; None before it was asked."""
         if self._reason is None:
             return None
-        return waiting(self._reason, job_id="", run=self._run.run_id).why
+        return pending_reason(self._reason, job_id="", run=self._run.run_id).why
 
     def __call__(self) -> JobPhase:
         """Return the job's state; unchanged if the controller does not respond; a job unknown to Slurm has ended."""

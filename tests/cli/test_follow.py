@@ -17,7 +17,7 @@ import typer
 from hpcddp.cli.follow import PlainDisplay, _shortened, follow_run
 from hpcddp.cli.submit import print_outcome
 from hpcddp.manage import follow as watch
-from hpcddp.manage.why import waiting
+from hpcddp.manage.pending_reasons import pending_reason
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm import commands
 from tests.manage.runs import make
@@ -99,8 +99,8 @@ def test_why_a_job_waits_is_said_in_words_each_time_that_it_changes(
     assert outcome.status == "finished"
     first, resources, limit, *end = golden.message(capsys.readouterr().err).splitlines()
     assert first.endswith("Slurm has not looked at it yet")
-    assert resources.endswith(f": {waiting('Resources', job_id='', run='').why}")
-    assert limit.endswith(f": {waiting('QOSMaxJobsPerUserLimit', job_id='', run='').why}")
+    assert resources.endswith(f": {pending_reason('Resources', job_id='', run='').why}")
+    assert limit.endswith(f": {pending_reason('QOSMaxJobsPerUserLimit', job_id='', run='').why}")
     assert end == ["the job is running", "the job has ended"]
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from hpcddp.manage.overview import SweepStatus, details, overview
+from hpcddp.manage.pending_reasons import pending_reason
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
-from hpcddp.manage.why import Answer, explain, explain_sweep, waiting
+from hpcddp.manage.why import Answer, explain
+from hpcddp.manage.why_sweep import explain_sweep
 from hpcddp.run.collectives import write_trace
 from hpcddp.run.job_records import reserve_exit
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
@@ -55,14 +57,14 @@ def made(tmp_path: Path) -> FakeRun:
 
 @pytest.mark.parametrize("reason", DOCUMENTED)
 def test_every_reason_that_slurm_documents_has_plain_words_and_advice(reason: str) -> None:
-    found = waiting(reason, job_id="7", run="run-1")
+    found = pending_reason(reason, job_id="7", run="run-1")
     assert not found.why.startswith("Slurm says")
     assert found.advice
     assert "{" not in found.advice
 
 
 def test_a_reason_of_tomorrow_is_told_as_slurm_says_it() -> None:
-    assert waiting("Tired", job_id="7", run="r").why == "Slurm says Tired"
+    assert pending_reason("Tired", job_id="7", run="r").why == "Slurm says Tired"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_reason_of_tomorrow_is_told_as_slurm_says_it() -> None:
     ],
 )
 def test_reasons_that_look_alike_are_told_apart(reason: str, fact: str, golden: GoldenMessages) -> None:
-    assert fact in golden.message(waiting(reason, job_id="7", run="r").why)
+    assert fact in golden.message(pending_reason(reason, job_id="7", run="r").why)
 
 
 def test_a_waiting_run_says_why_when_and_what_to_do(made: FakeRun, golden: GoldenMessages) -> None:
