@@ -1,6 +1,7 @@
 """A run directory belongs to one job at a time, and to its owner alone."""
 
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 
 from hpcddp.run.job_records import Start
 from hpcddp.run.ownership import (
+    MOVABLE,
     RunDirectoryError,
     conflict,
     group_writable_warnings,
@@ -18,6 +20,8 @@ from hpcddp.run.ownership import (
 )
 from tests.messages import GoldenMessages
 from tests.submission.local_run import script_process
+
+PAGE = Path(__file__).parents[2] / "docs" / "batch.md"
 
 
 def start(job_id: str | None = "7", restart_count: int = 0, submit_time: str | None = "2026-01-01T10:00:00") -> Start:
@@ -134,3 +138,9 @@ def test_several_such_parents_are_one_warning(tmp_path: Path, golden: GoldenMess
     assert golden.message(warning).startswith(f"{inner}, {inner.parent}, ")
     assert "written by their groups" in warning
     assert f"run: chmod g-w '{inner}' '{inner.parent}'" in warning
+
+
+def test_only_the_fields_that_the_page_lists_may_change_without_being_named() -> None:
+    _, _, text = PAGE.read_text(encoding="utf-8").partition("These fields may change: ")
+    fields, _, _ = text.partition("The run directory ")
+    assert set(re.findall(r"`(.+?)`", fields)) == MOVABLE
