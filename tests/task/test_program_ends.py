@@ -108,9 +108,18 @@ os._exit(0)
         ("no", "100", "", ("is near: SIGTERM",), "SIGTERM"),
         ("warned", "100", "", ("is near", "does not handle SIGUSR2: SIGTERM"), "SIGUSR2\nSIGTERM"),
         ("warned", "100", "USR1", ("is near: SIGTERM",), "SIGUSR1\nSIGTERM"),
+        ("no", "15", "", ("is near: SIGTERM",), "SIGTERM"),
+        ("no", "7.9", "", ("is reached", "the program still runs: SIGKILL"), "SIGKILL"),
         ("no", "-1", "", ("is reached", "the program still runs: SIGKILL"), "SIGKILL"),
     ],
-    ids=["near", "near, after a warning", "near, handled after a warning", "reached"],
+    ids=[
+        "near",
+        "near, after a warning",
+        "near, handled after a warning",
+        "more than 8 s before",
+        "less than 8 s before",
+        "reached",
+    ],
 )
 def test_a_program_gets_each_signal_of_the_end_of_the_job_once_and_its_log_says_why(
     signalled: str, left_s: str, handles: str, facts: tuple[str, ...], sent: str, golden: GoldenMessages
