@@ -57,7 +57,7 @@ def train(context: hpcddp.Context):
             checkpointer.save(step + 1)
             checkpointer.wait()
             context.stopper.exit()
-    return {"loss": loss.item()}
+    return {"loss": loss.item(), "attempt": context.attempt}
 
 def fails(context: hpcddp.Context):
     if context.rank == 1:
@@ -126,7 +126,7 @@ def test_a_stopped_function_goes_on_and_comes_out_the_same(directory: Path) -> N
     assert decision.saved
     assert [path.name for path in list_checkpoints(run.checkpoints)] == [f"step-{decision.step:06d}"]
     again = ["--resume", str(run.path)]
-    assert result(ended(submit(directory, "train", *again)))["returned"]["loss"] == reference
+    assert result(ended(submit(directory, "train", *again)))["returned"] == {"loss": reference, "attempt": 1}
     steps = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
     assert steps == list(range(1, 61))
 
