@@ -51,6 +51,24 @@ def test_published_checkpoint_is_found_with_its_manifest(tmp_path: Path) -> None
     assert names(tmp_path / "checkpoints") == ["latest", "step-000012"]
 
 
+def test_files_and_then_the_manifest_are_synced_before_the_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that loses its power leaves on disk what was synced, and no process can be shown what that is."""
+    directory, fsync = tmp_path / "checkpoints", os.fsync
+    synced: list[str] = []
+
+    def note(descriptor: int) -> None:
+        if not list_checkpoints(directory):
+            synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", note)
+    save(directory, 12)
+    assert synced[:2] == ["a.bin", "b.bin"]
+    assert synced[2].startswith(".manifest.json.")
+
+
 def test_directory_that_never_held_one_gives_none(tmp_path: Path) -> None:
     assert newest_valid(tmp_path / "nothing", expected=False, warn=no_warning) is None
 
