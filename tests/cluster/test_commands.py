@@ -590,7 +590,9 @@ def main(context: hpcddp.Context):
             checkpointer.save(step + 1)
             checkpointer.wait()
             context.stopper.exit()
-    return {"first": first, "hosts": context.rank_env.hosts, "world": dist.get_world_size()}
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, context.rank)
+    return {"first": first, "hosts": context.rank_env.hosts, "world": context.world_size, "ranks": ranks}
 """
 
 
@@ -605,7 +607,7 @@ def test_a_preempted_function_comes_back_and_computes_every_step_once(sandbox: S
     sandbox.submit(*high, "--wrap=sleep 2")
     tracked.wait_until_finished(timeout_s=240)
     returned = tracked.result["returned"]
-    assert (returned["hosts"], returned["world"]) == (["n1", "n2"], 4)
+    assert (returned["hosts"], returned["world"], returned["ranks"]) == (["n1", "n2"], 4, [0, 1, 2, 3])
     assert 0 < returned["first"] < 80
     steps = [json.loads(line)["step"] for line in tracked.run.metrics.read_text().splitlines()]
     assert steps == list(range(1, 81))
