@@ -16,9 +16,13 @@ ENV = RankEnv(rank=1, local_rank=1, world_size=2, local_world_size=2, node_rank=
 
 
 def found(
-    *, inherited: Mapping[str, str], environment: Mapping[str, object] | None = None, end_time: float | None = None
+    *,
+    inherited: Mapping[str, str],
+    environment: Mapping[str, object] | None = None,
+    sections: Mapping[str, object] | None = None,
+    end_time: float | None = None,
 ) -> dict[str, str]:
-    document = {"name": "a", "command": ["python", "x.py"], "environment": dict(environment or {})}
+    document = {"name": "a", "command": ["python", "x.py"], "environment": dict(environment or {}), **(sections or {})}
     return program_environment(
         JobSpec.model_validate(document),
         ENV,
@@ -64,3 +68,9 @@ def test_the_files_of_the_run_and_the_end_of_the_job_are_named() -> None:
 def test_python_variables_of_the_user_are_kept() -> None:
     assert found(inherited={})["PYTHONUNBUFFERED"] == "1"
     assert found(inherited={"PYTHONUNBUFFERED": "0"})["PYTHONUNBUFFERED"] == "0"
+
+
+def test_the_learning_rate_is_the_one_that_the_rule_makes() -> None:
+    rate = {"base": 0.1, "base_global_batch_size": 64, "rule": "sqrt"}
+    variables = found(inherited={}, sections={"batch": {"global_batch_size": 256}, "learning_rate": rate})
+    assert variables["HPCDDP_LEARNING_RATE"] == "0.2"
