@@ -93,10 +93,12 @@ class RunStatus:
     @property
     def step(self) -> int | None:
         """Optimizer steps done; None where the run records none."""
-        result, progress = self.files.result, self.files.progress
-        saved = [event.step or 0 for event in self.files.events if event.kind == "save"]
-        known = [result.steps if result else None, progress.step if progress else None, max(saved, default=None)]
-        return next((step for step in known if step is not None), None)
+        if self.files.result is not None and self.files.result.steps is not None:
+            return self.files.result.steps
+        if self.files.progress is not None:
+            return self.files.progress.step
+        saved_steps = [event.step or 0 for event in self.files.events if event.kind == "save"]
+        return max(saved_steps, default=None)
 
     @property
     def eta_s(self) -> float | None:
@@ -120,13 +122,17 @@ class RunStatus:
     @property
     def limit_s(self) -> float | None:
         """Its job's time limit in seconds; None without one, or if it is not known."""
-        start, limit_s = self.files.start, None
-        if self.job is not None:
-            limit_s = self.job.limit_s
-        elif start is not None and start.end_time is not None:
-            # Slurm counts limits in minutes, and the attempt began a moment after its job.
-            limit_s = round((start.end_time - start.time) / 60) * 60
-        return limit_s if limit_s is not None and limit_s < _UNLIMITED_S else None
+        limit_s = self._recorded_limit_s() if self.job is None else self.job.limit_s
+        if limit_s is None or limit_s >= _UNLIMITED_S:
+            return None
+        return limit_s
+
+    def _recorded_limit_s(self) -> float | None:
+        start = self.files.start
+        if start is None or start.end_time is None:
+            return None
+        # Slurm counts limits in minutes, and the attempt began a moment after its job.
+        return round((start.end_time - start.time) / 60) * 60
 
     @property
     def metrics(self) -> dict[str, Summary]:
@@ -233,27 +239,28 @@ def statuses(found: Iterable[RunFiles], *, ask: Ask, now: float) -> Statuses:
         ask: asks Slurm.
         now: seconds since the epoch.
     """
-    everything = list(found)
+    runs = list(found)
     jobs: dict[str, QueuedJob] | None = None
     unanswered = None
-    if any(map(needs_slurm, everything)):
+    if any(map(needs_slurm, runs)):
         try:
             jobs = {job.job_id: job for job in ask()}
         except SlurmCommandError as error:
             unanswered = error.message
-    local = [files for files in everything if needs_process(files)]
-    alive = {files.run: is_process_alive(files) for files in local}
-    waiting = frozenset(files.run for files in local if alive[files.run] and _waits_for_turn(files))
-    answers = Answers(jobs=jobs, processes=alive, waiting=waiting)
-    return Statuses(runs=tuple(_status(files, answers, now) for files in everything), unanswered=unanswered)
+    local_runs = [files for files in runs if needs_process(files)]
+    processes = {files.run: is_process_alive(files) for files in local_runs}
+    waiting = frozenset(files.run for files in local_runs if processes[files.run] and _waits_for_turn(files))
+    answers = Answers(jobs=jobs, processes=processes, waiting=waiting)
+    return Statuses(runs=tuple(_status(files, answers, now) for files in runs), unanswered=unanswered)
 
 
 def _status(files: RunFiles, answers: Answers, now: float) -> RunStatus:
     state = state_of(files, answers)
     if files.result is None and not state.is_alive:
-        # It may have ended between the two reads.
-        again = read_run_files(files.run, job=files.job)
-        files = files if again.attempt is None and again.result is None else again
+        # It may have ended since its files were read, before Slurm was asked.
+        newer_files = read_run_files(files.run, job=files.job)
+        if newer_files.attempt is not None or newer_files.result is not None:
+            files = newer_files
         state = state_of(files, answers)
     return RunStatus(files=files, state=state, job=queued(files, answers), now=now)
 
@@ -299,16 +306,24 @@ def _state_of_job(files: RunFiles, answers: Answers) -> State:
     if files.job is None:
         return State.UNKNOWN
     if files.job.local:
-        alive = answers.processes.get(files.run)
-        if alive is None:
-            return State.UNKNOWN
-        if files.run in answers.waiting:
-            return State.PENDING
-        return _state_of_live_job(files) if alive else State.LOST
+        return _state_with_process(files, answers)
     if answers.jobs is None:
         return State.UNKNOWN
     job = queued(files, answers)
-    return _without_job(files) if job is None else _with_job(files, job)
+    if job is None:
+        return _state_without_job(files)
+    return _state_with_job(files, job)
+
+
+def _state_with_process(files: RunFiles, answers: Answers) -> State:
+    is_alive = answers.processes.get(files.run)
+    if is_alive is None:
+        return State.UNKNOWN
+    if files.run in answers.waiting:
+        return State.PENDING
+    if not is_alive:
+        return State.LOST
+    return _state_of_live_job(files)
 
 
 def queued(files: RunFiles, answers: Answers) -> QueuedJob | None:
@@ -316,51 +331,60 @@ def queued(files: RunFiles, answers: Answers) -> QueuedJob | None:
     if files.job is None or files.job.local or answers.jobs is None:
         return None
     job = answers.jobs.get(files.job.job_id)
-    return job if job is not None and _is_same(files.job, job) else None
+    if job is None or not _is_job_of_run(files.job, job):
+        return None
+    return job
 
 
-def _is_same(known: Job, job: QueuedJob) -> bool:
-    """Return whether Slurm's job is the run's: a rebuilt cluster reuses job ids."""
-    start = known.start
+def _is_job_of_run(recorded: Job, job: QueuedJob) -> bool:
+    """Return whether Slurm's job is the recorded one: a rebuilt cluster reuses job ids."""
+    start = recorded.start
     if start is not None and start.submit_time is not None:
         # Slurm renews the submit time at a requeue.
-        later = job.restarts > start.restart_count
-        return later or _same_time(start.submit_time, job.submit_time)
-    if known.submitted is None:
-        return True
+        was_requeued = job.restarts > start.restart_count
+        return was_requeued or _is_same_time(start.submit_time, job.submit_time)
     submitted = moment_of(job.submit_time)
-    if submitted is None:
+    if recorded.submitted is None or submitted is None:
         return True
-    early = submitted < known.submitted - _SAME_SUBMISSION_S
-    late = submitted > known.submitted + _SAME_SUBMISSION_S and not job.restarts
-    return not early and not late
+    is_earlier = submitted < recorded.submitted - _SAME_SUBMISSION_S
+    is_later = submitted > recorded.submitted + _SAME_SUBMISSION_S
+    return not is_earlier and not (is_later and job.restarts == 0)
 
 
-def _same_time(one: str, other: str) -> bool:
-    if one == other:
+def _is_same_time(first_text: str, second_text: str) -> bool:
+    """Return whether two times of Slurm may be the same moment, written in the time zones of two hosts."""
+    if first_text == second_text:
         return True
-    first, second = moment_of(one), moment_of(other)
+    first, second = moment_of(first_text), moment_of(second_text)
     if first is None or second is None:
         return True
-    apart = abs(first - second)
-    return apart <= _FARTHEST_ZONES_S and apart % _ZONES_APART_S == 0
+    difference_s = abs(first - second)
+    return difference_s <= _FARTHEST_ZONES_S and difference_s % _ZONES_APART_S == 0
 
 
-def _with_job(files: RunFiles, job: QueuedJob) -> State:
-    state = state_in_slurm(job)
+def _state_with_job(files: RunFiles, job: QueuedJob) -> State:
+    slurm_state = state_in_slurm(job)
     start = files.start
-    if state is State.PENDING:
-        return State.PENDING if start is None else State.REQUEUED
-    if state not in {State.RUNNING, State.STOPPING}:
-        return state
+    if slurm_state is State.PENDING and start is not None:
+        return State.REQUEUED
+    if slurm_state not in {State.RUNNING, State.STOPPING}:
+        return slurm_state
     if start is None or job.restarts > start.restart_count:
-        # The script has not begun since the last requeue.
-        return State.STARTING if state is State.RUNNING else State.REQUEUED if start is not None else state
-    doing = _state_of_live_job(files)
-    return doing if doing is State.REQUEUED or state is State.RUNNING else State.STOPPING
+        return _state_before_begin(slurm_state, was_started=start is not None)
+    state = _state_of_live_job(files)
+    if slurm_state is State.STOPPING and state is not State.REQUEUED:
+        return State.STOPPING
+    return state
 
 
-def _without_job(files: RunFiles) -> State:
+def _state_before_begin(slurm_state: State, *, was_started: bool) -> State:
+    """Return the state of a run whose job is on its nodes, and whose script has not begun since the last requeue."""
+    if slurm_state is State.RUNNING:
+        return State.STARTING
+    return State.REQUEUED if was_started else slurm_state
+
+
+def _state_without_job(files: RunFiles) -> State:
     """Return the state of a run whose job is unknown to Slurm: only a cancellation by its user is recorded."""
     if any(event.cause == Cause.CANCELLED for event in files.events[-1:]):
         return State.CANCELLED
@@ -375,13 +399,15 @@ def _state_of_live_job(files: RunFiles) -> State:
         return State.REQUEUED
     if files.of_attempt("stop") or files.of_attempt("signal") or files.of_attempt("failure"):
         return State.STOPPING
-    return State.RUNNING if _trains(files) else State.STARTING
+    return State.RUNNING if _has_begun_work(files) else State.STARTING
 
 
-def _trains(files: RunFiles) -> bool:
+def _has_begun_work(files: RunFiles) -> bool:
     """Return whether the newest attempt has begun its work."""
+    if files.of_attempt("train"):
+        return True
     # A program of the user's own has no number of steps, and its start may lie before the events that were read.
-    if files.of_attempt("train") or (files.met and files.total_steps is None):
+    if files.met and files.total_steps is None:
         return True
     # The first events of a long run may lie before the part that was read.
     began = 0.0 if files.start is None else files.start.time
