@@ -210,20 +210,26 @@ def _wall_s(attempt: AttemptDirectory) -> float | None:
         write_message(error.message)
         return None
     starts = [start for start in read if start is not None]
-    ends = [_ended(first, following, events) for first, following in pairwise(starts)]
-    return round(sum(ended - start.time for start, ended in zip(starts, [*ends, now], strict=False)), 3)
+    seconds = sum(_end_time(start, next_start, events) - start.time for start, next_start in pairwise(starts))
+    if starts:
+        seconds += now - starts[-1].time
+    return round(seconds, 3)
 
 
-def _ended(start: Start, following: Start, events: Sequence[Event]) -> float:
+def _end_time(start: Start, next_start: Start, events: Sequence[Event]) -> float:
     """Return when the attempt between two starts ended, in seconds since the epoch."""
-    own = [event for event in events if start.time <= event.time < following.time and event.kind != "resume"]
-    recorded = next((event.time for event in own if event.kind in {"requeue", "stop", "failure"}), None)
-    if recorded is not None:
-        return recorded
-    last = max([start.time, *(event.time for event in own)])
+    events_between = [
+        event for event in events if start.time <= event.time < next_start.time and event.kind != "resume"
+    ]
+    for event in events_between:
+        if event.kind in {"requeue", "stop", "failure"}:
+            return event.time
+    last_sign = max([start.time, *(event.time for event in events_between)])
     # Slurm renews the submit time when it requeues a job.
-    requeued = moment_of(following.submit_time)
-    return requeued if requeued is not None and last <= requeued <= following.time else last
+    requeue_time = moment_of(next_start.submit_time)
+    if requeue_time is not None and last_sign <= requeue_time <= next_start.time:
+        return requeue_time
+    return last_sign
 
 
 def _finish(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
@@ -231,7 +237,7 @@ def _finish(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
     return Ending(exit_code=action.exit_code, text=f"run {run.run_id} has finished; its result is {run.result}")
 
 
-def _be_fenced(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
+def _leave_to_newer_attempt(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
     run, number = attempt_facts.attempt.run, attempt_facts.attempt.number
     text = f"attempt {run.newest_attempt()} owns run {run.run_id}, so attempt {number} ends here and writes nothing"
     return Ending(exit_code=action.exit_code, text=text)
@@ -239,15 +245,16 @@ def _be_fenced(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
 
 def _fail(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     attempt, failures = attempt_facts.attempt, attempt_facts.failures
-    over = action.exit_code == ExitCode.NO_PROGRESS
-    reason = f"{_why(attempt_facts)}; {action.why}" if over else failure_sentence(attempt, failures)
+    if action.exit_code == ExitCode.NO_PROGRESS:
+        reason = f"{_why(attempt_facts)}; {action.why}"
+        text = _summary(attempt_facts, _by_hand(attempt_facts, action.why))
+    else:
+        reason = failure_sentence(attempt, failures)
+        text = describe_failure(attempt, failures)
+        if action.why:
+            text = f"{text}\n{_by_hand(attempt_facts, action.why)}"
     _conclude(attempt_facts, "failed", reason, action.exit_code)
     _append(attempt_facts, "failure", reason, exit_code=action.exit_code, srun=code, cause=str(attempt_facts.cause))
-    if over:
-        return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, _by_hand(attempt_facts, action.why)))
-    text = describe_failure(attempt, failures)
-    if action.why:
-        text = f"{text}\n{_by_hand(attempt_facts, action.why)}"
     return Ending(exit_code=action.exit_code, text=text)
 
 
@@ -261,8 +268,8 @@ def _cancel(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
 
 def _how_cancelled(attempt_facts: AttemptFacts) -> str:
     number = attempt_facts.attempt.number
-    asked = any(event.kind == "cancel" and event.attempt == number for event in attempt_facts.events)
-    if asked or attempt_facts.job_id is None:
+    is_requested = any(event.kind == "cancel" and event.attempt == number for event in attempt_facts.events)
+    if is_requested or attempt_facts.job_id is None:
         return BY_USER
     decision = attempt_facts.decision
     if decision is not None and decision.reason is StopReason.INTERRUPTED:
@@ -319,7 +326,7 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done:
         )
     if attempt_facts.is_fenced:
         # On a node that was cut off, Slurm does not respond: it has started the job again elsewhere.
-        return _be_fenced(attempt_facts, _FENCED, code)
+        return _leave_to_newer_attempt(attempt_facts, _FENCED, code)
     if done.outcome is RequeueOutcome.REQUEUED:
         return _leave(attempt_facts, action, code, by="user" if attempt_facts.by_user else by)
     if done.outcome is RequeueOutcome.CANCELLED:
@@ -376,7 +383,7 @@ def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
 _HANDLERS: Mapping[ActionKind, Callable[[AttemptFacts, Action, int], Ending]] = MappingProxyType(
     {
         ActionKind.FINISH: _finish,
-        ActionKind.FENCED: _be_fenced,
+        ActionKind.FENCED: _leave_to_newer_attempt,
         ActionKind.FAIL: _fail,
         ActionKind.CANCEL: _cancel,
         ActionKind.STOP: _stop,
@@ -392,7 +399,8 @@ def _why(attempt_facts: AttemptFacts) -> str:
     if cause is Cause.UNKNOWN and attempt_facts.ended_allocation is not None:
         return f"the allocation of this run, job {attempt_facts.ended_allocation}, has ended"
     if cause is Cause.NODE_FAILURE:
-        return f"node {', '.join(attempt_facts.lost_nodes)} was lost" if attempt_facts.lost_nodes else "a node was lost"
+        nodes = ", ".join(attempt_facts.lost_nodes)
+        return f"node {nodes} was lost" if nodes else "a node was lost"
     if attempt_facts.by_user:
         return f"its user requested the requeue of {attempt_facts.job}"
     program = attempt_facts.program
@@ -411,14 +419,18 @@ def _by_hand(attempt_facts: AttemptFacts, why: str = "") -> str:
 def _summary(attempt_facts: AttemptFacts, next_step: str, *, cause: Cause | None = None) -> str:
     """Return why the attempt stopped, what was saved, and what happens next."""
     attempt = attempt_facts.attempt
-    why = _why(attempt_facts) if cause is None else why_it_stopped(cause, attempt_facts.decision, job=attempt_facts.job)
-    newest = newest_saved_step(attempt_facts.events)
+    if cause is None:
+        parts = [_why(attempt_facts)]
+    else:
+        parts = [why_it_stopped(cause, attempt_facts.decision, job=attempt_facts.job)]
+    saved_step = newest_saved_step(attempt_facts.events)
     # A program of the user's own has checkpoints of its own.
-    known = attempt_facts.program is None or newest
-    saved = f"; {what_is_saved(attempt_facts.decision, newest)}" if known else ""
+    if attempt_facts.program is None or saved_step:
+        parts.append(what_is_saved(attempt_facts.decision, saved_step))
     error = _error_while_stopping(attempt_facts)
-    lost = "" if error is None else f"; {error}"
-    return f"attempt {attempt.number} of run {attempt.run.run_id} has ended: {why}{saved}{lost}. {next_step}"
+    if error is not None:
+        parts.append(error)
+    return f"attempt {attempt.number} of run {attempt.run.run_id} has ended: {'; '.join(parts)}. {next_step}"
 
 
 def _error_while_stopping(attempt_facts: AttemptFacts) -> str | None:
@@ -431,10 +443,12 @@ def _error_while_stopping(attempt_facts: AttemptFacts) -> str | None:
 def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: int) -> None:
     """Write the run's result."""
     attempt, decision = attempt_facts.attempt, attempt_facts.decision
-    saved = decision.step if decision is not None and decision.saved else newest_saved_step(attempt_facts.events)
-    full = attempt_facts.full_disk
-    reason = reason if full is None else f"{reason}; {full}"
-    result = unfinished_result(attempt.run, status, reason, exit_code, attempt=attempt.number, saved_step=saved)
+    saved_step = newest_saved_step(attempt_facts.events)
+    if decision is not None and decision.saved:
+        saved_step = decision.step
+    if attempt_facts.full_disk is not None:
+        reason = f"{reason}; {attempt_facts.full_disk}"
+    result = unfinished_result(attempt.run, status, reason, exit_code, attempt=attempt.number, saved_step=saved_step)
     with _write_errors_printed(attempt.run.result):
         write_result(attempt.run, result)
 
