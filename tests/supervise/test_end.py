@@ -289,6 +289,11 @@ def test_a_lost_node_is_no_failure_of_the_run(
     assert scenario.events()[-1] == ("requeue", "node_failure")
 
 
+def test_a_lost_node_without_a_name_is_told(scenario: Scenario, slurm: FakeSlurm) -> None:
+    slurm.become("NODE_FAIL")
+    assert "has ended: a node was lost; " in scenario.end().text
+
+
 def test_a_node_that_the_others_waited_for_in_vain_is_lost_and_no_hang(
     scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
