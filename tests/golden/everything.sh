@@ -45,6 +45,8 @@ hpcddp_on_exit() {
     echo "hpcddp: a module, an activation or environment.setup ended the script with exit code $code; no task was started" >&2
     ((code)) || code=70
   fi
+  # Some versions of Slurm run a job that was once preempted again at each of its ends, unless it has Requeue=0.
+  [[ ${hpcddp_ready-} == yes || -z ${SLURM_RESTART_COUNT-} ]] || scontrol update "JobId=$SLURM_JOB_ID" Requeue=0
   # The trap that environment.setup has set, in a shell of its own: it does not change the exit code.
   (eval "${hpcddp_exit_trap-}")
   exit "$code"

@@ -28,6 +28,8 @@ hpcddp_on_exit() {
     echo "hpcddp: a module, an activation or environment.setup ended the script with exit code $code; no task was started" >&2
     ((code)) || code=70
   fi
+  # Some versions of Slurm run a job that was once preempted again at each of its ends, unless it has Requeue=0.
+  [[ ${hpcddp_ready-} == yes || -z ${SLURM_RESTART_COUNT-} ]] || scontrol update "JobId=$SLURM_JOB_ID" Requeue=0
   exit "$code"
 }
 trap hpcddp_on_exit EXIT
