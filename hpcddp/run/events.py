@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +30,6 @@ EventKind = Literal[
     "progress",
 ]
 _KIND = "event"
-# More than any run writes: 150,000 events. A log that something else has filled is not read whole.
-_LARGEST_LOG: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,7 @@ def append_event(
     append_line(path, json.dumps({**document, "format": FORMAT}, ensure_ascii=False))
 
 
-def read_event_log(path: Path, size: int = _LARGEST_LOG) -> Lines[Event]:
+def read_event_log(path: Path, size: int = sys.maxsize) -> Lines[Event]:
     """Return the events of a run in the order in which they were written, and how many lines are damaged.
 
     Args:
@@ -112,7 +111,7 @@ def read_event_log(path: Path, size: int = _LARGEST_LOG) -> Lines[Event]:
     return read_last_lines(path, Event, size)
 
 
-def read_events(path: Path, size: int = _LARGEST_LOG) -> list[Event]:
+def read_events(path: Path, size: int = sys.maxsize) -> list[Event]:
     """Return the events of a run; a damaged line is left out.
 
     Args:

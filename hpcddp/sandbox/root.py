@@ -185,7 +185,8 @@ def _change_root(new: Path) -> None:
     # pivot_root(2) of the C library: newer systems do not install pivot_root(8).
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.pivot_root(b".", old.encode()):
-        raise OSError(ctypes.get_errno(), f"{new} cannot become the root directory (pivot_root)")
+        reason = os.strerror(ctypes.get_errno())
+        raise programs.ProcessError(f"{new} cannot become the root directory: pivot_root failed ({reason})")
     os.chdir("/")
     _run("umount", "--lazy", f"/{old}")
     Path("/", old).rmdir()

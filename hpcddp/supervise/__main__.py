@@ -79,7 +79,7 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         )
     except BeingRequeuedError:
         raise
-    except (HpcddpError, OSError):
+    except Exception:
         _forbid_next_start(environment)
         raise
     if not directory:

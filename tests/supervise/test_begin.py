@@ -213,6 +213,19 @@ def test_a_run_that_has_ended_for_good_is_not_started_again_by_slurm_alone(
     assert read_events(attempt.run.events)[-1].kind == "refusal"
 
 
+def test_a_mistake_of_hpcddp_in_a_requeued_job_is_not_repeated(
+    ended: tuple[FakeSlurm, AttemptDirectory, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(**_: object) -> str:
+        raise ValueError("a mistake")
+
+    slurm, _, environment = ended
+    monkeypatch.setattr("hpcddp.supervise.__main__.begin", begin)
+    with pytest.raises(ValueError, match="a mistake"):
+        begin_by_script(tmp_path, environment, monkeypatch)
+    assert slurm.is_forbidden
+
+
 RESUMED: tuple[EventKind, ...] = ("resume", "requeue")
 
 
