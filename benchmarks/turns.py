@@ -61,13 +61,26 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def in_turn(name: str, ways: Mapping[str, Callable[[], float]], *, base: str, unit: str, rounds: int) -> Case:
-    """Measure every contender once per round, and once before, which is not counted."""
+def in_turn(
+    name: str, ways: Mapping[str, Callable[[], float]], *, base: str, unit: str, rounds: int, warm_up: bool = True
+) -> Case:
+    """Measure every contender once per round.
+
+    Args:
+        name: what is compared.
+        ways: the contenders, each with a function that measures it once.
+        base: the contender that the others are divided by.
+        unit: of the values.
+        rounds: how often each is measured.
+        warm_up: measure each once before, which is not counted.
+    """
+    if warm_up:
+        for measure in ways.values():
+            measure()
     values: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(rounds + 1):
+    for _ in range(rounds):
         for way, measure in ways.items():
-            value = measure()
-            values[way] += [value] if number else []
+            values[way].append(measure())
     return Case(name=name, unit=unit, base=base, values=values)
 
 
