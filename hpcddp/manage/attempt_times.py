@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from hpcddp.manage.run_metrics import AttemptStart, Stretch
+from hpcddp.run.attempt_end import AttemptEnd, NextStart, attempt_end, own_events
 from hpcddp.run.events import Event, newest_saved_step
-from hpcddp.slurm.job import moment_of
 from hpcddp.stop.reasons import Cause
 
 
@@ -253,32 +253,27 @@ class _Part:
         return self._next is None and self.records.is_alive
 
     @property
-    def _own_end(self) -> list[Event]:
-        """The events that the attempt itself has written, without those of the start that follows."""
-        following = math.inf if self._next is None else self._next.began
-        return [event for event in self.events if event.time < following and event.kind != "resume"]
+    def _next_start(self) -> NextStart | None:
+        if self._next is None:
+            return None
+        return NextStart(time=self._next.began, submit_time=self._next.submit_time)
 
-    def _end(self) -> tuple[float, bool]:
-        """Return when it ended, and whether that is known."""
-        if self._is_running:
-            return max(self.records.now, self._attempt.began), True
-        events = self._own_end
-        requeue = next((event for event in events if event.kind == "requeue"), None)
-        if requeue is not None:
-            return requeue.time, True
-        lines = [stretch.ended for stretch in self.stretches[-1:]]
-        last = max([self._attempt.began, *self._attempt.seen, *lines, *(event.time for event in events)])
-        if any(event.kind in {"finish", "failure"} or (event.kind == "stop") for event in events):
-            return last, True
-        # Slurm renews the submit time when it requeues a job, which is when the job has lost its nodes.
-        submitted = None if self._next is None else moment_of(self._next.submit_time)
-        if submitted is not None and self._next is not None and last - 1 <= submitted <= self._next.began + 1:
-            return min(max(submitted, last), self._next.began), True
-        return last, False
+    @property
+    def _own_events(self) -> list[Event]:
+        return own_events(self.events, self._attempt.number, self._next_start)
+
+    def _end(self) -> AttemptEnd:
+        line_times = [stretch.ended for stretch in self.stretches[-1:]]
+        return attempt_end(
+            self.events,
+            self._attempt.number,
+            last_sign=max([self._attempt.began, *self._attempt.seen, *line_times]),
+            next_start=self._next_start,
+        )
 
     def _reached(self) -> int | None:
         lines = [stretch.highest_step for stretch in self.stretches]
-        steps = [event.step for event in self._own_end if event.step is not None]
+        steps = [event.step for event in self._own_events if event.step is not None]
         steps += [] if self._attempt.step is None else [self._attempt.step]
         return max([*steps, *lines], default=None)
 
@@ -289,7 +284,10 @@ class _Part:
             limit: the last of its steps that counts; None if all count, or that is not known.
         """
         attempt = self._attempt
-        ended, is_end_known = self._end()
+        end = self._end()
+        ended, is_end_known = end.time, end.is_time_known
+        if self._is_running:
+            ended, is_end_known = max(self.records.now, attempt.began), True
         counted = list(self.stretches)
         if limit is not None:
             parts = (stretch.until(limit) for stretch in self.stretches)
@@ -320,7 +318,7 @@ class _Part:
             resumed_from=self.resumed_from,
             last_step=max((stretch.highest_step for stretch in counted), default=None),
             lost_steps=lost_steps if is_end_known else None,
-            outcome=self._outcome(),
+            outcome="running" if self._is_running else _outcome(end),
             seconds={phase: seconds[phase] for phase in Phase if seconds.get(phase)},
             spans=tuple(self._spans(trained, training_ended, ended, counted, seconds)),
         )
@@ -339,27 +337,27 @@ class _Part:
         return self._trained_from is None and self.has_durations
 
     def _training_end(self, ended: float) -> float:
-        stop = next((event for event in self._own_end if event.kind == "stop" and event.saved is not None), None)
+        stop = next((event for event in self._own_events if event.kind == "stop" and event.saved is not None), None)
         if stop is not None:
             return stop.time
         if self._is_recording_program and not self._is_running and self._attempt.failed_at is None:
             # What a program does after its last record is not known; most of it is its exit.
             return self.stretches[-1].ended if self.stretches else ended
-        finish = next((event for event in self._own_end if event.kind == "finish"), None)
+        finish = next((event for event in self._own_events if event.kind == "finish"), None)
         if finish is not None:
             return finish.time
         return ended if self._attempt.failed_at is None else self._attempt.failed_at
 
     def _saves(self, training_ended: float) -> list[Event]:
         """Return the saves of the training; those of a program after its last record are a part of its end."""
-        saves = [event for event in self._own_end if event.kind == "save"]
+        saves = [event for event in self._own_events if event.kind == "save"]
         if not self._is_recording_program:
             return saves
         return [event for event in saves if event.time - _fact(event, "seconds") < training_ended]
 
     def _saved_s(self, training_ended: float) -> float:
         """Return how long the training waited for saves."""
-        own = self._own_end
+        own = self._own_events
         stop = next((event for event in own if event.kind == "stop" and event.saved is not None), None)
         last = max((event.step or 0 for event in own if event.kind == "finish"), default=0)
         total = 0.0 if stop is None else _fact(stop, "save_s")
@@ -387,11 +385,11 @@ class _Part:
         save = min(self._saved_s(training_ended), length)
         lost = 0.0
         if is_lost:
-            stop_save = sum(_fact(event, "save_s") for event in self._own_end if event.kind == "stop")
+            stop_save = sum(_fact(event, "save_s") for event in self._own_events if event.kind == "stop")
             last = counted[-1].ended if counted else training_ended - length
             after = counted[-1].eval_s if counted and counted[-1].lines == 1 else 0.0
             kept = max((stretch.highest_step for stretch in counted), default=math.inf)
-            after += sum(_fact(event, "blocked_s") for event in self._own_end if event.step == kept)
+            after += sum(_fact(event, "blocked_s") for event in self._own_events if event.step == kept)
             lost = min(max(0.0, training_ended - max(last, training_ended - length) - after - stop_save), length)
         other = length - training - evaluation - save - lost
         # The clock of the steps and that of the events differ a little.
@@ -403,21 +401,6 @@ class _Part:
             Phase.SAVE: save,
             Phase.OTHER: max(0.0, other),
         }
-
-    def _outcome(self) -> str:
-        if self._is_running:
-            return "running"
-        ends = [event for event in self.events if event.kind in {"finish", "failure", "stop", "requeue"}]
-        event = next((one for one in ends if one.cause not in {None, Cause.UNKNOWN}), ends[-1] if ends else None)
-        if event is None:
-            return "ended without a record"
-        if any(one.kind == "finish" for one in ends):
-            return "finished"
-        is_requeued = any(one.kind == "requeue" for one in ends)
-        if event.cause in {None, Cause.UNKNOWN}:
-            return "requeued" if is_requeued else "failed" if event.kind == "failure" else "stopped"
-        cause = str(event.cause).replace("_", " ")
-        return f"{cause}, requeued" if is_requeued and event.cause != Cause.REQUEUED else cause
 
     def _spans(
         self,
@@ -442,7 +425,7 @@ class _Part:
                 if _fact(event, "blocked_s"):
                     began = event.time - _fact(event, "seconds")
                     yield Span(phase=Phase.SAVE, began=began, ended=began + _fact(event, "blocked_s"))
-            for event in self._own_end:
+            for event in self._own_events:
                 if event.kind == "stop" and _fact(event, "save_s"):
                     yield Span(phase=Phase.SAVE, began=event.time - _fact(event, "save_s"), ended=event.time)
         yield Span(phase=Phase.STOP, began=training_ended, ended=ended)
@@ -461,6 +444,22 @@ class _Part:
             began = max(began, stretch.ended)
         if self._is_running and training_ended - began > shortest:
             yield Span(phase=Phase.OTHER, began=began, ended=training_ended)
+
+
+def _outcome(end: AttemptEnd) -> str:
+    """Return how an attempt ended, in a few words."""
+    if not end.kinds:
+        return "ended without a record"
+    if "finish" in end.kinds:
+        return "finished"
+    if end.cause is Cause.REQUEUED:
+        return str(end.cause)
+    if end.cause is not Cause.UNKNOWN:
+        cause = str(end.cause).replace("_", " ")
+        return f"{cause}, requeued" if end.is_requeued else cause
+    if end.is_requeued:
+        return "requeued"
+    return "failed" if end.kinds[-1] == "failure" else "stopped"
 
 
 def _fact(event: Event, name: str) -> float:

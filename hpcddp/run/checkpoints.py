@@ -105,7 +105,7 @@ class Manifest:
             if type(document[name]) not in kinds:
                 raise ValueError(f"its {name} is a {type(document[name]).__name__}")
         if not 0 <= document["time"] < 1 << 63:
-            raise ValueError("its time is no time")
+            raise ValueError("its time is out of range")
         return cls(**{**document, "files": {name: _record(name, what) for name, what in document["files"].items()}})
 
 

@@ -66,7 +66,7 @@ class Event(Record):
 
     def __post_init__(self) -> None:
         if not 0 <= self.time < LATEST_TIME:
-            raise ValueError("its time is no time")
+            raise ValueError("its time is out of range")
 
     @property
     def known_cause(self) -> Cause:

@@ -383,7 +383,7 @@ class RankStepTimes(Record):
         if not 1 <= self.steps <= _MOST_STEPS or not self.data_wait_s or len(columns[0]) != len(columns[1]):
             raise ValueError("it does not hold the times of all ranks")
         if not all(0 <= seconds < LATEST_TIME for column in (*columns, (self.step_s,)) for seconds in column):
-            raise ValueError("it holds a time that is no time")
+            raise ValueError("a time in it is out of range")
 
 
 def write_step_times(attempt: AttemptDirectory, times: RankStepTimes) -> None:

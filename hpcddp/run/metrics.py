@@ -56,7 +56,7 @@ class MetricsLine(Record):
         if not 0 <= self.step <= LARGEST_INTEGER:
             raise ValueError(f"its step is not between 0 and {LARGEST_INTEGER}")
         if self.time is not None and not 0 <= self.time < LATEST_TIME:
-            raise ValueError("its time is no time")
+            raise ValueError("its time is out of range")
 
     def number(self, name: str) -> float | None:
         """Return a measured number; None if it was not measured, or is not a finite number."""

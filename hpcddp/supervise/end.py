@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +13,11 @@ from types import MappingProxyType
 from typing import Final
 
 from hpcddp.errors import HpcddpError, write_message
+from hpcddp.run.attempt_end import NextStart, attempt_end
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import Event, EventKind, append_event, newest_saved_step, read_events
+from hpcddp.run.events import EventKind, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import describe_failure, failure_sentence
-from hpcddp.run.job_records import ProgramEnd, Start, read_start
+from hpcddp.run.job_records import ProgramEnd, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import (
     BY_USER,
@@ -29,7 +30,7 @@ from hpcddp.run.result import (
     why_it_stopped,
     write_result,
 )
-from hpcddp.slurm.job import ask_slurm, moment_of
+from hpcddp.slurm.job import ask_slurm
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import AttemptFacts
@@ -204,32 +205,21 @@ def _wall_s(attempt: AttemptDirectory) -> float | None:
     run, now = attempt.run, time.time()
     try:
         events = read_events(run.events)
-        read = [read_start(run.attempt(number)) for number in range(attempt.number + 1)]
+        starts = {number: read_start(run.attempt(number)) for number in range(attempt.number + 1)}
     except RecordError as error:
         # The run has finished nevertheless.
         write_message(error.message)
         return None
-    starts = [start for start in read if start is not None]
-    seconds = sum(_end_time(start, next_start, events) - start.time for start, next_start in pairwise(starts))
-    if starts:
-        seconds += now - starts[-1].time
+    known_starts = [(number, start) for number, start in starts.items() if start is not None]
+    seconds = 0.0
+    for (number, start), (_, following) in pairwise(known_starts):
+        next_start = NextStart(time=following.time, submit_time=following.submit_time)
+        end_of_attempt = attempt_end(events, number, last_sign=start.time, next_start=next_start)
+        seconds += end_of_attempt.time - start.time
+    if known_starts:
+        _, newest_start = known_starts[-1]
+        seconds += now - newest_start.time
     return round(seconds, 3)
-
-
-def _end_time(start: Start, next_start: Start, events: Sequence[Event]) -> float:
-    """Return when the attempt between two starts ended, in seconds since the epoch."""
-    events_between = [
-        event for event in events if start.time <= event.time < next_start.time and event.kind != "resume"
-    ]
-    for event in events_between:
-        if event.kind in {"requeue", "stop", "failure"}:
-            return event.time
-    last_sign = max([start.time, *(event.time for event in events_between)])
-    # Slurm renews the submit time when it requeues a job.
-    requeue_time = moment_of(next_start.submit_time)
-    if requeue_time is not None and last_sign <= requeue_time <= next_start.time:
-        return requeue_time
-    return last_sign
 
 
 def _finish(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:

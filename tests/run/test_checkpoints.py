@@ -231,7 +231,7 @@ DAMAGES = {
     ),
     damage_unknown_key: "manifest.json is damaged (its keys are not those of a manifest)",
     damage_text_for_a_number: "manifest.json is damaged (its attempt is a str)",
-    damage_endless_time: "manifest.json is damaged (its time is no time)",
+    damage_endless_time: "manifest.json is damaged (its time is out of range)",
     damage_same_key_twice: "manifest.json is damaged (it has the same key twice)",
     damage_nesting: "manifest.json is damaged (its content is nested too deeply)",
     damage_no_text: "manifest.json is damaged ('utf-8' codec can't decode",
