@@ -42,7 +42,7 @@ def submitted_at(moment: float) -> NextStart:
         ([OF_ANOTHER], None, 12.0, False),
     ],
 )
-def test_time_of_the_end(events: list[Event], next_start: NextStart | None, ended: float, is_known: bool) -> None:
+def test_time_of_the_end(events: list[Event], next_start: NextStart | None, ended: float, *, is_known: bool) -> None:
     end = attempt_end(events, 0, last_sign=12.0, next_start=next_start)
     assert (end.time, end.is_time_known) == (ended, is_known)
 
