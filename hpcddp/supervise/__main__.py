@@ -15,8 +15,9 @@ from hpcddp.run.failure import beginning
 from hpcddp.run.files import ignore_output_errors, why_unreadable
 from hpcddp.slurm.job import slurm_job_id
 from hpcddp.stop.reasons import ExitCode
-from hpcddp.supervise.begin import BeingRequeuedError, begin
+from hpcddp.supervise.begin import begin
 from hpcddp.supervise.end import end
+from hpcddp.supervise.refusals import BeingRequeuedError
 from hpcddp.supervise.slurm_requeue import forbid_requeue
 from hpcddp.supervise.stage import stage
 from hpcddp.supervise.watch import watch

@@ -27,8 +27,9 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import Dependency
 from hpcddp.supervise import begin as begin_module
 from hpcddp.supervise.__main__ import main
-from hpcddp.supervise.begin import PATIENCE_S, BudgetError, CancelledError, begin
+from hpcddp.supervise.begin import begin
 from hpcddp.supervise.predecessors import PredecessorError
+from hpcddp.supervise.refusals import PATIENCE_S, BudgetError, CancelledError
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.submission.local_run import script_process

@@ -17,7 +17,7 @@ from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.supervise import end as supervisor
-from hpcddp.supervise.begin import BudgetError
+from hpcddp.supervise.refusals import BudgetError
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 from tests.supervise.attempts import LOCAL, PREEMPTED, SLURM, Scenario

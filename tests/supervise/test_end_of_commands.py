@@ -12,7 +12,7 @@ import pytest
 from hpcddp.run.events import EventKind, append_event
 from hpcddp.run.files import write_json
 from hpcddp.run.job_records import Start, StopNotice, read_start, write_start
-from hpcddp.supervise.begin import BudgetError
+from hpcddp.supervise.refusals import BudgetError
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 from tests.supervise.attempts import LOCAL, PREEMPTED, SLURM, Command
