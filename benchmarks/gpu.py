@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -156,21 +156,27 @@ def _profiled(size: Size, source: str, directory: Path, *, compiled: bool) -> tu
     activities = [activity.CPU, *([activity.CUDA] if size.device.type == "cuda" else [])]
     with torch.profiler.profile(activities=activities) as profile:
         times = with_hpcddp(size, source, directory, compiled=compiled)
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in profile.events() or ()
-        if event.device_type.name == "CUDA"
-    )
-    # Without the first third, in which cudnn tries its algorithms.
-    spans = spans[len(spans) // 3 :]
-    busy, end = 0.0, spans[0][0] if spans else 0.0
-    for start, stop in spans:
-        busy += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    events = read_events(RunDirectory(directory).events)
-    blocked = [event.facts.get("blocked_s") for event in events if event.kind == "save"]
-    share = busy / (end - spans[0][0]) if spans else None
-    return times, {"share_of_kernels": share, "save_blocked_s": blocked}
+    events = list(profile.events() or ())
+    updates = [event.time_range.start for event in events if event.name.startswith("Optimizer.step#")]
+    # Not the first third of the steps, in which cudnn tries its algorithms, nor the evaluation and the save after them.
+    first, last = updates[len(updates) // 3], updates[-1]
+    busy = 0.0
+    counted_until = first
+    for start, stop in sorted(_kernel_spans(events)):
+        busy += max(0.0, min(stop, last) - max(start, counted_until))
+        counted_until = max(counted_until, stop)
+    saves = [event for event in read_events(RunDirectory(directory).events) if event.kind == "save"]
+    return times, {
+        "share_of_kernels": busy / (last - first),
+        "save_blocked_s": [event.facts.get("blocked_s") for event in saves],
+    }
+
+
+def _kernel_spans(events: Iterable[Any]) -> Iterator[tuple[float, float]]:
+    """Yield when each kernel began and ended, in microseconds since the profile began."""
+    for event in events:
+        if event.device_type.name == "CUDA":
+            yield event.time_range.start, event.time_range.end
 
 
 def measure(way: str, *, source: str, compiled: bool, small: bool, profiled: bool = False) -> dict[str, Any]:
