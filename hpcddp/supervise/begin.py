@@ -145,11 +145,13 @@ def begin(
     refuse_being_requeued(job_id, job_fields)
     directory = Path(run_root).absolute() / name
     derived_id = run_id or _derived_run_id(environment)
-    run, sweep_element = RunDirectory(directory / derived_id), None
+    run = RunDirectory(directory / derived_id)
+    sweep_element = None
     if element is not None:
         sweep_id = run_id or derived_id.rpartition("_")[0]
         sweep_element = element_of(directory, sweep_id, element, job_text, environment)
-        run, job_text = sweep_element.run, sweep_element.job_text
+        run = sweep_element.run
+        job_text = sweep_element.job_text
     script = _Script(
         environment=environment,
         job_id=job_id,
@@ -264,7 +266,9 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
 
 def _observe_start(script: _Script) -> Start:
     """Return who starts now, with the submit time that Slurm knows."""
-    job_fields, environment, now = script.job_fields, script.environment, time.time()
+    job_fields = script.job_fields
+    environment = script.environment
+    now = time.time()
     allocation = allocation_of(environment)
     limiting_job = ask_slurm(allocation) if allocation else job_fields
     return Start(
