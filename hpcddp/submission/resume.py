@@ -26,7 +26,7 @@ from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, locked, open_regular, user_name, why_unreadable, write_bytes, write_text
-from hpcddp.run.job_file import read_job_file, read_script
+from hpcddp.run.job_file import read_exported_values, read_job_file, read_script
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.moved import (
     is_same_directory,
@@ -60,7 +60,7 @@ from hpcddp.slurm.job_environment import (
 from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.checks import check_submittable, check_sweep_submittable
-from hpcddp.submission.render import DEFAULT_TEMPLATE, exported_values
+from hpcddp.submission.render import is_default_template
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import PreparedJob, Submission, check_path, prepare, submit_script, write_run
@@ -143,7 +143,7 @@ def own_request(
     check_run_directory(owner.path)
     custom = (read_submission(owner) or previous).template
     spec = _own_job(run)
-    if custom not in {None, DEFAULT_TEMPLATE}:
+    if not is_default_template(custom):
         raise SubmissionError(
             f"the run {run.run_id} was submitted with --template {custom}, whose script may hold more than its job; "
             f"give the job file and the template too: {resume_command_with_job(run)} --template {custom}"
@@ -153,7 +153,7 @@ def own_request(
             f"the run {run.path} was submitted from {previous.directory}, which no longer exists; give the job file "
             f"too, in the directory that the code is in now: {resume_command_with_job(run)}"
         )
-    values = {**exported_values(read_script(owner)), **spec.environment.env}
+    values = {**read_exported_values(owner), **spec.environment.env}
     own = spec.model_copy(
         update={
             "run_root": str(run.path.absolute().parent.parent),
@@ -241,7 +241,7 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
 def _resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
     resumption = prepare_resumption(run, request)
     job = resumption.job
-    before = {path: _content(path) for path in (run.job_file, run.plan, run.script)}
+    before = {path: _content(path) for path in (run.job_file, run.plan, run.exported_values, run.script)}
     _record_resumption(run, resumption.changes)
     record_source(run, job.request)
     if resumption.original is not None:

@@ -20,7 +20,7 @@ from hpcddp.jobfile.sweep import SweepTable, element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
 from hpcddp.run.index import add_to_index
-from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_file import read_job_file, write_exported_values
 from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
 from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
@@ -34,7 +34,7 @@ from hpcddp.submission.checks import (
     unexpanded_values,
     unfilled_placeholders,
 )
-from hpcddp.submission.render import render_script
+from hpcddp.submission.render import exported_values, is_default_template, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
 from hpcddp.submission.turns import Turns
@@ -266,9 +266,17 @@ def turns_of(sweep: Sweep) -> Turns:
 
 
 def write_run(run: RunDirectory, job: PreparedJob, *, total_steps: int | None = None) -> None:
-    """Write the resolved job, its batch plan and its script into a run directory; arguments as ``write_plan``."""
-    write_text(run.job_file, job.request.job_text)
-    write_plan(run, job.request.plan, total_steps=total_steps)
+    """Write what is fixed by a submission into the directory of a run or of a sweep: job, batch plan, values, script.
+
+    ``total_steps`` is that of ``write_plan``.
+    """
+    request = job.request
+    write_text(run.job_file, request.job_text)
+    if request.sweep_table is None:
+        write_plan(run, request.plan, total_steps=total_steps)
+    # The script of a template of the user's own may keep these values out of all files.
+    values = exported_values(request) if is_default_template(request.template) else {}
+    write_exported_values(run, values)
     write_text(run.script, job.script)
 
 

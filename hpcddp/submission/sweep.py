@@ -113,8 +113,7 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
     with new_run_directory(directory, request.cluster):
         for folder in (directory.submitit, sweep.logs):
             folder.mkdir(mode=0o700)
-        write_text(directory.job_file, request.job_text)
-        write_text(directory.script, job.script)
+        write_run(directory, job)
         record_source(directory, request)
         clean, dropped = submission_environment(request.environment)
         clean[PICKLE_DIGEST] = pickle_digest(sweep)
