@@ -29,7 +29,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
-from hpcddp.submission.resume import own_request, prepare_resumption, resume, resume_with_job
+from hpcddp.submission.resume import prepare_resumption, request_with_changes, resume, resume_with_job
 from hpcddp.submission.submit import prepare, write_run
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import begin_element
@@ -102,7 +102,7 @@ def changing(run: RunDirectory, slurm: FakeSlurm, *overrides: str, command: list
         options = read_options({}, command)
         return change_job(spec, file=str(run.job_file), overrides=overrides, options=options, environment={})
 
-    return own_request(run, change, environment=slurm.environment())
+    return request_with_changes(run, change, environment=slurm.environment())
 
 
 def saved(run: RunDirectory, step: int, **contract: Any) -> None:
