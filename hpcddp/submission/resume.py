@@ -327,7 +327,7 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
         _refuse_finished(run)
     job = prepare(replace(request, run_id=run.run_id, job=_job_to_continue_with(run, request.job)))
     _refuse_other_directory(run, job.request.run)
-    changes = _changes_of_training(run, job.request.job)
+    changes = _allowed_changes(run, job.request.job)
     if not _MORE_WORK & {change.key for change in changes}:
         _refuse_finished(run)
     sentences: tuple[str, ...] = ()
@@ -400,7 +400,7 @@ def _job_to_continue_with(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
     return replace(job, spec=element_spec(job.spec, kept_values))
 
 
-def _changes_of_training(run: RunDirectory, job: ResolvedJob) -> tuple[Change, ...]:
+def _allowed_changes(run: RunDirectory, job: ResolvedJob) -> tuple[Change, ...]:
     """Return what a job changes in the training of a run, and in the values of an element of a sweep.
 
     Raises:

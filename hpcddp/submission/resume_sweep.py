@@ -149,7 +149,7 @@ def _resume_on_slurm(
     environment[PICKLE_DIGEST] = pickle_digest(sweep)
     alone = [index for index in elements if _was_resumed_alone(sweep, index)]
     together = [index for index in elements if index not in alone]
-    with _elements_continue(sweep, together, request.job.spec):
+    with _prepare_to_continue(sweep, together, request.job.spec):
         jobs = _submit_together(sweep, together, request, environment)
     for index, job_id in jobs.items():
         write_submission(sweep, index, job_id, directory=directory, python=request.python)
@@ -194,7 +194,7 @@ def _was_resumed_alone(sweep: Sweep, index: int) -> bool:
 
 
 @contextmanager
-def _elements_continue(sweep: Sweep, elements: Sequence[int], job: JobSpec) -> Iterator[None]:
+def _prepare_to_continue(sweep: Sweep, elements: Sequence[int], job: JobSpec) -> Iterator[None]:
     """Prepare elements of a sweep with this job to continue in job arrays; after an error give their results back."""
     with ExitStack() as results:
         for index in elements:
@@ -230,14 +230,7 @@ def _submit_together(
         elements_of_chunk = [index for index in elements if 0 <= index - chunk.first < chunk.count]
         if elements_of_chunk:
             arrays.append(_array_of(sweep, chunk, elements_of_chunk, max_parallel))
-    array_ids = submit_arrays(
-        sweep,
-        arrays,
-        environment=environment,
-        directory=request.directory,
-        dependency=request.dependency,
-        max_parallel=max_parallel,
-    )
+    array_ids = submit_arrays(sweep, arrays, request, environment)
     jobs: dict[int, str] = {}
     for array_id, array in zip(array_ids, arrays, strict=True):
         jobs |= {index: f"{array_id}_{index - array.first}" for index in array.elements}

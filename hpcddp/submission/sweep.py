@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import HpcddpError
@@ -26,7 +25,7 @@ from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
-from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, Dependency, submission_environment
+from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
 from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
@@ -186,6 +185,7 @@ def pickle_digest(sweep: Sweep) -> str:
     path = sweep.directory.submitit / PICKLE
     if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
+    # Slow, and a resumption finds the pickle.
     from hpcddp.submission import executors
     from hpcddp.task import work
 
@@ -221,14 +221,7 @@ def _submit_chunks_of(
         # The script has the directive for an array of all elements.
         options = () if count == total else (array_option(f"0-{count - 1}", max_parallel),)
         arrays.append(JobArray(first=first, elements=range(first, first + count), options=options))
-    job_ids = submit_arrays(
-        sweep,
-        arrays,
-        environment=environment,
-        directory=request.directory,
-        dependency=request.dependency,
-        max_parallel=max_parallel,
-    )
+    job_ids = submit_arrays(sweep, arrays, request, environment)
     return tuple(
         Chunk(job_id=job_id, first=array.first, count=len(array.elements))
         for job_id, array in zip(job_ids, arrays, strict=True)
@@ -262,15 +255,9 @@ def array_option(indices: str, max_parallel: int | None) -> str:
 
 
 def submit_arrays(
-    sweep: Sweep,
-    arrays: Sequence[JobArray],
-    *,
-    environment: Mapping[str, str],
-    directory: Path,
-    dependency: Dependency,
-    max_parallel: int | None,
+    sweep: Sweep, arrays: Sequence[JobArray], request: SubmitRequest, environment: Mapping[str, str]
 ) -> list[str]:
-    """Submit job arrays with the script of a sweep; if one is refused, cancel those before it.
+    """Submit job arrays with the script of a sweep, and return their job ids; after an error cancel those before it.
 
     Slurm limits how many elements of one array run at the same time. Where there is a limit, each array therefore waits
     for the end of the one before it.
@@ -278,28 +265,24 @@ def submit_arrays(
     Args:
         sweep: the sweep, whose directory has the script and the pickle.
         arrays: the arrays, in the order in which they run.
+        request: the request of the sweep.
         environment: the environment of sbatch.
-        directory: the directory of submission.
-        dependency: what every array waits for.
-        max_parallel: how many elements run at the same time; None sets no limit.
-
-    Returns:
-        The job id of each array.
     """
+    is_limited = request.job.spec.max_parallel is not None
     job_ids: list[str] = []
     try:
         for array in arrays:
-            conditions = dependency
-            if max_parallel is not None and job_ids:
-                conditions = dependency.and_after(job_ids[-1])
-            variables = dict(conditions.environment)
+            dependency = request.dependency
+            if is_limited and job_ids:
+                dependency = dependency.and_after(job_ids[-1])
+            variables = dict(dependency.environment)
             if array.first > 0:
                 variables[FIRST] = str(array.first)
             job_id = commands.sbatch(
                 sweep.directory.script,
                 environment={**environment, **variables},
-                directory=directory,
-                dependency=conditions.text,
+                directory=request.directory,
+                dependency=dependency.text,
                 options=array.options,
             )
             job_ids.append(job_id)
