@@ -19,16 +19,7 @@ from hpcddp.submission.request import first_plan
 def consequences(
     run: RunDirectory, job_before: JobSpec, job_now: JobSpec, changes: Sequence[Change]
 ) -> tuple[str, ...]:
-    """Return what a resumption changes in the training, and what follows from that, a sentence each.
-
-    Args:
-        run: the run.
-        job_before: its job so far.
-        job_now: the job with which it continues.
-        changes: what has changed in the training.
-    """
-    if not changes:
-        return ()
+    """Return what a resumption changes in the training, and what follows from that, a sentence each."""
     manifest = _newest_manifest(run)
     first_step = _where_changes_begin(job_now, manifest)
     sentences = [f"{change}, {first_step}" for change in changes]
@@ -91,13 +82,15 @@ def _consequences_for_training(job_before: JobSpec, job_now: JobSpec, manifest: 
     steps_so_far = _steps_so_far(job_before, manifest)
     if steps_so_far is not None:
         step = _saved_step(manifest)
-        before = _continue_with(job_before, steps_so_far, step)
-        now = _continue_with(job_now, steps_so_far, step)
-        if now.steps != before.steps:
-            yield _order_sentence(before.steps, now.steps)
-        if now.total_steps != before.total_steps:
-            yield f"the training ends after step {now.total_steps} instead of step {before.total_steps}"
-        yield _rate_sentence(before, now, step)
+        training_before = _continue_with(job_before, steps_so_far, step)
+        training_now = _continue_with(job_now, steps_so_far, step)
+        end_before = training_before.total_steps
+        end_now = training_now.total_steps
+        if training_now.steps != training_before.steps:
+            yield _order_sentence(training_before.steps, training_now.steps)
+        if end_now != end_before:
+            yield f"the training ends after step {end_now} instead of step {end_before}"
+        yield _rate_sentence(training_before, training_now, step)
     if job_now.global_batch_size != job_before.global_batch_size:
         yield _rule_sentence(job_before, job_now)
 
@@ -191,15 +184,15 @@ def _drops_rest_of_epoch(steps_before: Steps, steps_now: Steps) -> bool:
     return step_in_epoch_before > 0
 
 
-def _rate_sentence(before: _Continuation, now: _Continuation, step: int) -> str:
-    rate_before = before.learning_rate_after(step)
-    rate_now = now.learning_rate_after(step)
-    schedule = now.job.learning_rate.schedule
+def _rate_sentence(training_before: _Continuation, training_now: _Continuation, step: int) -> str:
+    rate_before = training_before.learning_rate_after(step)
+    rate_now = training_now.learning_rate_after(step)
+    schedule = training_now.job.learning_rate.schedule
     if rate_now == rate_before:
         return f"the learning rate of step {step + 1} stays {rate_now:g}; schedule {schedule}"
     return (
         f"the learning rate of step {step + 1} is {rate_now:g} instead of {rate_before:g}; schedule {schedule}, "
-        f"{counted(now.epochs, 'epoch')}"
+        f"{counted(training_now.epochs, 'epoch')}"
     )
 
 
@@ -213,21 +206,22 @@ def _rule_sentence(job_before: JobSpec, job_now: JobSpec) -> str:
             f"learning_rate.base_global_batch_size={job_before.global_batch_size} --set learning_rate.rule=linear or "
             "sqrt"
         )
-    before = scaled_hyperparameters(job_before)
-    now = scaled_hyperparameters(job_now)
+    scaled_before = scaled_hyperparameters(job_before)
+    scaled_now = scaled_hyperparameters(job_now)
     return (
-        f"kappa is {now.kappa:g} instead of {before.kappa:g}, and rule {learning_rate.rule} makes the rate "
-        f"{now.learning_rate:g} instead of {before.learning_rate:g}{_changed_constants(before, now)}"
+        f"kappa is {scaled_now.kappa:g} instead of {scaled_before.kappa:g}, and rule {learning_rate.rule} makes the "
+        f"rate {scaled_now.learning_rate:g} instead of {scaled_before.learning_rate:g}"
+        f"{_changed_constants(scaled_before, scaled_now)}"
     )
 
 
-def _changed_constants(before: ScaledRule, now: ScaledRule) -> str:
+def _changed_constants(scaled_before: ScaledRule, scaled_now: ScaledRule) -> str:
     """Return what a rule changes beside the learning rate, as the end of a sentence."""
     text = ""
-    if now.betas != before.betas:
-        text += f"; betas {_betas_text(now.betas)} instead of {_betas_text(before.betas)}"
-    if now.ema_decay != before.ema_decay:
-        text += f"; averaged weights decay by {now.ema_decay:g} instead of {before.ema_decay:g}"
+    if scaled_now.betas != scaled_before.betas:
+        text += f"; betas {_betas_text(scaled_now.betas)} instead of {_betas_text(scaled_before.betas)}"
+    if scaled_now.ema_decay != scaled_before.ema_decay:
+        text += f"; averaged weights decay by {scaled_now.ema_decay:g} instead of {scaled_before.ema_decay:g}"
     return text
 
 

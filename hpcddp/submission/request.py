@@ -112,10 +112,7 @@ def first_plan(spec: JobSpec) -> JobPlan | None:
 def write_plan(run: RunDirectory, plan: JobPlan | None, *, total_steps: int | None = None) -> None:
     """Write the plan into a run's directory; a job that states no batch has none.
 
-    Args:
-        run: the run.
-        plan: its plan.
-        total_steps: the steps of a training that goes on with another batch, whose plan does not know them; else None.
+    ``total_steps`` are the steps of a training that goes on with another batch, whose plan does not know them.
     """
     if plan is None:
         return

@@ -84,9 +84,7 @@ def resume_locked(
 def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
     """Submit the run's script again from within its job, which is about to end; the budgets are not reset.
 
-    Args:
-        run: the run.
-        environment: the batch script's environment.
+    ``environment`` is that of the batch script.
 
     Raises:
         HpcddpError: the run has no script of its own, or Slurm refused it.
@@ -309,11 +307,7 @@ class Resumption:
 
 
 def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
-    """Check whether a run that has ended may be submitted again with a job, without a change to anything.
-
-    Args:
-        run: the run.
-        request: the request with the job, which replaces the run's own.
+    """Check whether a run that has ended may be submitted again with the job of a request; change nothing.
 
     Raises:
         HpcddpError: the run is alive, or has finished and the job has no more work for it; the job belongs to another
@@ -337,11 +331,7 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
 
 
 def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
-    """Submit a run that has ended again, with another job; for example with other resources.
-
-    Args:
-        run: the run.
-        request: the request with the job, which replaces the run's own.
+    """Submit a run that has ended again, with the job of a request in place of its own.
 
     Raises:
         HpcddpError: see ``prepare_resumption``; or the job could not be submitted, and the run keeps its own.
@@ -413,12 +403,12 @@ def _allowed_changes(run: RunDirectory, job: ResolvedJob) -> tuple[Change, ...]:
     document = job.spec.model_dump(mode="json")
     changed_keys = {change.key for change in changes}
     changes_of_element = []
-    for key, before in _values_of_element(run, sweep).items():
+    for key, value_before in _values_of_element(run, sweep).items():
         if key not in job.named or key in changed_keys:
             continue
-        after = reduce(getitem, path_of(key), document)
-        if after != before:
-            changes_of_element.append(Change(key=key, before=before, after=after))
+        value_now = reduce(getitem, path_of(key), document)
+        if value_now != value_before:
+            changes_of_element.append(Change(key=key, before=value_before, after=value_now))
     return (*changes, *changes_of_element)
 
 
