@@ -322,11 +322,12 @@ def submit_script(
     from hpcddp.task import work
 
     environment, dropped = submission_environment(request.environment)
+    executor: RenderedSlurmExecutor | RenderedLocalExecutor
     if request.cluster == "slurm":
         executor = _slurm_executor(run, request, script, environment, element)
     else:
         executor = _local_executor(run, request, environment)
-        # Only sbatch would take them for options; a process does without them.
+        # Only where sbatch would have taken them for options is a user told about them.
         dropped = ()
     # Read before the submission, because the job may begin at once.
     previous = read_submission(run)
@@ -354,7 +355,7 @@ def _slurm_executor(
     script: str,
     environment: Mapping[str, str],
     element: ArrayPlace | None,
-) -> RenderedSlurmExecutor | RenderedLocalExecutor:
+) -> RenderedSlurmExecutor:
     from hpcddp.submission.executors import RenderedSlurmExecutor
 
     return RenderedSlurmExecutor(
