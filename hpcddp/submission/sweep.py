@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.sweep import SweepTable
 from hpcddp.run.files import write_text
@@ -286,7 +285,8 @@ def submit_arrays(
                 options=array.options,
             )
             job_ids.append(job_id)
-    except HpcddpError:
+    except BaseException:
+        # Also after Ctrl-C: no record names them.
         for job_id in job_ids:
             commands.cancel([job_id], environment)
         raise
