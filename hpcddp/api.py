@@ -374,7 +374,7 @@ class Run:
                 refused.
         """
         from hpcddp.jobfile.read import change_job
-        from hpcddp.submission.resume import own_request, resume, resume_with_job
+        from hpcddp.submission.resume import request_with_changes, resume, resume_with_job
         from hpcddp.submission.sweep_element import find_to_resume
 
         run, environment = find_to_resume(str(self.path), self.path.parent.parent), dict(os.environ)
@@ -386,7 +386,7 @@ class Run:
             profiles = profiles_directory(environment)
             return change_job(spec, file=str(run.job_file), options=options, profiles=profiles, environment=environment)
 
-        request = replace(own_request(run, change, environment=environment), force=force)
+        request = replace(request_with_changes(run, change, environment=environment), force=force)
         return Run(resume_with_job(run, request).run.path)
 
     def _has_job(self) -> bool:
@@ -556,7 +556,7 @@ class Sweep:
         """
         from hpcddp.manage.overview import sweep_status_now
         from hpcddp.slurm.job_environment import NO_DEPENDENCY
-        from hpcddp.submission.resume import resume_sweep
+        from hpcddp.submission.resume_sweep import resume_sweep
         from hpcddp.submission.sweep_element import checked_run
 
         checked_run(RunDirectory(self.path))

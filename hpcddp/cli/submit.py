@@ -171,7 +171,7 @@ def _request_of(
     environment: Mapping[str, str],
 ) -> SubmitRequest:
     """Return the request of a job file or a command, or that of a run whose job the options change."""
-    from hpcddp.submission.resume import own_request
+    from hpcddp.submission.resume import request_with_changes
     from hpcddp.submission.submit import choose_cluster, new_run_id
 
     if run is None and job_file is None and words.command is None:
@@ -179,7 +179,7 @@ def _request_of(
     if run is not None and job_file is None:
         change = partial(words.change, run=run, overrides=overrides, sweep=sweep)
         where = None if cluster.value == "auto" else choose_cluster(cluster.value, environment)
-        return own_request(run, change, environment=environment, cluster=where, template=template)
+        return request_with_changes(run, change, environment=environment, cluster=where, template=template)
     return request_to_submit(
         words.load(job_file, overrides=overrides, sweep=sweep),
         run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
@@ -211,7 +211,7 @@ def _resume_sweep(
 ) -> None:
     """Continue the elements of a sweep that have ended and not finished; in a dry run print which these are."""
     from hpcddp.manage.overview import sweep_status_now
-    from hpcddp.submission.resume import prepare_sweep, resume_sweep
+    from hpcddp.submission.resume_sweep import prepare_sweep, resume_sweep
 
     if output.follow:
         raise UserError(_NOT_FOLLOWED)

@@ -51,6 +51,11 @@ class RunDirectory:
         return self.path / "job.sbatch"
 
     @property
+    def exported_values(self) -> Path:
+        """The values of ``environment.env`` that the script exports, which the resolved job leaves out."""
+        return self.path / "environment.json"
+
+    @property
     def submission(self) -> Path:
         """The submission: the cluster, the job id, the directory of submission, the interpreter."""
         return self.path / "submission.json"

@@ -1,16 +1,18 @@
-"""Read the job and the script that a submission has written into a run directory."""
+"""What a submission writes into a run directory about its job: the resolved job, its script, the values it exports."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import open_regular, why_unreadable
-from hpcddp.run.record import LARGEST_RECORD, RecordError
+from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 
 _ADVICE: Final = "restore a copy of it, or give the job file too: hpcddp submit JOB --resume RUN"
 
@@ -36,6 +38,36 @@ def read_script(run: RunDirectory) -> str:
         RecordError: its file is missing or damaged.
     """
     return _read_text(run.script)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedValues(Record):
+    """The values of ``environment.env`` that a script exports, by name.
+
+    They may be secrets: beside the script, no other file holds them, and only their owner can read it.
+    """
+
+    ADVICE: ClassVar[str] = _ADVICE
+
+    values: Mapping[str, str]
+
+
+def write_exported_values(run: RunDirectory, values: Mapping[str, str]) -> None:
+    """Write the values that the script of a run or of a sweep exports."""
+    write_record(run.exported_values, ExportedValues(values=values))
+
+
+def read_exported_values(run: RunDirectory) -> Mapping[str, str]:
+    """Return the values that the script of a run or of a sweep exports, by name.
+
+    Raises:
+        RecordError: their file is missing or damaged.
+    """
+    path = run.exported_values
+    record = read_record(path, ExportedValues)
+    if record is None:
+        raise RecordError(f"{path} cannot be read (No such file or directory); {_ADVICE}", path=path)
+    return record.values
 
 
 def _read_text(path: Path) -> str:

@@ -282,7 +282,9 @@ def _checked(value: object, type_: object) -> object:
             return tuple(_checked(item, get_args(type_)[0]) for item in value)
         matches = False
     elif isinstance(origin, type) and issubclass(origin, Mapping):
-        matches = isinstance(value, dict)
+        if isinstance(value, dict):
+            return {key: _checked(item, get_args(type_)[1]) for key, item in value.items()}
+        matches = False
     elif isinstance(type_, type) and type_ is not Any:
         return _checked_class(value, type_)
     else:

@@ -16,7 +16,34 @@ from hpcddp.run.job_records import Change
 from hpcddp.submission.request import first_plan
 
 
-def newest_manifest(run: RunDirectory) -> Manifest | None:
+def consequences(
+    run: RunDirectory, job_before: JobSpec, job_now: JobSpec, changes: Sequence[Change]
+) -> tuple[str, ...]:
+    """Return what a resumption changes in the training, and what follows from that, a sentence each."""
+    manifest = _newest_manifest(run)
+    first_step = _where_changes_begin(job_now, manifest)
+    sentences = [f"{change}, {first_step}" for change in changes]
+    if any(change.key == "command" for change in changes):
+        sentences.append("the program restores its own state; hpcddp does not know what its arguments change")
+    if job_now.train is None:
+        sentences += _consequences_for_program(job_before, job_now)
+    else:
+        sentences += _consequences_for_training(job_before, job_now, manifest)
+    return tuple(sentences)
+
+
+def total_steps(run: RunDirectory, job: JobSpec) -> int | None:
+    """Return the optimizer steps of a training that goes on with a job from its newest checkpoint; None if unknown."""
+    if job.train is None:
+        return None
+    manifest = _newest_manifest(run)
+    steps_so_far = _steps_so_far(job, manifest)
+    if steps_so_far is None:
+        return None
+    return _continue_with(job, steps_so_far, _saved_step(manifest)).total_steps
+
+
+def _newest_manifest(run: RunDirectory) -> Manifest | None:
     """Return the manifest of the newest checkpoint of a run that looks valid by its sizes; None without one."""
     for path in list_checkpoints(run.checkpoints):
         with suppress(InvalidCheckpointError):
@@ -24,165 +51,179 @@ def newest_manifest(run: RunDirectory) -> Manifest | None:
     return None
 
 
-def consequences(run: RunDirectory, before: JobSpec, now: JobSpec, changes: Sequence[Change]) -> tuple[str, ...]:
-    """Return what a resumption changes, and what follows from that, a sentence each.
-
-    Args:
-        run: the run.
-        before: its job so far.
-        now: the job with which it continues.
-        changes: what has changed in the training.
-    """
-    if not changes:
-        return ()
-    manifest = newest_manifest(run)
-    step = 0 if manifest is None else manifest.step
-    if step:
-        where = f"after step {step}, the newest checkpoint"
-    elif now.command is None:
-        where = "from the beginning: no step is saved"
-    else:
-        where = "from the next start of the program on"
-    return (
-        *(f"{change}, {where}" for change in changes),
-        *(_of_command() if any(change.key == "command" for change in changes) else ()),
-        *(_of_training(before, now, manifest, step) if now.train is not None else _of_program(before, now)),
-    )
+def _saved_step(manifest: Manifest | None) -> int:
+    return 0 if manifest is None else manifest.step
 
 
-def _of_command() -> Iterator[str]:
-    yield "the program restores its own state; hpcddp does not know what its arguments change"
+def _where_changes_begin(job_now: JobSpec, manifest: Manifest | None) -> str:
+    step = _saved_step(manifest)
+    if step > 0:
+        return f"after step {step}, the newest checkpoint"
+    if job_now.command is None:
+        return "from the beginning: no step is saved"
+    return "from the next start of the program on"
 
 
-def _of_program(before: JobSpec, now: JobSpec) -> Iterator[str]:
+def _consequences_for_program(job_before: JobSpec, job_now: JobSpec) -> Iterator[str]:
     """Yield what changes for a command or an entrypoint, which has a loop of its own."""
-    if now.batch.global_batch_size != before.batch.global_batch_size:
+    batch_before = job_before.batch.global_batch_size
+    batch_now = job_now.batch.global_batch_size
+    if batch_now != batch_before:
         yield "the program must find the next sample itself; hpcddp does not know its data"
-    if None in {now.batch.global_batch_size, before.batch.global_batch_size}:
+    if batch_before is None or batch_now is None:
         return
-    old, new = scaled_hyperparameters(before), scaled_hyperparameters(now)
-    if new.learning_rate != old.learning_rate:
-        yield f"HPCDDP_LEARNING_RATE and the context say {new.learning_rate:g} instead of {old.learning_rate:g}"
+    rate_before = scaled_hyperparameters(job_before).learning_rate
+    rate_now = scaled_hyperparameters(job_now).learning_rate
+    if rate_now != rate_before:
+        yield f"HPCDDP_LEARNING_RATE and the context say {rate_now:g} instead of {rate_before:g}"
+
+
+def _consequences_for_training(job_before: JobSpec, job_now: JobSpec, manifest: Manifest | None) -> Iterator[str]:
+    steps_so_far = _steps_so_far(job_before, manifest)
+    if steps_so_far is not None:
+        step = _saved_step(manifest)
+        training_before = _continue_with(job_before, steps_so_far, step)
+        training_now = _continue_with(job_now, steps_so_far, step)
+        end_before = training_before.total_steps
+        end_now = training_now.total_steps
+        if training_now.steps != training_before.steps:
+            yield _order_sentence(training_before.steps, training_now.steps)
+        if end_now != end_before:
+            yield f"the training ends after step {end_now} instead of step {end_before}"
+        yield _rate_sentence(training_before, training_now, step)
+    if job_now.global_batch_size != job_before.global_batch_size:
+        yield _rule_sentence(job_before, job_now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Course:
-    """The steps and rates of a job from a step on."""
+class _Continuation:
+    """A training from the newest checkpoint on: its job, and its steps with the batch of this job."""
 
-    spec: JobSpec
-    scaled: ScaledRule
+    job: JobSpec
     steps: Steps
-    epochs: int
 
     @property
-    def total(self) -> int:
+    def epochs(self) -> int:
+        return 1 if self.job.train is None else self.job.train.epochs
+
+    @property
+    def total_steps(self) -> int:
         return self.steps.total(self.epochs)
 
-    def rate(self, step: int) -> float:
+    def learning_rate_after(self, step: int) -> float:
+        """Return the learning rate of the step that follows ``step`` optimizer steps."""
+        epoch, step_in_epoch = self.steps.place(step)
         return learning_rate_at(
-            self.scaled.course(self.spec.learning_rate),
-            step=self.steps.schedule_step(*self.steps.place(step)),
+            scaled_hyperparameters(self.job).course(self.job.learning_rate),
+            step=self.steps.schedule_step(epoch, step_in_epoch),
             steps_per_epoch=self.steps.plan.steps_per_epoch or 1,
             epochs=self.epochs,
         )
 
 
-def total_steps(run: RunDirectory, spec: JobSpec) -> int | None:
-    """Return the optimizer steps of a training that goes on from its newest checkpoint; None if they are not known.
-
-    Args:
-        run: the run.
-        spec: the job with which it continues.
-    """
-    if spec.train is None:
-        return None
-    manifest = newest_manifest(run)
-    before = _steps_before(spec, manifest)
-    return None if before is None else _course(spec, before, 0 if manifest is None else manifest.step).total
+def _continue_with(job: JobSpec, steps_so_far: Steps, step: int) -> _Continuation:
+    """Return the training that goes on after a step with a job, whose global batch may be another one."""
+    batch = job.global_batch_size
+    if batch == steps_so_far.plan.global_batch_size:
+        return _Continuation(job=job, steps=steps_so_far)
+    plan = replace(steps_so_far.plan, global_batch_size=batch)
+    return _Continuation(job=job, steps=Steps(plan=plan, start=steps_so_far.change(step, batch)))
 
 
-def _course(spec: JobSpec, before: Steps, step: int) -> _Course:
-    """Return the course of a job that takes over after a step, until which the steps were others."""
-    batch, steps = spec.global_batch_size, before
-    if batch != before.plan.global_batch_size:
-        steps = Steps(plan=replace(before.plan, global_batch_size=batch), start=before.change(step, batch))
-    epochs = 1 if spec.train is None else spec.train.epochs
-    return _Course(spec=spec, scaled=scaled_hyperparameters(spec), steps=steps, epochs=epochs)
-
-
-def _of_training(before: JobSpec, now: JobSpec, manifest: Manifest | None, step: int) -> Iterator[str]:
-    known = _steps_before(before, manifest)
-    if known is not None:
-        old, new = _course(before, known, step), _course(now, known, step)
-        if new.steps != old.steps:
-            yield _order_sentence(old.steps, new.steps)
-        if new.total != old.total:
-            yield f"the training ends after step {new.total} instead of step {old.total}"
-        if (rate := new.rate(step)) != (rate_before := old.rate(step)):
-            yield (
-                f"the learning rate of step {step + 1} is {rate:g} instead of {rate_before:g}; schedule "
-                f"{now.learning_rate.schedule}, {counted(new.epochs, 'epoch')}"
-            )
-        else:
-            yield f"the learning rate of step {step + 1} stays {rate:g}; schedule {now.learning_rate.schedule}"
-    if now.global_batch_size != before.global_batch_size:
-        yield _rule_sentence(before, now)
-
-
-def _steps_before(before: JobSpec, manifest: Manifest | None) -> Steps | None:
+def _steps_so_far(job_before: JobSpec, manifest: Manifest | None) -> Steps | None:
     """Return the steps of a run so far; None where nothing on this machine says how many samples the data have."""
-    start: BatchStart | None = None
     if manifest is None:
-        plan = first_plan(before)
-        samples, size = (None if plan is None else plan.batch.samples), before.global_batch_size
+        plan = first_plan(job_before)
+        samples = None if plan is None else plan.batch.samples
+        batch = job_before.global_batch_size
     else:
-        is_counted = manifest.contract.get("unit", "sample") == "sample"
-        samples = manifest.contract.get("samples") if is_counted else None
-        size = manifest.contract.get("global_batch_size", before.global_batch_size)
-        with suppress(KeyError):
-            start = BatchStart(**manifest.progress["batch_starts"][-1])
-    if not isinstance(samples, int) or not isinstance(size, int):
+        counts_samples = manifest.contract.get("unit", "sample") == "sample"
+        samples = manifest.contract.get("samples") if counts_samples else None
+        batch = manifest.contract.get("global_batch_size", job_before.global_batch_size)
+    if not isinstance(samples, int) or not isinstance(batch, int):
         return None
-    plan_of_one = plan_batch(global_batch_size=size, world_size=1, samples=samples, tail=before.batch.tail)
-    return Steps.from_beginning(plan_of_one) if start is None else Steps(plan=plan_of_one, start=start)
+    # The steps of a training do not depend on the number of its ranks.
+    plan_of_one_rank = plan_batch(global_batch_size=batch, world_size=1, samples=samples, tail=job_before.batch.tail)
+    newest_start = _newest_batch_start(manifest)
+    if newest_start is None:
+        return Steps.from_beginning(plan_of_one_rank)
+    return Steps(plan=plan_of_one_rank, start=newest_start)
 
 
-def _order_sentence(old: Steps, new: Steps) -> str:
-    start, samples = new.start, new.plan.samples or 0
-    if not start.offset_samples:
-        left = " (its last samples are fewer than one batch, and the tail is dropped)" if _drops(old, new) else ""
+def _newest_batch_start(manifest: Manifest | None) -> BatchStart | None:
+    """Return where the training began to take its present batches; None if that was at its beginning."""
+    if manifest is None or "batch_starts" not in manifest.progress:
+        return None
+    return BatchStart(**manifest.progress["batch_starts"][-1])
+
+
+def _order_sentence(steps_before: Steps, steps_now: Steps) -> str:
+    """Return which samples the next batches have, if these begin to have another size."""
+    start = steps_now.start
+    steps_per_epoch = steps_now.plan.steps_per_epoch
+    steps_per_epoch_before = steps_before.plan.steps_per_epoch
+    if start.offset_samples == 0:
+        dropped = ""
+        if _drops_rest_of_epoch(steps_before, steps_now):
+            dropped = " (its last samples are fewer than one batch, and the tail is dropped)"
         return (
-            f"epoch {start.epoch + 1} begins with batches of {start.global_batch_size}{left}, in the order that it "
-            f"would have had; an epoch has {new.plan.steps_per_epoch} steps instead of {old.plan.steps_per_epoch}"
+            f"epoch {start.epoch + 1} begins with batches of {start.global_batch_size}{dropped}, in the order that it "
+            f"would have had; an epoch has {steps_per_epoch} steps instead of {steps_per_epoch_before}"
         )
+    samples = steps_now.plan.samples or 0
     return (
         f"epoch {start.epoch + 1} goes on with its other {samples - start.offset_samples} of {samples} samples, in the "
-        f"same order, in {new.count(start.epoch)} batches of {start.global_batch_size}; an epoch after that has "
-        f"{new.plan.steps_per_epoch} steps instead of {old.plan.steps_per_epoch}"
+        f"same order, in {steps_now.count(start.epoch)} batches of {start.global_batch_size}; an epoch after that has "
+        f"{steps_per_epoch} steps instead of {steps_per_epoch_before}"
     )
 
 
-def _drops(old: Steps, new: Steps) -> bool:
-    return bool(old.place(new.start.step)[1])
+def _drops_rest_of_epoch(steps_before: Steps, steps_now: Steps) -> bool:
+    """Return whether the new batches begin with a new epoch although the epoch so far is not at its end."""
+    _, step_in_epoch_before = steps_before.place(steps_now.start.step)
+    return step_in_epoch_before > 0
 
 
-def _rule_sentence(before: JobSpec, now: JobSpec) -> str:
-    """Return what the rule of the learning rate makes of another batch."""
-    rate, old, new = now.learning_rate, scaled_hyperparameters(before), scaled_hyperparameters(now)
-    if rate.base_global_batch_size is None:
-        return (
-            f"kappa is 1, because learning_rate.base_global_batch_size is null: learning_rate.base {rate.base:g} is "
-            f"for the new batch too; to scale it by a rule: --set learning_rate.base_global_batch_size="
-            f"{before.global_batch_size} --set learning_rate.rule=linear or sqrt"
-        )
-    constants = "" if old.betas == new.betas else f"; betas {_pair(new.betas)} instead of {_pair(old.betas)}"
-    if old.ema_decay != new.ema_decay:
-        constants += f"; averaged weights decay by {new.ema_decay:g} instead of {old.ema_decay:g}"
+def _rate_sentence(training_before: _Continuation, training_now: _Continuation, step: int) -> str:
+    rate_before = training_before.learning_rate_after(step)
+    rate_now = training_now.learning_rate_after(step)
+    schedule = training_now.job.learning_rate.schedule
+    if rate_now == rate_before:
+        return f"the learning rate of step {step + 1} stays {rate_now:g}; schedule {schedule}"
     return (
-        f"kappa is {new.kappa:g} instead of {old.kappa:g}, and rule {rate.rule} makes the rate {new.learning_rate:g} "
-        f"instead of {old.learning_rate:g}{constants}"
+        f"the learning rate of step {step + 1} is {rate_now:g} instead of {rate_before:g}; schedule {schedule}, "
+        f"{counted(training_now.epochs, 'epoch')}"
     )
 
 
-def _pair(betas: tuple[float, float] | None) -> str:
+def _rule_sentence(job_before: JobSpec, job_now: JobSpec) -> str:
+    """Return what the rule of the learning rate makes of another batch."""
+    learning_rate = job_now.learning_rate
+    if learning_rate.base_global_batch_size is None:
+        return (
+            f"kappa is 1, because learning_rate.base_global_batch_size is null: learning_rate.base "
+            f"{learning_rate.base:g} is for the new batch too; to scale it by a rule: --set "
+            f"learning_rate.base_global_batch_size={job_before.global_batch_size} --set learning_rate.rule=linear or "
+            "sqrt"
+        )
+    scaled_before = scaled_hyperparameters(job_before)
+    scaled_now = scaled_hyperparameters(job_now)
+    return (
+        f"kappa is {scaled_now.kappa:g} instead of {scaled_before.kappa:g}, and rule {learning_rate.rule} makes the "
+        f"rate {scaled_now.learning_rate:g} instead of {scaled_before.learning_rate:g}"
+        f"{_changed_constants(scaled_before, scaled_now)}"
+    )
+
+
+def _changed_constants(scaled_before: ScaledRule, scaled_now: ScaledRule) -> str:
+    """Return what a rule changes beside the learning rate, as the end of a sentence."""
+    text = ""
+    if scaled_now.betas != scaled_before.betas:
+        text += f"; betas {_betas_text(scaled_now.betas)} instead of {_betas_text(scaled_before.betas)}"
+    if scaled_now.ema_decay != scaled_before.ema_decay:
+        text += f"; averaged weights decay by {scaled_now.ema_decay:g} instead of {scaled_before.ema_decay:g}"
+    return text
+
+
+def _betas_text(betas: tuple[float, float] | None) -> str:
     return "none" if betas is None else f"({betas[0]:g}, {betas[1]:g})"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path as FilePath
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
@@ -24,7 +24,6 @@ from hpcddp.jobfile.environment import VARIABLES, Mount
 from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import data_mount_of
-from hpcddp.jobfile.sweep import SweepTable
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive, directives_for, quote_value, refuse_unwritable
 from hpcddp.slurm.job_environment import FOREIGN_PREFIXES, foreign_step_options
@@ -70,7 +69,7 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         )
     directives = directives_for(spec, run_id=run_id)
     _refuse_unwritable_words(spec, request.python)
-    variables = {} if request.sweep_table is None else swept_variables(request.sweep_table)
+    variables = _swept_variables(request)
     document = request.job_text.removesuffix("\n")
     values: dict[str, Any] = {
         "name": spec.name,
@@ -92,7 +91,7 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "container": _container(spec, variables),
         "setup": spec.environment.setup,
         "stage": spec.environment.stage,
-        "env": {name: value for name, value in spec.environment.env.items() if name not in variables},
+        "env": exported_values(request),
         "is_sweep": spec.sweep is not None,
         "variables": variables,
         "pass_env": spec.environment.pass_env,
@@ -137,22 +136,10 @@ def _refuse_unwritable_words(spec: JobSpec, python: str) -> None:
         refuse_unwritable(text, _NUL, field=field, place="a script")
 
 
-_EXPORTS: Final = "\n# environment.env\n"
-_EXPORT = re.compile(r"""export ([A-Za-z_][A-Za-z0-9_]*)=((?:'[^']*'|"[^"]*"|[^\s'"])*)\n""")
-
-
-def exported_values(script: str) -> dict[str, str]:
-    """Return the values of ``environment.env`` in a script of the default template; no other file of a run has them.
-
-    Args:
-        script: the text of the script.
-    """
-    values: dict[str, str] = {}
-    position = script.find(_EXPORTS) + len(_EXPORTS)
-    while position >= len(_EXPORTS) and (found := _EXPORT.match(script, position)):
-        values[found[1]] = "".join(shlex.split(found[2]))
-        position = found.end()
-    return values
+def exported_values(request: SubmitRequest) -> dict[str, str]:
+    """Return the values of ``environment.env`` that a script exports, without those that a sweep varies."""
+    swept = _swept_variables(request)
+    return {name: value for name, value in request.job.spec.environment.env.items() if name not in swept}
 
 
 def _delimiter(document: str) -> str:
@@ -176,15 +163,22 @@ class SweptVariable:
     count: int
 
 
-def swept_variables(table: SweepTable) -> dict[str, SweptVariable]:
-    """Return the environment variables that a sweep sets, by name."""
-    found: dict[str, SweptVariable] = {}
+def _swept_variables(request: SubmitRequest) -> dict[str, SweptVariable]:
+    """Return the environment variables to which a sweep gives other values in each element, by name."""
+    table = request.sweep_table
+    variables: dict[str, SweptVariable] = {}
+    if table is None:
+        return variables
     for key in table.keys:
-        if path_of(key)[: len(VARIABLES)] == VARIABLES:
-            listed = tuple(table.element(index)[key] for index in range(len(table)))
-            values, stride = (table.values[key], table.stride(key)) if table.is_grid else (listed, 1)
-            found[path_of(key)[-1]] = SweptVariable(values=values, stride=stride, count=len(values))
-    return found
+        if path_of(key)[: len(VARIABLES)] != VARIABLES:
+            continue
+        values = tuple(table.element(index)[key] for index in range(len(table)))
+        stride = 1
+        if table.is_grid:
+            values = table.values[key]
+            stride = table.stride(key)
+        variables[path_of(key)[-1]] = SweptVariable(values=values, stride=stride, count=len(values))
+    return variables
 
 
 SET = "<set>"
@@ -222,6 +216,13 @@ def _fields(job: ResolvedJob) -> Iterator[tuple[Path, Any]]:
 
 
 DEFAULT_TEMPLATE = "sbatch"
+
+
+def is_default_template(name: str | None) -> bool:
+    """Return whether the value of ``--template`` means the default template; None does."""
+    return name in {None, DEFAULT_TEMPLATE}
+
+
 SUFFIX = ".sh.j2"
 
 

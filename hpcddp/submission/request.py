@@ -98,11 +98,11 @@ def first_plan(spec: JobSpec) -> JobPlan | None:
     from hpcddp.batch.job import plan_job
     from hpcddp.batch.samples import TABLED_DATASETS, count_samples
 
-    train = spec.train
     if spec.batch.global_batch_size is None:
         return None
     if spec.command is not None:
         return plan_job(spec, samples=None)
+    train = spec.train
     if train is None or train.dataset not in TABLED_DATASETS or spec.batch.unit == "group":
         return plan_job(spec, samples=None, notes=["The task counts the training data and completes this plan."])
     counted = count_samples(train, directory=Path(), python="")
@@ -112,14 +112,14 @@ def first_plan(spec: JobSpec) -> JobPlan | None:
 def write_plan(run: RunDirectory, plan: JobPlan | None, *, total_steps: int | None = None) -> None:
     """Write the plan into a run's directory; a job that states no batch has none.
 
-    Args:
-        run: the run.
-        plan: its plan.
-        total_steps: the steps of a training that goes on with another batch, whose plan does not know them; else None.
+    ``total_steps`` are the steps of a training that goes on with another batch, whose plan does not know them.
     """
-    if plan is not None:
-        document = plan.as_json()
-        write_plan_record(run, document if total_steps is None else {**document, "total_steps": total_steps})
+    if plan is None:
+        return
+    document = plan.as_json()
+    if total_steps is not None:
+        document["total_steps"] = total_steps
+    write_plan_record(run, document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

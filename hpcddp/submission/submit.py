@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hpcddp.errors import printable
 from hpcddp.jobfile.cluster import Cluster
@@ -20,7 +20,7 @@ from hpcddp.jobfile.sweep import SweepTable, element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
 from hpcddp.run.index import add_to_index
-from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_file import read_job_file, write_exported_values
 from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
 from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
@@ -34,7 +34,7 @@ from hpcddp.submission.checks import (
     unexpanded_values,
     unfilled_placeholders,
 )
-from hpcddp.submission.render import render_script
+from hpcddp.submission.render import exported_values, is_default_template, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
 from hpcddp.submission.turns import Turns
@@ -42,11 +42,15 @@ from hpcddp.submission.turns import Turns
 if TYPE_CHECKING:
     from submitit import Job
 
+    from hpcddp.submission.executors import RenderedLocalExecutor, RenderedSlurmExecutor
+
 
 # The paths that Slurm's packages and its configless mode use (slurm.conf(5)).
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
+# sbatch(1), FILENAME PATTERN.
+_SBATCH_PATTERNS: Final[tuple[str, ...]] = ("%", "\\")
 # submitit.core.utils.JobPaths replaces these wherever they are in a path.
-_SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
+_SUBMITIT_TAGS: Final[tuple[str, ...]] = ("%j", "%t", "%A", "%a")
 _DEFAULT_SIGNAL_LEAD_S = 30
 
 
@@ -73,22 +77,25 @@ def choose_cluster(requested: Literal["auto", "slurm", "local", "here"], environ
     """
     if requested in {"local", "here"}:
         return requested
-    named = environment.get("SLURM_CONF")
-    if named and not Path(named).is_file():
+    configuration = environment.get("SLURM_CONF")
+    if configuration and not Path(configuration).is_file():
         # A user who sets it wants that Slurm and not this machine, and Slurm's commands would fail.
         raise SubmissionError(
-            f"SLURM_CONF is {named!r}, and there is no such file; correct or unset it, or use --cluster local"
+            f"SLURM_CONF is {configuration!r}, and there is no such file; correct or unset it, or use --cluster local"
         )
-    has_sbatch = shutil.which("sbatch", path=environment.get("PATH")) is not None
-    configured = bool(named) or any(Path(path).is_file() for path in _CONFIGURATIONS)
-    if not (has_sbatch and configured):
-        if requested == "slurm":
-            missing = "sbatch was not found" if not has_sbatch else "no slurm.conf was found"
-            raise SubmissionError(
-                f"--cluster slurm: {missing}; submit on a login node, set SLURM_CONF, or use --cluster local"
-            )
+    search_path = environment.get("PATH")
+    missing = None
+    if shutil.which("sbatch", path=search_path) is None:
+        missing = "sbatch was not found"
+    elif not configuration and not any(Path(path).is_file() for path in _CONFIGURATIONS):
+        missing = "no slurm.conf was found"
+    if missing is not None and requested == "auto":
         return "local"
-    if shutil.which("srun", path=environment.get("PATH")) is None:
+    if missing is not None:
+        raise SubmissionError(
+            f"--cluster slurm: {missing}; submit on a login node, set SLURM_CONF, or use --cluster local"
+        )
+    if shutil.which("srun", path=search_path) is None:
         # sbatch passes this PATH on to the script, which calls srun.
         raise SubmissionError(
             "sbatch was found on PATH, and srun was not; add the directory of Slurm's commands to PATH, or use "
@@ -113,14 +120,16 @@ class PreparedJob:
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``submit --dry-run --json``."""
-        run, table = self.request.run, self.request.sweep_table
-        document = {
+        run = self.request.run
+        document: dict[str, Any] = {
             "cluster": self.request.cluster,
             "run_id": run.run_id,
             "run_dir": str(run.path),
             "script": self.script,
         }
-        return document if table is None else {**document, "elements": table.elements()}
+        if self.request.sweep_table is not None:
+            document["elements"] = self.request.sweep_table.elements()
+        return document
 
 
 def prepare(request: SubmitRequest) -> PreparedJob:
@@ -130,13 +139,18 @@ def prepare(request: SubmitRequest) -> PreparedJob:
         HpcddpError: the job cannot run, or cannot be rendered.
     """
     table = request.sweep_table
-    notes = check_submittable(request) if table is None else check_sweep_submittable(request, table)
-    if table is not None and len(table) == 1:
-        notes += ("the sweep makes one run, because each key has one value; write several, as in 0.1,0.2 or 0..4",)
+    request_of_script = request
+    if table is None:
+        notes = check_submittable(request)
+    else:
+        notes = check_sweep_submittable(request, table)
+        if len(table) == 1:
+            notes += ("the sweep makes one run, because each key has one value; write several, as in 0.1,0.2 or 0..4",)
+        if request.cluster == "local":
+            # On this machine each element has a script of its own; they differ in their values.
+            request_of_script = element_request(request, table, 0)
     check_site(request.job, request.cluster, request.environment)
-    # On this machine each element has a script of its own; they differ in their values.
-    local = table is not None and request.cluster == "local"
-    script = render_script(element_request(request, table, 0) if local and table is not None else request).text
+    script = render_script(request_of_script).text
     notes = (*notes, *unfilled_placeholders(request), *unexpanded_values(request), *cpus_for_gpus(request))
     return PreparedJob(request=request, script=script, notes=notes)
 
@@ -154,7 +168,8 @@ def submit(request: SubmitRequest) -> Submission:
     Raises:
         HpcddpError: the job could not be submitted; nothing is left behind.
     """
-    job, run = prepare(request), request.run
+    job = prepare(request)
+    run = request.run
     with new_run_directory(run, request.cluster):
         run.submitit.mkdir(mode=0o700)
         write_run(run, job)
@@ -199,15 +214,17 @@ class Submission:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``submit --json`` prints."""
-        return {
+        document: dict[str, Any] = {
             "run_id": self.run.run_id,
             "job_id": self.job_id,
             "run_dir": str(self.run.path),
             "cluster": self.cluster,
             "dropped_environment": list(self.dropped),
             "warnings": self.warnings,
-            **({"changes": list(self.consequences)} if self.consequences else {}),
         }
+        if self.consequences:
+            document["changes"] = list(self.consequences)
+        return document
 
 
 @contextmanager
@@ -218,32 +235,32 @@ def new_run_directory(run: RunDirectory, cluster: Cluster) -> Iterator[None]:
         SubmissionError: it exists already, or sbatch or submitit would change its path.
     """
     check_path(run.path, cluster)
-    missing = [parent for parent in run.path.parents if not exists(parent)]
+    missing_parents = [parent for parent in run.path.parents if not exists(parent)]
     try:
         make_private_directory(run.path.parent)
-        try:
-            run.path.mkdir(mode=0o700)
-        except FileExistsError:
-            raise SubmissionError(
-                f"the run directory {run.path} exists already; use another run id or run_root"
-            ) from None
+        _make_run_directory(run)
         try:
             yield
         except Exception:
             shutil.rmtree(run.path)
             raise
     except Exception:
-        for parent in missing:
+        for parent in missing_parents:
             # Another run may be there by now.
             with suppress(OSError):
                 parent.rmdir()
         raise
 
 
+def _make_run_directory(run: RunDirectory) -> None:
+    try:
+        run.path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise SubmissionError(f"the run directory {run.path} exists already; use another run id or run_root") from None
+
+
 def check_path(path: Path, cluster: Cluster) -> None:
     """Refuse a path that no script can hold, or in which submitit or sbatch replaces a pattern.
-
-    sbatch(1), FILENAME PATTERN.
 
     Raises:
         SubmissionError: the path is not UTF-8, or holds a control character or such a pattern.
@@ -252,12 +269,13 @@ def check_path(path: Path, cluster: Cluster) -> None:
         raise SubmissionError(
             f"the run directory {str(path)!r} is not UTF-8, or holds a control character; choose another run_root"
         )
-    patterns = ("%", "\\") if cluster == "slurm" else _SUBMITIT_TAGS
-    if (found := next((pattern for pattern in patterns if pattern in str(path)), None)) is not None:
-        reader = "sbatch" if cluster == "slurm" else "submitit"
-        raise SubmissionError(
-            f"the run directory {path} holds {found}, which {reader} replaces; choose another run_root"
-        )
+    program = "sbatch" if cluster == "slurm" else "submitit"
+    patterns = _SBATCH_PATTERNS if cluster == "slurm" else _SUBMITIT_TAGS
+    for pattern in patterns:
+        if pattern in str(path):
+            raise SubmissionError(
+                f"the run directory {path} holds {pattern}, which {program} replaces; choose another run_root"
+            )
 
 
 def turns_of(sweep: Sweep) -> Turns:
@@ -266,9 +284,16 @@ def turns_of(sweep: Sweep) -> Turns:
 
 
 def write_run(run: RunDirectory, job: PreparedJob, *, total_steps: int | None = None) -> None:
-    """Write the resolved job, its batch plan and its script into a run directory; arguments as ``write_plan``."""
-    write_text(run.job_file, job.request.job_text)
-    write_plan(run, job.request.plan, total_steps=total_steps)
+    """Write job, plan, exported values and script of a run or of a sweep; ``total_steps`` as for ``write_plan``."""
+    request = job.request
+    write_text(run.job_file, request.job_text)
+    if request.sweep_table is None:
+        write_plan(run, request.plan, total_steps=total_steps)
+    values: Mapping[str, str] = {}
+    if is_default_template(request.template):
+        # The script of a template of the user's own need not export them, and then no file may hold them.
+        values = exported_values(request)
+    write_exported_values(run, values)
     write_text(run.script, job.script)
 
 
@@ -294,78 +319,122 @@ def submit_script(
     Raises:
         HpcddpError: the job could not be submitted.
     """
-    from hpcddp.submission import executors
     from hpcddp.task import work
 
-    spec, cluster, directory, python = request.job.spec, request.cluster, request.directory, request.python
-    clean, dropped = submission_environment(request.environment)
-    sweep = sweep_of(run) if cluster == "local" else None
-    executor: executors.RenderedSlurmExecutor | executors.RenderedLocalExecutor
-    if cluster == "slurm":
-        executor = executors.RenderedSlurmExecutor(
-            run.submitit,
-            script=script,
-            tasks=spec.tasks,
-            environment=clean,
-            directory=directory,
-            dependency=request.dependency,
-            element=element,
-        )
+    environment, dropped = submission_environment(request.environment)
+    executor: RenderedSlurmExecutor | RenderedLocalExecutor
+    if request.cluster == "slurm":
+        executor = _slurm_executor(run, request, script, environment, element)
     else:
-        limit, lead = spec.resources.time_limit, spec.signal_lead
-        program = ["/bin/bash", str(run.script)]
-        if sweep is not None:
-            program = turns_of(sweep).command(run.script)
-            clean[INDEX] = str(index_of(run))
-        executor = executors.RenderedLocalExecutor(
-            run.submitit,
-            program=program,
-            log=run.batch_log,
-            command=shlex.join([python, "-P", "-u", "-m", "hpcddp.task"]),
-            tasks=spec.tasks,
-            time_limit_s=limit.seconds if limit else None,
-            signal_lead_s=int(lead.total_seconds()) if lead else _DEFAULT_SIGNAL_LEAD_S,
-            environment=clean,
-            directory=directory,
-            allocation=request.environment["SLURM_JOB_ID"] if cluster == "here" else None,
-        )
+        executor = _local_executor(run, request, environment)
+        # Only where sbatch would have taken them for options is a user told about them.
+        dropped = ()
     # Read before the submission, because the job may begin at once.
-    newest, before = run.newest_attempt(), read_submission(run)
-    place = (before.sweep, before.index) if before else (sweep.sweep_id, index_of(run)) if sweep else (None, None)
-    first_attempt = 0 if newest is None else newest + 1
+    previous = read_submission(run)
+    first_attempt = _next_attempt(run)
     job = executor.submit(work.run, str(run.path))
+    changes = [replace(change, attempt=first_attempt) for change in changes]
+    _record_or_cancel(run, job, _submission_record(run, request, str(job.job_id), previous, changes))
+    if element is None:
+        add_to_index(run)
+    epochs = 1 if request.job.spec.train is None else request.job.spec.train.epochs
+    return Submission(
+        run=run,
+        cluster=request.cluster,
+        job=job,
+        dropped=dropped,
+        epochs=epochs,
+        first_attempt=first_attempt,
+        notes=notes,
+    )
+
+
+def _slurm_executor(
+    run: RunDirectory,
+    request: SubmitRequest,
+    script: str,
+    environment: Mapping[str, str],
+    element: ArrayPlace | None,
+) -> RenderedSlurmExecutor:
+    from hpcddp.submission.executors import RenderedSlurmExecutor
+
+    return RenderedSlurmExecutor(
+        run.submitit,
+        script=script,
+        tasks=request.job.spec.tasks,
+        environment=environment,
+        directory=request.directory,
+        dependency=request.dependency,
+        element=element,
+    )
+
+
+def _local_executor(run: RunDirectory, request: SubmitRequest, environment: Mapping[str, str]) -> RenderedLocalExecutor:
+    """Return the executor of a run on this machine, or in the allocation of this shell."""
+    from hpcddp.submission.executors import RenderedLocalExecutor
+
+    spec = request.job.spec
+    time_limit = spec.resources.time_limit
+    signal_lead_s = _DEFAULT_SIGNAL_LEAD_S
+    if spec.signal_lead:
+        signal_lead_s = int(spec.signal_lead.total_seconds())
+    program = ["/bin/bash", str(run.script)]
+    sweep = sweep_of(run) if request.cluster == "local" else None
+    if sweep is not None:
+        program = turns_of(sweep).command(run.script)
+        environment = {**environment, INDEX: str(index_of(run))}
+    return RenderedLocalExecutor(
+        run.submitit,
+        program=program,
+        log=run.batch_log,
+        command=shlex.join([request.python, "-P", "-u", "-m", "hpcddp.task"]),
+        tasks=spec.tasks,
+        time_limit_s=None if time_limit is None else time_limit.seconds,
+        signal_lead_s=signal_lead_s,
+        environment=environment,
+        directory=request.directory,
+        allocation=request.environment["SLURM_JOB_ID"] if request.cluster == "here" else None,
+    )
+
+
+def _next_attempt(run: RunDirectory) -> int:
+    newest_attempt = run.newest_attempt()
+    return 0 if newest_attempt is None else newest_attempt + 1
+
+
+def _submission_record(
+    run: RunDirectory,
+    request: SubmitRequest,
+    job_id: str,
+    previous: SubmissionRecord | None,
+    changes: Sequence[Change],
+) -> SubmissionRecord:
     record = SubmissionRecord(
-        cluster=cluster,
-        job_id=str(job.job_id),
-        directory=str(directory),
-        python=python,
+        cluster=request.cluster,
+        job_id=job_id,
+        directory=str(request.directory),
+        python=request.python,
         time=time.time(),
         host=socket.gethostname(),
-        sweep=place[0],
-        index=place[1],
         template=request.template,
-        changes=(
-            *(() if before is None else before.changes),
-            *(replace(change, attempt=first_attempt) for change in changes),
-        ),
+        changes=tuple(changes),
         **identity(run.path),
     )
+    if previous is not None:
+        changes = (*previous.changes, *changes)
+        return replace(record, sweep=previous.sweep, index=previous.index, changes=changes)
+    sweep = sweep_of(run) if request.cluster == "local" else None
+    if sweep is not None:
+        return replace(record, sweep=sweep.sweep_id, index=index_of(run))
+    return record
+
+
+def _record_or_cancel(run: RunDirectory, job: Job[Any], record: SubmissionRecord) -> None:
+    """Record the submission of a job; cancel the job if that fails, because no record would name it."""
     try:
         write_submission_record(run, record)
     except OSError as error:
-        # No record would name the job.
         job.cancel()
         raise SubmissionError(
             f"job {job.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"
         ) from error
-    if element is None:
-        add_to_index(run)
-    return Submission(
-        run=run,
-        cluster=cluster,
-        job=job,
-        dropped=dropped if cluster == "slurm" else (),
-        epochs=spec.train.epochs if spec.train else 1,
-        first_attempt=first_attempt,
-        notes=notes,
-    )

@@ -11,13 +11,11 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.sweep import SweepTable
 from hpcddp.run.files import write_text
@@ -106,47 +104,49 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
     table = request.sweep_table
     if table is None:
         raise ValueError(f"the job {request.job.spec.name} has no sweep")
+    job = prepare(request)
+    sweep = Sweep(sweep_id=request.run.run_id, path=request.run.path, elements=table.elements(), chunks=())
     if request.cluster == "local":
-        return _submit_here(request, table)
-    job, directory = prepare(request), request.run
-    sweep = Sweep(sweep_id=directory.run_id, path=directory.path, elements=table.elements(), chunks=())
-    with new_run_directory(directory, request.cluster):
-        for folder in (directory.submitit, sweep.logs):
-            folder.mkdir(mode=0o700)
-        write_text(directory.job_file, request.job_text)
-        write_text(directory.script, job.script)
+        return _submit_on_this_machine(sweep, job, table)
+    return _submit_to_slurm(sweep, job)
+
+
+def _submit_to_slurm(sweep: Sweep, job: PreparedJob) -> SweepSubmission:
+    """Write the directory of a sweep, whose elements make theirs when they start, and submit its job arrays."""
+    request = job.request
+    directory = sweep.directory
+    with new_run_directory(directory, "slurm"):
+        directory.submitit.mkdir(mode=0o700)
+        sweep.logs.mkdir(mode=0o700)
+        write_run(directory, job)
         record_source(directory, request)
-        clean, dropped = submission_environment(request.environment)
-        clean[PICKLE_DIGEST] = pickle_digest(sweep)
-        chunks = _Arrays(script=directory.script, request=request, environment=clean).submit(len(table))
-    sweep = replace(sweep, chunks=tuple(chunks))
+        environment, dropped = submission_environment(request.environment)
+        environment[PICKLE_DIGEST] = pickle_digest(sweep)
+        chunks = _submit_chunks(sweep, request, environment)
+    sweep = replace(sweep, chunks=chunks)
     write_sweep(sweep)
-    _write_submission(request, "slurm", chunks[0].job_id)
+    _record_submission(request, chunks[0].job_id)
     return SweepSubmission(sweep=sweep, dropped=dropped, notes=job.notes)
 
 
-def _submit_here(request: SubmitRequest, table: SweepTable) -> SweepSubmission:
-    """Write the directories of a sweep on this machine and of its elements, and start a process for each element."""
-    job, directory = prepare(request), request.run
-    sweep = Sweep(sweep_id=directory.run_id, path=directory.path, elements=table.elements(), chunks=())
+def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, table: SweepTable) -> SweepSubmission:
+    """Write the directories of a sweep and of its elements, and start a process for each element."""
+    request = job.request
+    directory = sweep.directory
     processes: list[str] = []
-    with ExitStack() as stack:
-        stack.enter_context(new_run_directory(directory, request.cluster))
+    with ExitStack() as directories:
+        directories.enter_context(new_run_directory(directory, "local"))
         write_text(directory.job_file, request.job_text)
         record_source(directory, request)
         write_sweep(sweep)
         # No element runs before all of them are here.
-        stack.enter_context(turns_of(sweep).hold())
+        directories.enter_context(turns_of(sweep).hold())
         try:
             for index in range(len(table)):
                 element = element_request(request, table, index)
-                stack.enter_context(new_run_directory(element.run, request.cluster))
-                element.run.submitit.mkdir(mode=0o700)
-                script = render_script(element).text
-                write_run(element.run, PreparedJob(request=element, script=script, notes=()))
-                write_text(element.run.batch_log, "")
-                processes.append(submit_script(element.run, element, script).job_id)
-            _write_submission(request, "local", processes[0])
+                directories.enter_context(new_run_directory(element.run, "local"))
+                processes.append(_start_element(element))
+            _record_submission(request, processes[0])
         except Exception:
             for process in processes:
                 os.kill(int(process), signal.SIGKILL)
@@ -154,10 +154,20 @@ def _submit_here(request: SubmitRequest, table: SweepTable) -> SweepSubmission:
     return SweepSubmission(sweep=sweep, processes=tuple(processes), notes=job.notes)
 
 
-def _write_submission(request: SubmitRequest, cluster: Cluster, job_id: str) -> None:
+def _start_element(element: SubmitRequest) -> str:
+    """Write the files of an element into its directory, start its process, and return the process id."""
+    run = element.run
+    run.submitit.mkdir(mode=0o700)
+    script = render_script(element).text
+    write_run(run, PreparedJob(request=element, script=script, notes=()))
+    write_text(run.batch_log, "")
+    return submit_script(run, element, script).job_id
+
+
+def _record_submission(request: SubmitRequest, job_id: str) -> None:
     """Record the submission of a sweep, with the id of its first job."""
     record = SubmissionRecord(
-        cluster=cluster,
+        cluster=request.cluster,
         job_id=job_id,
         directory=str(request.directory),
         python=request.python,
@@ -174,6 +184,7 @@ def pickle_digest(sweep: Sweep) -> str:
     path = sweep.directory.submitit / PICKLE
     if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
+    # Slow, and a resumption finds the pickle.
     from hpcddp.submission import executors
     from hpcddp.task import work
 
@@ -181,64 +192,102 @@ def pickle_digest(sweep: Sweep) -> str:
     return executors.dump_call(path, work.run, str(sweep.path))
 
 
+def _submit_chunks(sweep: Sweep, request: SubmitRequest, environment: Mapping[str, str]) -> tuple[Chunk, ...]:
+    """Submit all elements of a sweep in as few job arrays as the site's limits allow."""
+    count = len(sweep.elements)
+    if count < commands.DEFAULT_LARGEST_ARRAY:
+        # Nearly every site allows this, and asking the controller takes as long as a submission.
+        try:
+            return _submit_chunks_of(count, sweep, request, environment)
+        except commands.SlurmCommandError as error:
+            if _TOO_LONG not in error.message:
+                raise
+    largest = commands.largest_array(environment)
+    if largest < 1:
+        raise SubmissionError("this Slurm allows no job arrays (MaxArraySize); submit each run by itself, with --set")
+    return _submit_chunks_of(largest, sweep, request, environment)
+
+
+def _submit_chunks_of(
+    largest: int, sweep: Sweep, request: SubmitRequest, environment: Mapping[str, str]
+) -> tuple[Chunk, ...]:
+    """Submit all elements of a sweep in job arrays of ``largest`` elements; the last one may have fewer."""
+    total = len(sweep.elements)
+    max_parallel = request.job.spec.max_parallel
+    arrays: list[JobArray] = []
+    for first in range(0, total, largest):
+        count = min(largest, total - first)
+        # The script has the directive for an array of all elements.
+        options = () if count == total else (array_option(f"0-{count - 1}", max_parallel),)
+        arrays.append(JobArray(first=first, elements=range(first, first + count), options=options))
+    job_ids = submit_arrays(sweep, arrays, request, environment)
+    return tuple(
+        Chunk(job_id=job_id, first=array.first, count=len(array.elements))
+        for job_id, array in zip(job_ids, arrays, strict=True)
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Arrays:
-    """The job arrays of a sweep: as few calls of sbatch as the site's limits allow.
+class JobArray:
+    """Elements of a sweep that Slurm gets as one job array.
 
     Args:
-        script: the script of all elements.
-        environment: the environment of sbatch.
+        first: the element that array index 0 is.
+        elements: its elements, in order.
+        options: options of sbatch that take precedence over the directives of the script.
     """
 
-    script: Path
-    request: SubmitRequest
-    environment: Mapping[str, str]
+    first: int
+    elements: Sequence[int]
+    options: tuple[str, ...]
 
-    def submit(self, count: int) -> list[Chunk]:
-        """Submit all elements; if an array is refused, cancel the arrays before it."""
-        if count < commands.DEFAULT_LARGEST_ARRAY:
-            # Nearly every site allows this, and asking the controller takes as long as a submission.
-            try:
-                return [self._submit(0, count, count, None)]
-            except commands.SlurmCommandError as error:
-                if _TOO_LONG not in error.message:
-                    raise
-        largest = commands.largest_array(self.environment)
-        if largest < 1:
-            raise SubmissionError(
-                "this Slurm allows no job arrays (MaxArraySize); submit each run by itself, with --set"
+
+def array_option(indices: str, max_parallel: int | None) -> str:
+    """Return the option of sbatch that submits elements as a job array.
+
+    Args:
+        indices: array indices and ranges of them, as in ``0-3,7``.
+        max_parallel: how many of them run at the same time; None sets no limit.
+    """
+    limit = "" if max_parallel is None else f"%{max_parallel}"
+    return f"--array={indices}{limit}"
+
+
+def submit_arrays(
+    sweep: Sweep, arrays: Sequence[JobArray], request: SubmitRequest, environment: Mapping[str, str]
+) -> list[str]:
+    """Submit job arrays with the script of a sweep, and return their job ids; after an error cancel those before it.
+
+    Slurm limits how many elements of one array run at the same time. Where there is a limit, each array therefore waits
+    for the end of the one before it.
+
+    Args:
+        sweep: the sweep, whose directory has the script and the pickle.
+        arrays: the arrays, in the order in which they run.
+        request: the request of the sweep.
+        environment: the environment of sbatch.
+    """
+    is_limited = request.job.spec.max_parallel is not None
+    job_ids: list[str] = []
+    try:
+        for array in arrays:
+            dependency = request.dependency
+            if is_limited and job_ids:
+                dependency = dependency.and_after(job_ids[-1])
+            variables = dict(dependency.environment)
+            if array.first > 0:
+                variables[FIRST] = str(array.first)
+            job_id = commands.sbatch(
+                sweep.directory.script,
+                environment={**environment, **variables},
+                directory=request.directory,
+                dependency=dependency.text,
+                options=array.options,
             )
-        done: list[Chunk] = []
-        try:
-            for first in range(0, count, largest):
-                limited = self.request.job.spec.max_parallel is not None
-                previous = done[-1].job_id if done and limited else None
-                done.append(self._submit(first, min(largest, count - first), count, previous))
-        except HpcddpError:
-            for chunk in done:
-                commands.cancel([chunk.job_id], self.environment)
-            raise
-        return done
-
-    def _submit(self, first: int, count: int, total: int, previous: str | None) -> Chunk:
-        """Submit one array.
-
-        Args:
-            first: the index of its first element.
-            count: the number of its elements.
-            total: the number of elements of the sweep.
-            previous: the job id of the array that must end first; None for no such array.
-        """
-        dependency = self.request.dependency
-        if previous is not None:
-            dependency = dependency.and_after(previous)
-        max_parallel = self.request.job.spec.max_parallel
-        at_once = "" if max_parallel is None else f"%{max_parallel}"
-        job_id = commands.sbatch(
-            self.script,
-            environment={**self.environment, **dependency.environment, **({FIRST: str(first)} if first else {})},
-            directory=self.request.directory,
-            dependency=dependency.text,
-            options=() if count == total else (f"--array=0-{count - 1}{at_once}",),
-        )
-        return Chunk(job_id=job_id, first=first, count=count)
+            job_ids.append(job_id)
+    except BaseException:
+        # Also after Ctrl-C: no record names them.
+        for job_id in job_ids:
+            commands.cancel([job_id], environment)
+        raise
+    return job_ids

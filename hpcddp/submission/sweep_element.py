@@ -80,8 +80,8 @@ def element_of(directory: Path, sweep_id: str, index: int, job_text: str, enviro
     first = int(environment.get(FIRST) or 0)
     chunk = Chunk(job_id=environment.get("SLURM_ARRAY_JOB_ID", ""), first=first, count=len(table) - first)
     sweep = Sweep(sweep_id=sweep_id, path=directory / sweep_id, elements=table.elements(), chunks=(chunk,))
-    text = dump_job(element_spec(spec, table.element(index)), environment_values=False)
-    return Element(sweep=sweep, index=index, job_text=text, sweep_text=job_text)
+    element_text = dump_job(element_spec(spec, table.element(index)), environment_values=False)
+    return Element(sweep=sweep, index=index, job_text=element_text, sweep_text=job_text)
 
 
 def complete_directory(element: Element, job_id: str, digest: str | None) -> None:
@@ -92,21 +92,49 @@ def complete_directory(element: Element, job_id: str, digest: str | None) -> Non
         job_id: its job id, with the array index.
         digest: the sha256 of the pickle that was submitted; None if none was.
     """
-    run, sweep = element.run, element.sweep
-    _keep_sweep(element)
+    run = element.run
+    _make_sweep_directory(element)
     if not run.plan.exists():
         write_plan(run, first_plan(parse_resolved(element.job_text)))
-    by_hand = not sweep.directory.script.exists()
-    before = read_submission(run)
-    if not by_hand and (before is None or before.job_id != job_id):
-        write_submission(sweep, element.index, job_id, directory=Path.cwd(), python=sys.executable)
-    log = sweep.batch_log(job_id)
+    _record_new_job(element, job_id)
+    _link_log(element, job_id)
+    if digest is not None:
+        _copy_pickle(element, job_id, digest)
+
+
+def _make_sweep_directory(element: Element) -> None:
+    """Make the directory of a sweep whose script was submitted by hand."""
+    sweep = element.sweep
+    make_private_directory(sweep.path)
+    if read_sweep(sweep.path) is None:
+        write_text(sweep.directory.job_file, element.sweep_text)
+        create_sweep(sweep)
+
+
+def _record_new_job(element: Element, job_id: str) -> None:
+    """Record the job of an element, unless its record has this job already, or its script was submitted by hand."""
+    submission = read_submission(element.run)
+    is_recorded = submission is not None and submission.job_id == job_id
+    if element.sweep.directory.script.exists() and not is_recorded:
+        write_submission(element.sweep, element.index, job_id, directory=Path.cwd(), python=sys.executable)
+
+
+def _link_log(element: Element, job_id: str) -> None:
+    run = element.run
+    log = element.sweep.batch_log(job_id)
     if log.exists() and not run.batch_log.exists():
         # Another process may make the same link.
         with suppress(FileExistsError):
             run.batch_log.symlink_to(os.path.relpath(log, run.path))
-    pickle = sweep.directory.submitit / PICKLE
-    content = pickle.read_bytes() if digest is not None and pickle.is_file() else b""
+
+
+def _copy_pickle(element: Element, job_id: str, digest: str) -> None:
+    """Copy the pickle of a sweep, if it is the one that was submitted, to where submitit looks for the element's."""
+    run = element.run
+    pickle = element.sweep.directory.submitit / PICKLE
+    if not pickle.is_file():
+        return
+    content = pickle.read_bytes()
     if hashlib.sha256(content).hexdigest() == digest:
         run.submitit.mkdir(mode=0o700, exist_ok=True)
         write_bytes(run.submitit / f"{job_id}_submitted.pkl", content)
@@ -128,15 +156,6 @@ def write_submission(sweep: Sweep, index: int, job_id: str, *, directory: Path, 
     write_submission_record(run, record)
 
 
-def _keep_sweep(element: Element) -> None:
-    """Make the directory of a sweep whose script was submitted by hand."""
-    sweep = element.sweep
-    make_private_directory(sweep.path)
-    if read_sweep(sweep.path) is None:
-        write_text(sweep.directory.job_file, element.sweep_text)
-        create_sweep(sweep)
-
-
 def array_of_one(sweep: Sweep, index: int) -> ArrayPlace:
     """Return the job array with which one element of a sweep runs again by itself."""
     first = next((chunk.first for chunk in sweep.chunks if 0 <= index - chunk.first < chunk.count), 0)
@@ -151,16 +170,18 @@ def begin_element(sweep: Sweep, index: int, job: JobSpec | None = None) -> RunDi
         index: the element's index.
         job: the job of the sweep; None reads it.
     """
-    run, submitted = sweep.run(index), read_submission(sweep.directory)
-    if not run.path.exists() and submitted is not None:
-        make_private_directory(run.path)
-        run.submitit.mkdir(mode=0o700, exist_ok=True)
-        spec = element_spec(job or read_job_file(sweep.directory), sweep.elements[index])
-        write_text(run.job_file, dump_job(spec, environment_values=False))
-        # Another command may have made it, and its job may write to it already.
-        os.close(open_to_append(run.batch_log))
-        job_id = sweep.job_id(index) or ""
-        write_submission(sweep, index, job_id, directory=Path(submitted.directory), python=submitted.python)
+    run = sweep.run(index)
+    submission = read_submission(sweep.directory)
+    if run.path.exists() or submission is None:
+        return run
+    make_private_directory(run.path)
+    run.submitit.mkdir(mode=0o700, exist_ok=True)
+    spec = element_spec(job or read_job_file(sweep.directory), sweep.elements[index])
+    write_text(run.job_file, dump_job(spec, environment_values=False))
+    # Another command may have made it, and its job may write to it already.
+    os.close(open_to_append(run.batch_log))
+    job_id = sweep.job_id(index) or ""
+    write_submission(sweep, index, job_id, directory=Path(submission.directory), python=submission.python)
     return run
 
 
@@ -177,7 +198,9 @@ def find_to_resume(text: str, run_root: Path) -> RunDirectory:
     """
     run = checked_run(find_run(text, run_root))
     sweep = None if run.path.exists() else sweep_of(run)
-    return run if sweep is None else begin_element(sweep, index_of(run))
+    if sweep is None:
+        return run
+    return begin_element(sweep, index_of(run))
 
 
 def chosen_to_act_on(text: str | None, run_root: Path) -> RunDirectory:

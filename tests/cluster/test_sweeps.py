@@ -160,7 +160,7 @@ def test_an_element_has_its_result_in_a_submitit_job(finished_sweep: FinishedSwe
     assert job.result()["steps"] == finished_sweep.tracked(0).result["steps"]
 
 
-def test_a_thousand_elements_are_one_call_of_sbatch_and_six_files(
+def test_a_thousand_elements_are_one_call_of_sbatch_and_seven_files(
     sandbox: Sandbox, tmp_path: Path, count_of: tuple[dict[str, str], Path]
 ) -> None:
     environment, calls = count_of
@@ -169,7 +169,7 @@ def test_a_thousand_elements_are_one_call_of_sbatch_and_six_files(
     assert len(calls.read_text().splitlines()) == 1
     runs = Path(submitted["sweep_dir"]).parent
     assert sorted(path.name for path in runs.rglob("*") if path.is_file()) == [
-        "job.sbatch", "job.yaml", "source.json", "submission.json", "submitted.pkl", "sweep.json",
+        "environment.json", "job.sbatch", "job.yaml", "source.json", "submission.json", "submitted.pkl", "sweep.json",
     ]  # fmt: skip
     (job_id,) = submitted["job_ids"]
     listed = sandbox.run("squeue", "--noheader", "--array", f"--jobs={job_id}").stdout.splitlines()

@@ -32,6 +32,7 @@ class Sample(Record):
     is_new: bool = False
     parts: tuple[Part, ...] = ()
     counts: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,7 @@ def test_a_damaged_record_is_one_sentence_that_names_its_file(tmp_path: Path, da
         ({"format": 0}, "its format is 0"),
         ({"format": True}, "its format is true"),
         ({"format": 2}, "it has format 2"),
+        ({"labels": {"x": 1}}, "its labels is 1"),
     ],
 )
 def test_a_value_of_another_type_is_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,15 +20,16 @@ from hpcddp.manage.run_files import read_run_files
 from hpcddp.run.checkpoints import FileRecord, Manifest, read_manifest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.run.job_file import read_exported_values
 from hpcddp.run.job_records import Start, SubmissionRecord, read_submission, write_start, write_submission_record
 from hpcddp.run.ownership import RunDirectoryError, identity
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import SlurmCommandError
-from hpcddp.submission.render import exported_values, render_script
+from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
-from hpcddp.submission.resume import own_request, prepare_resumption, resume, resume_with_job
+from hpcddp.submission.resume import prepare_resumption, request_with_changes, resume, resume_with_job
 from hpcddp.submission.submit import prepare, write_run
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import begin_element
@@ -100,7 +102,7 @@ def changing(run: RunDirectory, slurm: FakeSlurm, *overrides: str, command: list
         options = read_options({}, command)
         return change_job(spec, file=str(run.job_file), overrides=overrides, options=options, environment={})
 
-    return own_request(run, change, environment=slurm.environment())
+    return request_with_changes(run, change, environment=slurm.environment())
 
 
 def saved(run: RunDirectory, step: int, **contract: Any) -> None:
@@ -133,19 +135,73 @@ def test_another_time_limit_is_all_that_changes_in_the_script(
     assert (record.job_id, record.directory, record.python, record.changes) == ("101", str(tmp_path), "python3", ())
 
 
-def test_values_of_environment_variables_are_read_from_the_script(slurm: FakeSlurm) -> None:
+def test_values_of_environment_variables_are_kept_for_a_resumption(slurm: FakeSlurm) -> None:
     run = submitted(TRAIN)
     assert "TOKEN" not in run.job_file.read_text()
     values = {"TOKEN": 'it\'s\n$HOME "x"', "EMPTY": "", "PLAIN": "4"}
-    assert exported_values(run.script.read_text()) == values
-    request = changing(run, slurm, "environment.env.PLAIN=5")
-    assert request.job.spec.environment.env == {**values, "PLAIN": "5"}
-    assert exported_values(render_script(request).text) == {**values, "PLAIN": "5"}
+    assert read_exported_values(run) == values
+    # What a person writes into the script counts only for the script itself.
+    run.script.write_text(run.script.read_text().replace("export PLAIN=4", "export PLAIN=7"))
+    request = changing(run, slurm, "environment.env.PLAIN=5", "environment.env.NEW=6")
+    assert request.job.spec.environment.env == {**values, "PLAIN": "5", "NEW": "6"}
+    resume_with_job(run, request)
+    assert read_exported_values(run) == {**values, "PLAIN": "5", "NEW": "6"}
+    assert "\nexport PLAIN=5\nexport NEW=6\n" in run.script.read_text()
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_script_without_variables_has_no_values() -> None:
-    assert exported_values(submitted(COMMAND).script.read_text()) == {}
+def test_only_its_owner_can_read_the_file_of_values() -> None:
+    before = os.umask(0o022)
+    try:
+        run = submitted(TRAIN)
+    finally:
+        os.umask(before)
+    holders = {path.name for path in run.path.rglob("*") if path.is_file() and b"$HOME" in path.read_bytes()}
+    assert holders == {"environment.json", "job.sbatch"}
+    assert stat.S_IMODE(run.exported_values.stat().st_mode) == 0o600
+
+
+@pytest.mark.usefixtures("slurm")
+def test_no_value_is_kept_for_a_template_that_may_not_export_it() -> None:
+    Path("mine.sh.j2").write_text("#!/bin/bash\n")
+    run = submitted(TRAIN, template="./mine.sh.j2")
+    assert read_exported_values(run) == {}
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_job_without_variables_has_no_values() -> None:
+    assert read_exported_values(submitted(COMMAND)) == {}
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize("damage", ["missing", "torn", "a number"])
+def test_damaged_values_are_one_sentence_and_nothing_is_changed(
+    tmp_path: Path, golden: GoldenMessages, damage: str
+) -> None:
+    run = submitted(TRAIN)
+    if damage == "missing":
+        run.exported_values.unlink()
+    if damage == "torn":
+        run.exported_values.write_text(run.exported_values.read_text()[:-9])
+    if damage == "a number":
+        run.exported_values.write_text('{"format": 1, "values": {"PLAIN": 4}}')
+    before = run.script.read_bytes()
+    code, out, error = submit(tmp_path, "--resume", "r1", "--time", "20min")
+    assert (code, out) == (2, "")
+    message = golden.message(error)
+    assert message.startswith(f"hpcddp: {run.exported_values} ")
+    assert message.endswith("; restore a copy of it, or give the job file too: hpcddp submit JOB --resume RUN\n")
+    assert (run.script.read_bytes(), read_events(run.events)) == (before, [])
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_job_file_replaces_damaged_values(tmp_path: Path) -> None:
+    run = submitted(TRAIN)
+    run.exported_values.write_text("")
+    request = request_of(load_job(Path("job.yaml"), overrides=[f"run_root={tmp_path}/runs"]))
+    resumption = prepare_resumption(run, request)
+    write_run(run, resumption.job)
+    assert read_exported_values(run) == request.job.spec.environment.env
 
 
 @pytest.mark.usefixtures("slurm")
@@ -366,7 +422,7 @@ def test_changes_are_recorded_and_shown(slurm: FakeSlurm) -> None:
 
 def test_a_submission_that_fails_leaves_the_job_as_it_was(slurm: FakeSlurm) -> None:
     run = submitted(TRAIN)
-    files = (run.job_file, run.plan, run.script)
+    files = (run.job_file, run.plan, run.exported_values, run.script)
     before = [path.read_bytes() for path in files]
     request = changing(run, slurm, "train.epochs=20")
     environment = slurm.environment(REFUSED_CALL="1", REFUSAL="no")
@@ -527,7 +583,8 @@ def test_an_element_of_a_sweep_takes_a_value_that_the_command_line_names(slurm: 
     resume_with_job(run, request)
     spec = parse_resolved(run.job_file.read_text())
     assert (spec.learning_rate.base, spec.sweep) == (0.3, None)
-    assert exported_values(run.script.read_text()) == {"TOKEN": "secret", "SIDE": "right"}
+    assert read_exported_values(sweep.directory) == {"TOKEN": "secret"}
+    assert read_exported_values(run) == {"TOKEN": "secret", "SIDE": "right"}
     assert "#SBATCH --array" not in run.script.read_text()
 
 
@@ -542,7 +599,8 @@ def test_an_element_keeps_the_value_of_its_last_resumption(slurm: FakeSlurm) -> 
     ]  # fmt: skip
     resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
     assert parse_resolved(run.job_file.read_text()).learning_rate.base == 0.3
-    assert exported_values(run.script.read_text()) == {"SIDE": "up"}
+    assert read_exported_values(run) == {"SIDE": "up"}
+    assert "\nexport SIDE=up\n" in run.script.read_text()
     assert len(read_run_files(run).changes) == 2
 
 

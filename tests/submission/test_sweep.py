@@ -60,8 +60,15 @@ def test_a_sweep_is_one_call_and_its_directives_say_all(slurm: FakeSlurm) -> Non
 def test_the_number_of_files_does_not_grow_with_the_elements(slurm: FakeSlurm) -> None:
     submission = submitted(slurm, 1000)
     files = sorted(str(path.relative_to("runs/demo")) for path in Path("runs/demo").rglob("*") if path.is_file())
-    names = ["job.sbatch", "job.yaml", "source.json", "submission.json", "submitit/submitted.pkl", "sweep.json"]
-    assert files == [f"s1/{name}" for name in names]
+    assert files == [
+        "s1/environment.json",
+        "s1/job.sbatch",
+        "s1/job.yaml",
+        "s1/source.json",
+        "s1/submission.json",
+        "s1/submitit/submitted.pkl",
+        "s1/sweep.json",
+    ]
     assert submission.sweep == read_sweep(submission.sweep.path)
     assert all(path.stat().st_mode & 0o077 == 0 for path in Path("runs").rglob("*"))
 

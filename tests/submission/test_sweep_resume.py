@@ -24,7 +24,8 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.slurm.job_environment import NO_DEPENDENCY
 from hpcddp.submission.request import SubmissionError
-from hpcddp.submission.resume import resume, resume_sweep
+from hpcddp.submission.resume import resume
+from hpcddp.submission.resume_sweep import resume_sweep
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import begin_element
 from hpcddp.supervise.begin import begin

@@ -1,0 +1,251 @@
+"""The resumption of a sweep: submit those of its elements again that have ended and not finished."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.run.files import exists, write_text
+from hpcddp.run.job_records import read_submission
+from hpcddp.run.moved import is_same_directory, update_script_path
+from hpcddp.run.ownership import check_run_directory, group_writable_warnings
+from hpcddp.run.sweep import Chunk, Sweep
+from hpcddp.slurm import commands
+from hpcddp.slurm.hostlist import ranges_text
+from hpcddp.slurm.job_environment import NO_DEPENDENCY, PICKLE_DIGEST, Dependency, submission_environment
+from hpcddp.slurm.states import ENDED_STATES
+from hpcddp.submission.checks import check_sweep_submittable
+from hpcddp.submission.request import SubmissionError, SubmitRequest
+from hpcddp.submission.resume import (
+    one_resumption_at_a_time,
+    record_resumption,
+    refuse_to_resume_copy,
+    request_as_before,
+    restored_on_error,
+    resume_locked,
+)
+from hpcddp.submission.submit import check_path
+from hpcddp.submission.sweep import JobArray, array_option, pickle_digest, submit_arrays
+from hpcddp.submission.sweep_element import begin_element, write_submission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResumption:
+    """Elements of a sweep that continue.
+
+    Args:
+        sweep: the sweep.
+        jobs: the new job id of each element that continues, by its index.
+        dropped: names of inherited variables that sbatch did not get, because they would override directives.
+        warnings: for the user, a sentence each.
+    """
+
+    sweep: Sweep
+    cluster: Cluster
+    jobs: Mapping[int, str]
+    dropped: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def job_ids(self) -> list[str]:
+        """The ids of the new jobs; an array is one."""
+        return list(dict.fromkeys(job_id.partition("_")[0] for job_id in self.jobs.values()))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``submit --json`` prints, without the number of the other elements."""
+        return {
+            "sweep_id": self.sweep.sweep_id,
+            "sweep_dir": str(self.sweep.path),
+            "cluster": self.cluster,
+            "job_ids": self.job_ids,
+            "elements": [
+                {"run_id": self.sweep.run_id(index), "job_id": job_id, "run_dir": str(self.sweep.run(index).path)}
+                for index, job_id in self.jobs.items()
+            ],
+            "dropped_environment": list(self.dropped),
+            "warnings": list(self.warnings),
+        }
+
+
+def resume_sweep(
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: Dependency, force: bool
+) -> SweepResumption:
+    """Submit elements of a sweep again, with the script of the sweep: as one job array, or several of a long sweep.
+
+    Args:
+        sweep: the sweep.
+        elements: the indices of the elements, in order: all have ended and none has finished.
+        environment: the submitter's environment.
+        dependency: what the job waits for.
+        force: whether to submit although this machine shows an obstacle that the nodes may not have.
+
+    Raises:
+        HpcddpError: the sweep is a copy of another, has no script of its own, or Slurm refused it.
+    """
+    with one_resumption_at_a_time(sweep.directory):
+        request, notes = prepare_sweep(sweep, elements, environment=environment, dependency=dependency, force=force)
+        if request.cluster == "local":
+            return _resume_on_this_machine(sweep, elements, request)
+        return _resume_on_slurm(sweep, elements, request, notes)
+
+
+def prepare_sweep(
+    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: Dependency, force: bool
+) -> tuple[SubmitRequest, tuple[str, ...]]:
+    """Check whether elements of a sweep can be submitted again, without a change; arguments as ``resume_sweep``.
+
+    Returns:
+        The request of the sweep, and what may keep its elements from running, a sentence each.
+
+    Raises:
+        HpcddpError: the sweep is a copy of another, has no script of its own, or cannot run.
+    """
+    directory = sweep.directory
+    check_run_directory(directory.path)
+    previous = read_submission(directory)
+    if previous is None or (previous.cluster == "slurm" and not directory.script.exists()):
+        first_run = sweep.run(elements[0])
+        raise SubmissionError(
+            f"the script of the sweep {sweep.path} was submitted by hand and is not kept there; give the job file, and "
+            f"resume its runs one by one: {shlex.join(['hpcddp', 'submit', 'JOB', '--resume', first_run.run_id])}"
+        )
+    refuse_to_resume_copy(directory)
+    request = request_as_before(directory, previous, environment=environment, dependency=dependency, force=force)
+    table = request.sweep_table
+    if table is None or previous.cluster == "local":
+        # Each element of a sweep on this machine is checked as a run of its own.
+        return request, ()
+    notes = check_sweep_submittable(request, table)
+    check_path(directory.path, "slurm")
+    return request, notes
+
+
+def _resume_on_this_machine(sweep: Sweep, elements: Sequence[int], request: SubmitRequest) -> SweepResumption:
+    """Start a process for each element, which has a script of its own."""
+    processes = {index: _resume_alone(sweep, index, request, NO_DEPENDENCY) for index in elements}
+    return SweepResumption(sweep=sweep, cluster="local", jobs=processes)
+
+
+def _resume_alone(sweep: Sweep, index: int, request: SubmitRequest, dependency: Dependency) -> str:
+    run = sweep.run(index)
+    return resume_locked(run, environment=request.environment, dependency=dependency, force=request.force).job_id
+
+
+def _resume_on_slurm(
+    sweep: Sweep, elements: Sequence[int], request: SubmitRequest, notes: tuple[str, ...]
+) -> SweepResumption:
+    """Submit as many elements as possible in job arrays, and the others as jobs of their own."""
+    _refuse_alive_elements(sweep, elements, request.environment)
+    _, directory = update_script_path(sweep.directory, request.directory)
+    request = replace(request, directory=directory)
+    environment, dropped = submission_environment(request.environment)
+    environment[PICKLE_DIGEST] = pickle_digest(sweep)
+    alone = [index for index in elements if _was_resumed_alone(sweep, index)]
+    together = [index for index in elements if index not in alone]
+    with _prepare_to_continue(sweep, together, request.job.spec):
+        jobs = _submit_together(sweep, together, request, environment)
+    for index, job_id in jobs.items():
+        write_submission(sweep, index, job_id, directory=directory, python=request.python)
+    for index in alone:
+        begin_element(sweep, index, request.job.spec)
+        jobs[index] = _resume_alone(sweep, index, request, request.dependency)
+    return SweepResumption(
+        sweep=sweep,
+        cluster="slurm",
+        jobs=dict(sorted(jobs.items())),
+        dropped=dropped,
+        warnings=(*notes, *group_writable_warnings(sweep.path)),
+    )
+
+
+def _refuse_alive_elements(sweep: Sweep, elements: Sequence[int], environment: Mapping[str, str]) -> None:
+    """Refuse elements of a sweep of Slurm that another resumption has submitted since they were chosen.
+
+    Raises:
+        SubmissionError: names the first of them.
+    """
+    alive = {job.job_id for job in commands.queue(environment) if job.state not in ENDED_STATES}
+    for index in elements:
+        run = sweep.run(index)
+        submission = read_submission(run)
+        job_id = sweep.job_id(index) if submission is None else submission.job_id
+        # The job of one that has its result is about to end.
+        if job_id in alive and not exists(run.result):
+            raise SubmissionError(
+                f"nothing was resumed: the run {run.run_id} is alive as job {job_id}; try again, so that it is left out"
+            )
+
+
+def _was_resumed_alone(sweep: Sweep, index: int) -> bool:
+    """Return whether an element has a script or a log of its own, and cannot share those of an array."""
+    run = sweep.run(index)
+    if run.script.exists():
+        return True
+    if not exists(run.batch_log) or is_same_directory(run.batch_log, _log_of(sweep, index)):
+        return False
+    return run.batch_log.stat().st_size > 0
+
+
+@contextmanager
+def _prepare_to_continue(sweep: Sweep, elements: Sequence[int], job: JobSpec) -> Iterator[None]:
+    """Prepare elements of a sweep with this job to continue in job arrays; after an error give their results back."""
+    with ExitStack() as results:
+        for index in elements:
+            run = begin_element(sweep, index, job)
+            check_run_directory(run.path)
+            results.enter_context(restored_on_error(run.result))
+            _link_log(sweep, index)
+            record_resumption(run)
+            run.result.unlink(missing_ok=True)
+        yield
+
+
+def _link_log(sweep: Sweep, index: int) -> None:
+    """Make the log of an element a link to its log in the directory of the sweep, where an array writes."""
+    run = sweep.run(index)
+    if run.batch_log.is_symlink():
+        return
+    log = _log_of(sweep, index)
+    if not exists(log):
+        sweep.logs.mkdir(mode=0o700, exist_ok=True)
+        write_text(log, "")
+    run.batch_log.unlink(missing_ok=True)
+    run.batch_log.symlink_to(os.path.relpath(log, run.path))
+
+
+def _submit_together(
+    sweep: Sweep, elements: Sequence[int], request: SubmitRequest, environment: Mapping[str, str]
+) -> dict[int, str]:
+    """Submit elements in an array for each array of the sweep that they belong to; return their job ids by index."""
+    max_parallel = request.job.spec.max_parallel
+    arrays: list[JobArray] = []
+    for chunk in sweep.chunks:
+        elements_of_chunk = [index for index in elements if 0 <= index - chunk.first < chunk.count]
+        if elements_of_chunk:
+            arrays.append(_array_of(sweep, chunk, elements_of_chunk, max_parallel))
+    array_ids = submit_arrays(sweep, arrays, request, environment)
+    jobs: dict[int, str] = {}
+    for array_id, array in zip(array_ids, arrays, strict=True):
+        jobs |= {index: f"{array_id}_{index - array.first}" for index in array.elements}
+    return jobs
+
+
+def _array_of(sweep: Sweep, chunk: Chunk, elements: Sequence[int], max_parallel: int | None) -> JobArray:
+    """Return the array in which elements of one array of the sweep continue, with their array indices and logs."""
+    indices = ranges_text([index - chunk.first for index in elements])
+    # Each batch script appends to the log of its element: %a is the array index (sbatch(1), FILENAME PATTERN).
+    log = str(sweep.batch_log(f"{chunk.job_id}_ARRAY_INDEX")).replace("%", "%%").replace("ARRAY_INDEX", "%a")
+    options = (array_option(indices, max_parallel), f"--output={log}", f"--error={log}")
+    return JobArray(first=chunk.first, elements=elements, options=options)
+
+
+def _log_of(sweep: Sweep, index: int) -> Path:
+    """Return the log of the batch script of an element in the directory of its sweep."""
+    return sweep.batch_log(sweep.job_id(index) or "")
