@@ -7,15 +7,15 @@ ended, it ended. The phases are what lies between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
 from typing import Any, Final
 
-from hpcddp.manage.attempt_records import AttemptRecords, RunRecords, first_train_event
-from hpcddp.manage.run_metrics import Stretch
-from hpcddp.run.attempt_end import AttemptEnd, NextStart, attempt_end, own_events
-from hpcddp.run.events import Event, newest_saved_step
+from hpcddp.manage.attempt_records import RunRecords
+from hpcddp.manage.attempt_steps import Attempt, Recorder, attempts_of, count_lost_steps
+from hpcddp.run.attempt_end import AttemptEnd
+from hpcddp.run.events import Event
 from hpcddp.stop.reasons import Cause
 
 
@@ -116,26 +116,20 @@ class AttemptTimes:
 
 def attempt_times(run: RunRecords) -> tuple[AttemptTimes, ...]:
     """Return the time of each attempt of a run."""
-    has_step_durations = any(stretch.step_s for stretches in run.stretches for stretch in stretches)
-    attempts = [_attempt_of(run, index, has_step_durations=has_step_durations) for index in range(len(run.attempts))]
-    return tuple(
-        _times_of(attempt, _last_counted_step(run, attempts, index), run.now) for index, attempt in enumerate(attempts)
-    )
+    return tuple(_times_of(attempt, run.now) for attempt in attempts_of(run))
 
 
-def _times_of(attempt: _Attempt, last_counted_step: int | None, now: float) -> AttemptTimes:
+def _times_of(attempt: Attempt, now: float) -> AttemptTimes:
     """Return the time of one attempt.
 
     Args:
         attempt: the attempt.
-        last_counted_step: the last of its steps that counts; None if all count, or that is not known.
         now: seconds since the epoch.
     """
     moments = _moments(attempt, now)
-    counted_stretches = _stretches_until(last_counted_step, attempt.stretches)
-    lost_steps = _lost_steps(attempt, last_counted_step) if moments.has_trained else None
-    seconds = _phases(attempt, moments, counted_stretches, lost_steps)
-    spans = _spans(attempt, moments, counted_stretches, seconds)
+    lost_steps = count_lost_steps(attempt) if moments.has_trained else None
+    seconds = _phases(attempt, moments, lost_steps)
+    spans = _spans(attempt, moments, seconds)
     is_end_known = attempt.end is None or attempt.end.is_time_known
     return AttemptTimes(
         number=attempt.records.number,
@@ -145,171 +139,12 @@ def _times_of(attempt: _Attempt, last_counted_step: int | None, now: float) -> A
         is_running=attempt.end is None,
         ranks=attempt.records.ranks,
         resumed_from=attempt.resumed_from,
-        last_step=max((stretch.highest_step for stretch in counted_stretches), default=None),
+        last_step=max((stretch.highest_step for stretch in attempt.counted_stretches), default=None),
         lost_steps=lost_steps if is_end_known else None,
         outcome="running" if attempt.end is None else _outcome(attempt.end),
         seconds=seconds,
         spans=tuple(spans),
     )
-
-
-# One attempt: its records
-
-
-class _Recorder(Enum):
-    """Who records the steps of an attempt."""
-
-    BUILT_IN = auto()
-    """The built-in training, which also records when its first step begins."""
-    PROGRAM_WITH_STEPS = auto()
-    """A program of the user's own, in a run in which the duration of a step is known."""
-    PROGRAM_WITHOUT_STEPS = auto()
-    """A program of the user's own, in a run in which no duration of a step is known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
-    """One attempt: its records, and what follows from its place among the other attempts.
-
-    Args:
-        records: those in its directory.
-        events: what it has written to the event log itself, without what a later start or submission wrote about it.
-        stretches: its lines of metrics.
-        recorder: who records its steps.
-        train_event: the event with which it began to train; None if there is none.
-        resumed_from: the step that it went on from; None if it did not begin to train, or recorded no step.
-        end: how and when it ended; None while it runs.
-    """
-
-    records: AttemptRecords
-    events: Sequence[Event]
-    stretches: Sequence[Stretch]
-    recorder: _Recorder
-    train_event: Event | None
-    resumed_from: int | None
-    end: AttemptEnd | None
-
-
-def _attempt_of(run: RunRecords, index: int, *, has_step_durations: bool) -> _Attempt:
-    """Return one attempt of a run.
-
-    Args:
-        run: the run.
-        index: which of its attempts, from 0.
-        has_step_durations: whether the duration of any step of the run is known.
-    """
-    records = run.attempts[index]
-    events = [event for event in run.events if event.attempt == records.number]
-    stretches = run.stretches[index] if run.stretches else ()
-    next_start = _next_start(run, index)
-    train_event = first_train_event(events, records.number)
-
-    if train_event is not None and train_event.step is not None:
-        recorder = _Recorder.BUILT_IN
-        resumed_from: int | None = train_event.step
-    else:
-        recorder = _Recorder.PROGRAM_WITH_STEPS if has_step_durations else _Recorder.PROGRAM_WITHOUT_STEPS
-        resumed_from = _step_before_first_line(run, index, stretches)
-
-    if next_start is None and run.is_alive:
-        end = None
-    else:
-        line_times = [stretch.ended for stretch in stretches[-1:]]
-        last_sign = max([records.began, *records.alive_times, *line_times])
-        end = attempt_end(events, records.number, last_sign=last_sign, next_start=next_start)
-    return _Attempt(
-        records=records,
-        events=own_events(events, records.number, next_start),
-        stretches=stretches,
-        recorder=recorder,
-        train_event=train_event,
-        resumed_from=resumed_from,
-        end=end,
-    )
-
-
-def _next_start(run: RunRecords, index: int) -> NextStart | None:
-    """Return the start that followed an attempt; None for the newest one."""
-    if index + 1 == len(run.attempts):
-        return None
-    next_attempt = run.attempts[index + 1]
-    return NextStart(time=next_attempt.began, submit_time=next_attempt.submit_time)
-
-
-def _step_before_first_line(run: RunRecords, index: int, stretches: Sequence[Stretch]) -> int | None:
-    """Return the step that a program of the user's own went on from; None if it recorded no step."""
-    if not stretches:
-        return None
-    first_step = stretches[0].first_step
-    number = run.attempts[index].number
-    saved_step = newest_saved_step(event for event in run.events if event.attempt < number)
-    is_first_training = not any(run.stretches[:index])
-    # A program may record every tenth step only: what it saved, and that a run begins at 0, is more exact.
-    if saved_step < first_step and (saved_step or is_first_training):
-        return saved_step
-    return max(0, first_step - 1)
-
-
-# The steps that count
-
-
-def _last_counted_step(run: RunRecords, attempts: Sequence[_Attempt], index: int) -> int | None:
-    """Return the last step of an attempt that counts; None if all count, or that is not known.
-
-    Args:
-        run: the run.
-        attempts: its attempts.
-        index: which of them, from 0.
-    """
-    later_attempts = attempts[index + 1 :]
-    if not later_attempts:
-        return _step_kept_at_end(run, attempts[index])
-    # An attempt repeats the steps after the one that it went on from.
-    resumed_steps = [attempt.resumed_from for attempt in later_attempts if attempt.resumed_from is not None]
-    return min(resumed_steps, default=None)
-
-
-def _step_kept_at_end(run: RunRecords, newest_attempt: _Attempt) -> int | None:
-    """Return the newest step that was saved in a run that has ended before its work was done; all after it are lost.
-
-    None for another run, and for a program of which no save is recorded: it may save by itself.
-    """
-    if run.is_alive or run.is_finished:
-        return None
-    has_saves = any(event.kind == "save" for event in run.events)
-    if has_saves or newest_attempt.recorder is _Recorder.BUILT_IN:
-        return newest_saved_step(run.events)
-    return None
-
-
-def _stretches_until(last_counted_step: int | None, stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Return the lines of metrics whose steps count."""
-    if last_counted_step is None:
-        return list(stretches)
-    parts = [stretch.until(last_counted_step) for stretch in stretches]
-    return [part for part in parts if part is not None]
-
-
-def _lost_steps(attempt: _Attempt, last_counted_step: int | None) -> int | None:
-    """Return how many steps of an attempt do not count; None if nothing is known of its steps."""
-    highest_step = _highest_step(attempt)
-    if highest_step is None and last_counted_step is None:
-        return None
-    if highest_step is None or last_counted_step is None:
-        return 0
-    return max(0, highest_step - last_counted_step)
-
-
-def _highest_step(attempt: _Attempt) -> int | None:
-    """Return the highest step that a record of an attempt names; None if none names one."""
-    steps = [stretch.highest_step for stretch in attempt.stretches]
-    steps += [event.step for event in attempt.events if event.step is not None]
-    if attempt.records.failure_step is not None:
-        steps.append(attempt.records.failure_step)
-    return max(steps, default=None)
-
-
-# The moments of an attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +168,7 @@ class _Moments:
     has_trained: bool
 
 
-def _moments(attempt: _Attempt, now: float) -> _Moments:
+def _moments(attempt: Attempt, now: float) -> _Moments:
     queued = attempt.records.queued
     began = attempt.records.began
     ended = max(now, began) if attempt.end is None else attempt.end.time
@@ -342,7 +177,7 @@ def _moments(attempt: _Attempt, now: float) -> _Moments:
         trained = ended
         training_ended = ended
     else:
-        # The clocks of the ranks and of the host of the batch script differ a little.
+        # The ranks and the batch script may run on hosts whose clocks differ a little.
         trained = _within(first_step_began, began, ended)
         training_ended = _within(_training_ended(attempt, ended), trained, ended)
     return _Moments(
@@ -355,10 +190,10 @@ def _moments(attempt: _Attempt, now: float) -> _Moments:
     )
 
 
-def _first_step_began(attempt: _Attempt) -> float | None:
+def _first_step_began(attempt: Attempt) -> float | None:
     """Return when the first step of an attempt began; None if it did not begin to train."""
     train_event = attempt.train_event
-    if train_event is not None and attempt.recorder is not _Recorder.PROGRAM_WITH_STEPS:
+    if train_event is not None and attempt.recorder is not Recorder.PROGRAM_WITH_STEPS:
         return train_event.time
     # A program starts up until its first step whose duration is known; it records no other moment before.
     program_began = -math.inf if train_event is None else train_event.time
@@ -368,7 +203,7 @@ def _first_step_began(attempt: _Attempt) -> float | None:
     return None
 
 
-def _training_ended(attempt: _Attempt, ended: float) -> float:
+def _training_ended(attempt: Attempt, ended: float) -> float:
     """Return when the training of an attempt that began to train ended.
 
     Args:
@@ -380,7 +215,7 @@ def _training_ended(attempt: _Attempt, ended: float) -> float:
         return stop_event.time
     failed_at = attempt.records.failed_at
     has_ended_well = attempt.end is not None and failed_at is None
-    if has_ended_well and attempt.recorder is _Recorder.PROGRAM_WITH_STEPS:
+    if has_ended_well and attempt.recorder is Recorder.PROGRAM_WITH_STEPS:
         # What a program does after its last record is not known; most of it is its exit.
         return attempt.stretches[-1].ended
     for event in attempt.events:
@@ -389,7 +224,7 @@ def _training_ended(attempt: _Attempt, ended: float) -> float:
     return ended if failed_at is None else failed_at
 
 
-def _stop_event_of_ranks(attempt: _Attempt) -> Event | None:
+def _stop_event_of_ranks(attempt: Attempt) -> Event | None:
     """Return the event that the ranks wrote when they stopped; None if they did not."""
     for event in attempt.events:
         if event.kind == "stop" and event.saved is not None:
@@ -397,43 +232,35 @@ def _stop_event_of_ranks(attempt: _Attempt) -> Event | None:
     return None
 
 
-# The phases between the moments
-
-
-def _phases(
-    attempt: _Attempt, moments: _Moments, counted_stretches: Sequence[Stretch], lost_steps: int | None
-) -> dict[Phase, float]:
+def _phases(attempt: Attempt, moments: _Moments, lost_steps: int | None) -> dict[Phase, float]:
     """Return the duration of each phase in seconds, without those that took no time.
 
     Args:
         attempt: the attempt.
         moments: its moments.
-        counted_stretches: the lines whose steps count.
         lost_steps: how many steps do not count; None if that is not known.
     """
     seconds: dict[Phase, float] = {}
     if moments.queued is not None:
         seconds[Phase.QUEUE] = max(0.0, moments.began - moments.queued)
     seconds[Phase.START_UP] = moments.trained - moments.began
-    if moments.has_trained and attempt.recorder is _Recorder.PROGRAM_WITHOUT_STEPS:
+    if moments.has_trained and attempt.recorder is Recorder.PROGRAM_WITHOUT_STEPS:
         seconds[Phase.PROGRAM] = moments.training_ended - moments.trained
     elif moments.has_trained:
-        seconds.update(_phases_of_training(attempt, moments, counted_stretches, lost_steps))
+        seconds.update(_phases_of_training(attempt, moments, lost_steps))
     seconds[Phase.STOP] = moments.ended - moments.training_ended
     return {phase: seconds[phase] for phase in Phase if seconds.get(phase)}
 
 
-def _phases_of_training(
-    attempt: _Attempt, moments: _Moments, counted_stretches: Sequence[Stretch], lost_steps: int | None
-) -> dict[Phase, float]:
+def _phases_of_training(attempt: Attempt, moments: _Moments, lost_steps: int | None) -> dict[Phase, float]:
     """Return what the time from the first step to the last went into; the arguments are those of ``_phases``."""
     length = moments.training_ended - moments.trained
-    training = sum(stretch.step_s for stretch in counted_stretches)
-    evaluation = sum(stretch.eval_s for stretch in counted_stretches)
+    training = sum(stretch.step_s for stretch in attempt.counted_stretches)
+    evaluation = sum(stretch.eval_s for stretch in attempt.counted_stretches)
     save = min(_save_s(attempt, moments.training_ended), length)
     lost = 0.0
     if lost_steps or _is_failed_program(attempt):
-        lost = _within(_lost_s(attempt, moments, counted_stretches), 0.0, length)
+        lost = _within(_lost_s(attempt, moments), 0.0, length)
     other = length - training - evaluation - save - lost
     if other < 0:
         # The clock of the steps and that of the events differ a little.
@@ -448,28 +275,28 @@ def _phases_of_training(
     }
 
 
-def _is_failed_program(attempt: _Attempt) -> bool:
+def _is_failed_program(attempt: Attempt) -> bool:
     """Whether it is a program that failed: it has lost its time since its last record, whose steps are not known."""
-    return attempt.recorder is _Recorder.PROGRAM_WITH_STEPS and attempt.records.failed_at is not None
+    return attempt.recorder is Recorder.PROGRAM_WITH_STEPS and attempt.records.failed_at is not None
 
 
-def _lost_s(attempt: _Attempt, moments: _Moments, counted_stretches: Sequence[Stretch]) -> float:
+def _lost_s(attempt: Attempt, moments: _Moments) -> float:
     """Return the time from the last step that counts to the end of the training, without evaluations and saves."""
     last_step_ended = moments.trained
     pause_s = 0.0
-    if counted_stretches:
-        last_stretch = counted_stretches[-1]
+    if attempt.counted_stretches:
+        last_stretch = attempt.counted_stretches[-1]
         last_step_ended = max(last_stretch.ended, moments.trained)
         if last_stretch.lines == 1:
             # The evaluation after the step of this line; those of several lines lie before their end.
             pause_s = last_stretch.eval_s
-        last_step = max(stretch.highest_step for stretch in counted_stretches)
+        last_step = max(stretch.highest_step for stretch in attempt.counted_stretches)
         pause_s += sum(_recorded_s(event, "blocked_s") for event in attempt.events if event.step == last_step)
     stop_save_s = sum(_recorded_s(event, "save_s") for event in attempt.events if event.kind == "stop")
     return moments.training_ended - last_step_ended - pause_s - stop_save_s
 
 
-def _save_s(attempt: _Attempt, training_ended: float) -> float:
+def _save_s(attempt: Attempt, training_ended: float) -> float:
     """Return how long the training waited for saves, in seconds."""
     stop_event = _stop_event_of_ranks(attempt)
     stop_save_s = 0.0 if stop_event is None else _recorded_s(stop_event, "save_s")
@@ -487,10 +314,10 @@ def _save_s(attempt: _Attempt, training_ended: float) -> float:
     return total
 
 
-def _save_events(attempt: _Attempt, training_ended: float) -> list[Event]:
+def _save_events(attempt: Attempt, training_ended: float) -> list[Event]:
     """Return the saves of the training; those of a program after its last record are a part of its end."""
     save_events = [event for event in attempt.events if event.kind == "save"]
-    if attempt.recorder is not _Recorder.PROGRAM_WITH_STEPS:
+    if attempt.recorder is not Recorder.PROGRAM_WITH_STEPS:
         return save_events
     return [event for event in save_events if event.time - _recorded_s(event, "seconds") < training_ended]
 
@@ -507,18 +334,12 @@ def _within(value: float, lowest: float, highest: float) -> float:
     return min(max(value, lowest), highest)
 
 
-# The picture
-
-
-def _spans(
-    attempt: _Attempt, moments: _Moments, counted_stretches: Sequence[Stretch], seconds: Mapping[Phase, float]
-) -> Iterator[Span]:
+def _spans(attempt: Attempt, moments: _Moments, seconds: Mapping[Phase, float]) -> Iterator[Span]:
     """Return the phases in the order of time; what interrupts the training follows it, to be drawn over it.
 
     Args:
         attempt: the attempt.
         moments: its moments.
-        counted_stretches: the lines whose steps count.
         seconds: the duration of each phase.
     """
     if moments.queued is not None:
@@ -529,7 +350,7 @@ def _spans(
             yield Span(phase=Phase.PROGRAM, began=moments.trained, ended=moments.training_ended)
         else:
             yield Span(phase=Phase.TRAINING, began=moments.trained, ended=moments.training_ended)
-            yield from _spans_between_steps(attempt, moments, counted_stretches)
+            yield from _spans_between_steps(attempt, moments)
         if Phase.LOST in seconds:
             lost_began = moments.training_ended - seconds[Phase.LOST]
             yield Span(phase=Phase.LOST, began=lost_began, ended=moments.training_ended)
@@ -537,11 +358,11 @@ def _spans(
     yield Span(phase=Phase.STOP, began=moments.training_ended, ended=moments.ended)
 
 
-def _spans_between_steps(attempt: _Attempt, moments: _Moments, counted_stretches: Sequence[Stretch]) -> Iterator[Span]:
+def _spans_between_steps(attempt: Attempt, moments: _Moments) -> Iterator[Span]:
     """Return the evaluations, and the gaps that are neither in them nor in steps and long enough to be seen."""
     shortest_gap_s = _SHOWN_GAP * (moments.ended - moments.began)
     covered_until = moments.trained
-    for stretch in counted_stretches:
+    for stretch in attempt.counted_stretches:
         if stretch.eval_s and stretch.lines == 1:
             # No time is known before the first line that has one.
             evaluation_began = max(covered_until, stretch.ended)
@@ -551,13 +372,13 @@ def _spans_between_steps(attempt: _Attempt, moments: _Moments, counted_stretches
         elif stretch.began - covered_until > shortest_gap_s:
             yield Span(phase=Phase.OTHER, began=covered_until, ended=stretch.began)
         covered_until = max(covered_until, stretch.ended)
-    # After the last step of an attempt that has ended, its lost time or its end follows.
+    # Once the attempt has ended, lost time, a last save or the stop fills the rest.
     is_running = attempt.end is None
     if is_running and moments.training_ended - covered_until > shortest_gap_s:
         yield Span(phase=Phase.OTHER, began=covered_until, ended=moments.training_ended)
 
 
-def _save_spans(attempt: _Attempt, training_ended: float) -> Iterator[Span]:
+def _save_spans(attempt: Attempt, training_ended: float) -> Iterator[Span]:
     """Return when the training waited for saves: the beginning of each save, and the saves at a stop."""
     for event in _save_events(attempt, training_ended):
         blocked_s = _recorded_s(event, "blocked_s")
