@@ -120,12 +120,6 @@ def attempt_times(run: RunRecords) -> tuple[AttemptTimes, ...]:
 
 
 def _times_of(attempt: Attempt, now: float) -> AttemptTimes:
-    """Return the time of one attempt.
-
-    Args:
-        attempt: the attempt.
-        now: seconds since the epoch.
-    """
     moments = _moments(attempt, now)
     lost_steps = count_lost_steps(attempt) if moments.has_trained else None
     seconds = _phases(attempt, moments, lost_steps)
@@ -204,12 +198,7 @@ def _first_step_began(attempt: Attempt) -> float | None:
 
 
 def _training_ended(attempt: Attempt, ended: float) -> float:
-    """Return when the training of an attempt that began to train ended.
-
-    Args:
-        attempt: the attempt.
-        ended: when the attempt ended, in seconds since the epoch.
-    """
+    """Return when the training of an attempt that began to train ended; ``ended`` is when the attempt did."""
     stop_event = _stop_event_of_ranks(attempt)
     if stop_event is not None:
         return stop_event.time
@@ -233,13 +222,7 @@ def _stop_event_of_ranks(attempt: Attempt) -> Event | None:
 
 
 def _phases(attempt: Attempt, moments: _Moments, lost_steps: int | None) -> dict[Phase, float]:
-    """Return the duration of each phase in seconds, without those that took no time.
-
-    Args:
-        attempt: the attempt.
-        moments: its moments.
-        lost_steps: how many steps do not count; None if that is not known.
-    """
+    """Return the duration of each phase in seconds, without those that took no time."""
     seconds: dict[Phase, float] = {}
     if moments.queued is not None:
         seconds[Phase.QUEUE] = max(0.0, moments.began - moments.queued)
@@ -253,7 +236,7 @@ def _phases(attempt: Attempt, moments: _Moments, lost_steps: int | None) -> dict
 
 
 def _phases_of_training(attempt: Attempt, moments: _Moments, lost_steps: int | None) -> dict[Phase, float]:
-    """Return what the time from the first step to the last went into; the arguments are those of ``_phases``."""
+    """Return what the time from the first step to the last went into, in seconds."""
     length = moments.training_ended - moments.trained
     training = sum(stretch.step_s for stretch in attempt.counted_stretches)
     evaluation = sum(stretch.eval_s for stretch in attempt.counted_stretches)
@@ -335,13 +318,7 @@ def _within(value: float, lowest: float, highest: float) -> float:
 
 
 def _spans(attempt: Attempt, moments: _Moments, seconds: Mapping[Phase, float]) -> Iterator[Span]:
-    """Return the phases in the order of time; what interrupts the training follows it, to be drawn over it.
-
-    Args:
-        attempt: the attempt.
-        moments: its moments.
-        seconds: the duration of each phase.
-    """
+    """Return the phases in the order of time; what interrupts the training follows it, to be drawn over it."""
     if moments.queued is not None:
         yield Span(phase=Phase.QUEUE, began=min(moments.queued, moments.began), ended=moments.began)
     yield Span(phase=Phase.START_UP, began=moments.began, ended=moments.trained)
