@@ -13,17 +13,18 @@ from typing import Any, Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.manage.attempt_times import (
+from hpcddp.manage.attempt_records import (
     AttemptRecords,
-    AttemptTimes,
-    Goodput,
-    Phase,
     RunRecords,
     attempt_start,
-    attempt_times,
+    queue_time,
+    read_attempt_records,
+    start_in_log,
 )
+from hpcddp.manage.attempt_times import AttemptTimes, Phase, attempt_times
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.format import duration_text
+from hpcddp.manage.goodput import Goodput
 from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.ranking import is_smaller_better
 from hpcddp.manage.run_files import T, readable, readable_lines
@@ -32,7 +33,6 @@ from hpcddp.manage.status import RunStatus
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_event_log
-from hpcddp.run.failure import read_failures
 from hpcddp.run.files import why_unreadable
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import (
@@ -40,7 +40,6 @@ from hpcddp.run.job_records import (
     RankStepTimes,
     Start,
     SubmissionRecord,
-    read_exits,
     read_ranks,
     read_start,
     read_step_times,
@@ -207,7 +206,7 @@ class RunReport:
     def share(self, phase: Phase) -> float:
         """Return the part of a phase in the time on the nodes: of all devices, or of the nodes if those are unknown."""
         parts = self.goodput.device_hours or self.goodput.seconds
-        total = sum(part for one, part in parts.items() if one is not Phase.QUEUE)
+        total = sum(part for part_phase, part in parts.items() if part_phase is not Phase.QUEUE)
         return parts.get(phase, 0.0) / total if total else 0.0
 
     @property
@@ -241,8 +240,8 @@ class RunReport:
     @property
     def saves(self) -> list[float]:
         """The durations of its saves, in seconds."""
-        found = (event.facts.get("seconds") for event in self.events if event.kind == "save")
-        return [float(seconds) for seconds in found if isinstance(seconds, int | float)]
+        durations = (event.facts.get("seconds") for event in self.events if event.kind == "save")
+        return [float(seconds) for seconds in durations if isinstance(seconds, int | float)]
 
     @property
     def advice(self) -> Advice:
@@ -325,80 +324,168 @@ def report_of(status: RunStatus, *, values: Mapping[str, Any] | None = None) -> 
 
 def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
     run = status.run
-    damaged: dict[str, None] = dict.fromkeys(status.files.remarks)
-
-    def read(what: Callable[[], T | None]) -> T | None:
-        found, damage = readable(what)
-        damaged.update({} if damage is None else {damage: None})
-        return found
-
-    log, damage = readable_lines(run.events, lambda: read_event_log(run.events))
-    damaged.update({} if damage is None else {damage: None})
-    spec = read(lambda: read_job_file(run)) if run.job_file.exists() else None
-    submission = read(lambda: read_submission(run))
-    sources: tuple[Source, ...] = read(lambda: read_sources(run)) or ()
-    has_gpus = spec is not None and spec.uses_gpus
-    missing = None if damage is None else "lines of its event log are damaged"
-    records: list[AttemptRecords] = []
-    measured: list[RankStepTimes] = []
-    slowest: SlowestRank | None = None
-    for number in sorted(run.attempt_numbers()):
-        attempt = run.attempt(number)
-        start: Start | None = read(partial(read_start, attempt))
-        ranks = read(partial(read_ranks, attempt))
-        has_gpus = has_gpus or bool(ranks and any(rank.gpu for rank in ranks))
-        if times := read(partial(read_step_times, attempt)):
-            measured.append(times)
-            slowest = _slowest_rank(number, times, ranks) or slowest
-        start = start or _start_in_log(log, number)
-        if start is None:
-            missing = missing or f"the start of attempt {number} cannot be read"
-            continue
-        previous = records[-1] if records else None
-        queued = _queued(number, start, log, submission, sources, previous)
-        world = len(ranks) if ranks and ranks[0].launcher is None else None if spec is None else spec.world_size
-        records.append(_attempt_records(attempt, start, queued, world))
-    starts = [attempt_start(attempt, log) for attempt in records]
-    metrics: RunMetrics = read(lambda: read_run_metrics(run.metrics, starts)) or RunMetrics()
-    lines: Lines[Event] = Lines(records=(), damaged=metrics.damaged)
-    if sentence := lines.sentence(run.metrics):
-        damaged[sentence] = None
-    error = None
-    with suppress(HpcddpError):
-        failed = failed_attempt(run)
-        error = None if failed is None else first_error(failed)
+    reader = _RecordReader(status.files.remarks)
+    events, events_damage = readable_lines(run.events, lambda: read_event_log(run.events))
+    reader.add_damage(events_damage)
+    spec = reader.read(lambda: read_job_file(run)) if run.job_file.exists() else None
+    submission = reader.read(lambda: read_submission(run))
+    sources: tuple[Source, ...] = reader.read(lambda: read_sources(run)) or ()
+    attempt_files = _read_attempt_files(run, events, reader)
+    attempts = _read_attempts(attempt_files, events, spec, submission, sources)
+    starts = [attempt_start(attempt, events) for attempt in attempts]
+    measured: RunMetrics = reader.read(lambda: read_run_metrics(run.metrics, starts)) or RunMetrics()
+    metrics_lines: Lines[Event] = Lines(records=(), damaged=measured.damaged)
+    reader.add_damage(metrics_lines.sentence(run.metrics))
+    records = RunRecords(
+        attempts=attempts,
+        events=events,
+        stretches=measured.stretches,
+        is_alive=status.state.has_nodes,
+        is_finished=status.state is State.FINISHED,
+        now=status.now,
+    )
     return RunReport(
         status=status,
-        attempts=attempt_times(
-            RunRecords(
-                attempts=records,
-                events=log,
-                stretches=metrics.stretches,
-                is_alive=status.state.has_nodes,
-                is_finished=status.state is State.FINISHED,
-                now=status.now,
-            )
-        ),
-        measured=metrics,
-        events=log,
+        attempts=attempt_times(records),
+        measured=measured,
+        events=events,
         spec=spec,
         submission=submission,
         checkpoints=tuple(_checkpoints(run)),
-        error=error,
+        error=_first_error(run),
         sources=sources,
         values=values,
-        damaged=tuple(damaged),
-        has_gpus=has_gpus,
-        missing=missing,
-        data_wait=_data_wait(measured),
-        slowest_rank=slowest,
+        damaged=tuple(reader.damage),
+        has_gpus=_has_gpus(spec, attempt_files),
+        missing=_missing_record(events_damage, attempt_files),
+        data_wait=_data_wait([files.step_times for files in attempt_files if files.step_times is not None]),
+        slowest_rank=_newest_slowest_rank(attempt_files),
     )
+
+
+class _RecordReader:
+    """Reads records of a run, and collects a sentence about each that cannot be read.
+
+    Args:
+        damage: the sentences that are known already.
+    """
+
+    def __init__(self, damage: Sequence[str]) -> None:
+        # The keys are the sentences, each once, in their order.
+        self.damage: dict[str, None] = dict.fromkeys(damage)
+
+    def read(self, read_record: Callable[[], T | None]) -> T | None:
+        """Return a record; None if it does not exist, or cannot be read."""
+        record, damage = readable(read_record)
+        self.add_damage(damage)
+        return record
+
+    def add_damage(self, sentence: str | None) -> None:
+        """Add a sentence; None if nothing is damaged."""
+        if sentence is not None:
+            self.damage[sentence] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AttemptFiles:
+    """Records in the directory of an attempt.
+
+    Args:
+        directory: the directory.
+        start: its start; None if neither its record nor the event log can be read.
+        ranks: its ranks; None if that cannot be read, or they have not met.
+        step_times: what its ranks measured of their steps; None without a measurement.
+    """
+
+    directory: AttemptDirectory
+    start: Start | None
+    ranks: Sequence[Rank] | None
+    step_times: RankStepTimes | None
+
+
+def _read_attempt_files(run: RunDirectory, events: Sequence[Event], reader: _RecordReader) -> list[_AttemptFiles]:
+    attempt_files = []
+    for number in sorted(run.attempt_numbers()):
+        directory = run.attempt(number)
+        start = reader.read(partial(read_start, directory)) or start_in_log(events, number)
+        ranks = reader.read(partial(read_ranks, directory))
+        step_times = reader.read(partial(read_step_times, directory))
+        attempt_files.append(_AttemptFiles(directory=directory, start=start, ranks=ranks, step_times=step_times))
+    return attempt_files
+
+
+def _read_attempts(
+    attempt_files: Sequence[_AttemptFiles],
+    events: Sequence[Event],
+    spec: JobSpec | None,
+    submission: SubmissionRecord | None,
+    sources: Sequence[Source],
+) -> list[AttemptRecords]:
+    """Return what the records say of the attempts; one without a start is left out."""
+    attempts: list[AttemptRecords] = []
+    for files in attempt_files:
+        if files.start is None:
+            continue
+        queued = queue_time(
+            files.directory.number,
+            files.start,
+            previous_began=attempts[-1].began if attempts else None,
+            events=events,
+            submission=submission,
+            sources=sources,
+        )
+        ranks = _count_ranks(files.ranks, spec)
+        attempts.append(read_attempt_records(files.directory, files.start, queued=queued, ranks=ranks))
+    return attempts
+
+
+def _count_ranks(ranks: Sequence[Rank] | None, spec: JobSpec | None) -> int | None:
+    """Return how many ranks an attempt has; None if that is not known."""
+    if ranks and ranks[0].launcher is None:
+        return len(ranks)
+    # Where a launcher such as torchrun starts the ranks, the record is about the tasks.
+    return None if spec is None else spec.world_size
+
+
+def _has_gpus(spec: JobSpec | None, attempt_files: Sequence[_AttemptFiles]) -> bool:
+    """Return whether the ranks of a run are GPUs."""
+    if spec is not None and spec.uses_gpus:
+        return True
+    return any(rank.gpu for files in attempt_files for rank in files.ranks or ())
+
+
+def _missing_record(events_damage: str | None, attempt_files: Sequence[_AttemptFiles]) -> str | None:
+    """Return which record is missing for the times of the attempts, a sentence; None if none is."""
+    if events_damage is not None:
+        return "lines of its event log are damaged"
+    for files in attempt_files:
+        if files.start is None:
+            return f"the start of attempt {files.directory.number} cannot be read"
+    return None
+
+
+def _first_error(run: RunDirectory) -> FirstError | None:
+    """Return the first error of a run; None if nothing failed, or its records cannot be read."""
+    with suppress(HpcddpError):
+        attempt = failed_attempt(run)
+        return None if attempt is None else first_error(attempt)
+    return None
 
 
 def _data_wait(measured: Sequence[RankStepTimes]) -> DataWait | None:
     steps_s = sum(times.steps * times.step_s for times in measured)
     seconds = sum(times.steps * max(times.data_wait_s) for times in measured)
     return DataWait(seconds=seconds, share=min(1.0, seconds / steps_s)) if steps_s else None
+
+
+def _newest_slowest_rank(attempt_files: Sequence[_AttemptFiles]) -> SlowestRank | None:
+    """Return the slowest rank of the newest attempt that was measured; None if none was, or of one rank."""
+    for files in reversed(attempt_files):
+        if files.step_times is not None:
+            slowest = _slowest_rank(files.directory.number, files.step_times, files.ranks)
+            if slowest is not None:
+                return slowest
+    return None
 
 
 def _slowest_rank(attempt: int, times: RankStepTimes, ranks: Sequence[Rank] | None) -> SlowestRank | None:
@@ -414,50 +501,6 @@ def _slowest_rank(attempt: int, times: RankStepTimes, ranks: Sequence[Rank] | No
         data_wait_s=times.data_wait_s[rank],
         forward_s=None if times.forward_s is None else times.forward_s[rank],
         median_s=median_low(sums),
-    )
-
-
-def _start_in_log(events: Sequence[Event], number: int) -> Start | None:
-    """Return the start of an attempt whose own record is damaged."""
-    event = next((event for event in events if event.kind == "start" and event.attempt == number), None)
-    return None if event is None else Start(job_id=None, host=event.host or "", time=event.time, is_local=False)
-
-
-def _queued(
-    number: int,
-    start: Start,
-    events: Sequence[Event],
-    submission: SubmissionRecord | None,
-    sources: Sequence[Source],
-    previous: AttemptRecords | None,
-) -> float | None:
-    """Return when the job of an attempt was queued: its submission, its requeue, or its resumption; None if unknown."""
-    kinds = {"requeue", "resume"}
-    after = -math.inf if previous is None else previous.began
-    times = [event.time for event in events if event.kind in kinds and after < event.time < start.time]
-    times += [source.time for source in sources if source.attempt == number and after < source.time <= start.time]
-    if submission is not None and submission.job_id == start.job_id and number == 0:
-        times.append(submission.time)
-    return max((moment for moment in times if moment <= start.time), default=None)
-
-
-def _attempt_records(
-    attempt: AttemptDirectory, start: Start, queued: float | None, world: int | None
-) -> AttemptRecords:
-    failures = read_failures(attempt)
-    exits = []
-    with suppress(HpcddpError):
-        exits = read_exits(attempt)
-    times = [record.time for record in failures]
-    return AttemptRecords(
-        number=attempt.number,
-        began=start.time,
-        queued=queued,
-        submit_time=start.submit_time,
-        ranks=world,
-        seen=(*times, *(record.time for record in exits)),
-        failed_at=min(times, default=None),
-        step=max((record.step for record in failures if record.step is not None), default=None),
     )
 
 
@@ -540,7 +583,9 @@ def _ended_by(report: RunReport, *causes: Cause) -> set[int]:
 def _lossy(report: RunReport) -> list[AttemptTimes]:
     """Return the attempts that lost steps, without those that the user has cancelled."""
     cancelled = _ended_by(report, Cause.CANCELLED)
-    return [one for one in report.attempts if one.seconds.get(Phase.LOST) and one.number not in cancelled]
+    return [
+        attempt for attempt in report.attempts if attempt.seconds.get(Phase.LOST) and attempt.number not in cancelled
+    ]
 
 
 _ADVICE: Final[Mapping[Phase, str]] = {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,18 +19,17 @@ from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_pro
 from hpcddp.run.lost_peers import UnevenRanks
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
-from hpcddp.slurm import commands
-from hpcddp.slurm.hostlist import expand
-from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, moment_of, slurm_job_id
+from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise.budgets import count_attempts_without_progress, count_requeues, why_used_up, why_without_progress
 from hpcddp.supervise.decision import EndFacts
+from hpcddp.supervise.lost_nodes import lost_nodes
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
 from hpcddp.supervise.watch import BEFORE_THE_END_S
 
 _WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})
 # What Slurm shows of these is final; for the others the ranks may know more.
-_CERTAIN = frozenset({Cause.PREEMPTION, Cause.CANCELLED, Cause.REQUEUED, Cause.NODE_FAILURE})
+_FINAL_CAUSES = frozenset({Cause.PREEMPTION, Cause.CANCELLED, Cause.REQUEUED, Cause.NODE_FAILURE})
 # errno(3): what a file system over a network returns.
 _FILE_SERVER_AWAY = frozenset(
     {errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EHOSTDOWN}
@@ -56,273 +54,110 @@ class AttemptFacts:
 
     def read_records(self) -> bool:
         """Read and keep what the ranks have written; return whether the file system of the attempt has answered."""
-        for name in ("restarts_at_start", "decision", "failures", "events", "program", "damage"):
+        records: tuple[Callable[[], object], ...] = (
+            lambda: self.restart_count_at_start,
+            lambda: self.decision,
+            lambda: self.failures,
+            lambda: self.events,
+            lambda: self.program,
+            lambda: self.damage,
+        )
+        for read_record in records:
             try:
-                found = getattr(self, name)
+                record = read_record()
             except (OSError, HpcddpError) as error:
-                found = error
+                record = error
             # What else is wrong with a record is raised where it is needed.
-            if _is_away(found):
+            if _is_file_server_away(record):
                 return False
         return exists(self.attempt.path)
 
-    @cached_property
-    def job_id(self) -> str | None:
-        """The job's id in Slurm; None for a local run."""
-        return slurm_job_id(self.environment)
-
-    @cached_property
-    def ended_allocation(self) -> str | None:
-        """Slurm's id of the allocation that a local run had its tasks in, if that has ended or ends; else None."""
-        allocation = allocation_of(self.environment)
-        job = None if allocation is None else ask_slurm(allocation)
-        if job is None:
-            return None
-        is_over = job.get("JobState") != "RUNNING" or job.get("PreemptTime", "None") != "None"
-        return allocation if is_over else None
-
-    @property
-    def job(self) -> str:
-        """What to call the job in a sentence."""
-        return "this run" if self.job_id is None else f"job {self.job_id}"
-
-    @cached_property
-    def job_fields(self) -> dict[str, str] | None:
-        """Slurm's record of the job now; None if Slurm does not respond."""
-        if self.job_id is None:
-            return None
-        # The ranks' decision is enough to request a requeue, which waits for the controller itself.
-        return ask_slurm(self.job_id, patience_s=0.0 if self.decision else PATIENCE_S)
-
-    @cached_property
-    def restarts_at_start(self) -> int:
-        """The restart count that this attempt was started with."""
-        start = read_start(self.attempt)
-        return 0 if start is None else start.restart_count
-
-    @property
-    def restarts(self) -> int:
-        """The restart count of this attempt, which is smaller now if slurmctld was killed and forgot a requeue."""
-        shown = (self.job_fields or {}).get("Restarts", str(self.restarts_at_start))
-        return min(int(shown), self.restarts_at_start)
-
-    @cached_property
-    def decision(self) -> Decision | None:
-        """What the ranks decided; where the record cannot be read, what is known of it, or None."""
-        if isinstance(self._decision_or_damage, Decision):
-            return self._decision_or_damage
-        return self._decision_without_record()
-
-    def _decision_without_record(self) -> Decision | None:
-        """Return the decision of ranks that could not write it: the event of the stop, or the exit code, shows one."""
-        stop = self._stop_event
-        if self.first_failure is not None or (stop is None and self.code != ExitCode.STOPPED):
-            return None
-        if stop is None:
-            # Where they stopped is not known, and the signals are the most likely reason.
-            events = [event for event in self.events if event.attempt == self.attempt.number]
-            words = [event.reason for event in events if event.kind == "signal"]
-            stop = Event(kind="stop", time=time.time(), attempt=self.attempt.number)
-        else:
-            words = [stop.reason]
-        return Decision(
-            attempt=stop.attempt,
-            step=stop.step or 0,
-            reason=max((reason for reason in StopReason if reason.word in words), default=StopReason.NONE),
-            cause=stop.cause,
-            saved=bool(stop.saved),
-            save_s=0.0,
-            time=stop.time,
+    def end_facts(self) -> EndFacts:
+        """Return the input of the decision."""
+        finished = self.is_finished
+        fenced = self.is_fenced
+        if finished or fenced:
+            return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
+        # Read anew: the progress of this attempt was recorded after the other facts were read.
+        events = read_events(self.attempt.run.events)
+        # As the next attempt sees it: one that was preempted before it could train does not count.
+        requeue_event = Event(
+            kind="requeue",
+            time=0.0,
+            attempt=self.attempt.number,
+            by="user" if self.is_requeued_by_user else None,
+            cause=str(self.counted_cause),
+        )
+        attempts_without_progress = count_attempts_without_progress([*events, requeue_event])
+        requeue = self.spec.requeue
+        return EndFacts(
+            cause=self.cause,
+            error_code=self._error_code,
+            on_slurm=self.job_id is not None,
+            in_allocation=allocation_of(self.environment) is not None,
+            requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
+            causes=frozenset(Cause(cause) for cause in requeue.causes),
+            requested=self.is_requeue_requested,
+            why_without_progress=why_without_progress(attempts_without_progress, self.spec),
+            why_used_up=why_used_up(count_requeues(events), requeue, self.cause),
+            allow_continuation=requeue.allow_continuation,
         )
 
-    @property
-    def stop_is_recorded(self) -> bool:
-        """Whether the ranks themselves have recorded that they stopped."""
-        return isinstance(self._decision_or_damage, Decision) or self._stop_event is not None
-
-    @property
-    def _stop_event(self) -> Event | None:
-        """The event that the ranks write when they have stopped; None if there is none."""
-        stops = (event for event in self.events if event.kind == "stop" and event.attempt == self.attempt.number)
-        return next((event for event in stops if event.saved is not None), None)
-
     @cached_property
-    def full_disk(self) -> str | None:
-        """A sentence about the disk of the run if it is full, else None."""
-        return full_disk(self.attempt.run.path)
+    def cause(self) -> Cause:
+        """Why the attempt ended, by all that is known."""
+        if self.is_requeue_requested:
+            return Cause.REQUEUED
+        if self.job_id is None:
+            return self._cause_of_local_run()
+        return self._cause_of_slurm_job()
 
-    @cached_property
-    def _decision_or_damage(self) -> Decision | RecordError | None:
-        try:
-            return read_decision(self.attempt)
-        except RecordError as error:
-            return error
+    def _cause_of_local_run(self) -> Cause:
+        if self.ended_allocation is not None and not self._is_time_limit_near:
+            return Cause.UNKNOWN
+        if self.cancelled:
+            return Cause.CANCELLED
+        self._raise_if_damaged()
+        if self.decision is None:
+            return Cause.CRASH if self.program is None else self._cause_in_program_records(self.program)
+        if self.decision.reason in _WARNINGS:
+            return Cause.TIME_LIMIT
+        if self.decision.reason is StopReason.REQUESTED:
+            return Cause.UNKNOWN
+        return Cause.CANCELLED
 
-    @property
-    def damage(self) -> RecordError | None:
-        """A record of the ranks or their programs that cannot be read; Slurm may show the cause without it."""
-        if isinstance(self._decision_or_damage, RecordError):
-            return self._decision_or_damage
-        return None if self.program is None else self.program.damage
+    def _cause_of_slurm_job(self) -> Cause:
+        if self._is_cause_in_slurm_final:
+            return self._cause_in_slurm
+        self._raise_if_damaged()
+        if self.decision is None and self.program is not None:
+            return self._cause_in_program_records(self.program)
+        if self.decision is None:
+            return self._cause_without_records()
+        if self.decision.reason is StopReason.INTERRUPTED:
+            return Cause.CANCELLED
+        cause_seen_by_ranks = self.decision.known_cause
+        if cause_seen_by_ranks is None or cause_seen_by_ranks in {Cause.UNKNOWN, Cause.CRASH}:
+            return self._cause_in_slurm
+        return cause_seen_by_ranks
 
     def _raise_if_damaged(self) -> None:
         """Raise where only the ranks' own records say why they ended, and one of them cannot be read."""
         if self.damage is not None and self.first_failure is None and self.decision is None:
             raise self.damage
 
-    @cached_property
-    def failures(self) -> list[FailureRecord]:
-        """The error records, the first cause first."""
-        return read_failures(self.attempt)
+    def _cause_in_program_records(self, program: ProgramEnd) -> Cause:
+        """Return the cause that the programs' own records show.
 
-    @cached_property
-    def events(self) -> list[Event]:
-        """The run's events so far."""
-        return read_events(self.attempt.run.events)
-
-    @cached_property
-    def spec(self) -> JobSpec:
-        """The job."""
-        return read_job_file(self.attempt.run)
-
-    @cached_property
-    def program(self) -> ProgramEnd | None:
-        """How the programs of a command ended; None where the job runs something else."""
-        if self.spec.command is None:
-            return None
-        return read_program_end(self.attempt, tasks=self.spec.tasks)
-
-    @property
-    def first_failure(self) -> FailureRecord | None:
-        """The first error that names a cause of its own."""
-        return self.failures[0] if self.failures and not self.failures[0].secondary else None
-
-    @property
-    def _code_of_lost_ranks(self) -> ExitCode | None:
-        """The exit code where all ranks that failed have only lost others, which had ended or did not come."""
-        lost = lost_peers(self.attempt, self.failures) if self.cause is Cause.CRASH else None
-        if lost is None:
-            return None
-        return ExitCode.USER_CODE if isinstance(lost, UnevenRanks) else ExitCode.HANG
-
-    @property
-    def signalled(self) -> bool:
-        """Whether a task of this attempt has seen a signal."""
-        return any(event.kind == "signal" and event.attempt == self.attempt.number for event in self.events)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has a result that says so."""
-        return has_finished(self.attempt.run)
-
-    @property
-    def cause_unavailable(self) -> bool:
-        """Whether tasks received a signal and Slurm does not respond, so the cause is unknown."""
-        if self.job_id is None or self.decision is not None or self.first_failure is not None or self.finished:
-            return False
-        signalled = self.signalled if self.program is None else self.program.was_signalled
-        return signalled and self.job_fields is None and self.cause is Cause.CRASH
-
-    @property
-    def may_be_preempted(self) -> bool:
-        """Whether Slurm may be about to preempt and requeue the job, with the information available."""
-        return self.cause is Cause.PREEMPTION or (self.cause is Cause.UNKNOWN and self.job_fields is None)
-
-    @property
-    def counted_cause(self) -> Cause:
-        """The cause that a requeue is counted under; Slurm clears the cause once it has requeued a job."""
-        if self.cause is not Cause.REQUEUED or self.requested:
-            return self.cause
-        if self.decision is not None and self.decision.known_cause is Cause.PREEMPTION:
-            return Cause.PREEMPTION
-        # A program may requeue its job itself before Slurm does, as Lightning does.
-        if self.program is not None and self.program.preempted:
-            return Cause.PREEMPTION
-        out_of_time = self.program is not None and self.program.out_of_time
-        return self._logged or (Cause.TIME_LIMIT if out_of_time else Cause.REQUEUED)
-
-    @property
-    def by_user(self) -> bool:
-        """Whether the run's user has requested the requeue with hpcddp; no budget counts that."""
-        return self.requested or (self.counted_cause is Cause.REQUEUED and exists(self.attempt.requeue_request))
-
-    @cached_property
-    def _logged(self) -> Cause | None:
-        """Why Slurm has ended the job, according to the batch log."""
-        return cause_in_log(self.attempt)
-
-    @cached_property
-    def cause(self) -> Cause:
-        """Why the attempt ended, by all that is known."""
-        if self.requested:
-            return Cause.REQUEUED
-        return self._local_cause() if self.job_id is None else self._slurm_cause()
-
-    def _local_cause(self) -> Cause:
-        if self.ended_allocation is not None and not self._warned:
-            return Cause.UNKNOWN
-        if self.cancelled:
-            return Cause.CANCELLED
-        self._raise_if_damaged()
-        if self.decision is None and self.program is not None:
-            return self._program_cause(self.program)
-        if self.decision is None:
+        SIGTERM alone does not show the cause: srun also sends it when one task fails.
+        """
+        if self.first_failure is not None:
             return Cause.CRASH
-        if self.decision.reason in _WARNINGS:
+        if not program.is_complete:
+            return Cause.NODE_FAILURE if self.lost_nodes else Cause.CRASH
+        if program.out_of_time:
             return Cause.TIME_LIMIT
-        return Cause.UNKNOWN if self.decision.reason is StopReason.REQUESTED else Cause.CANCELLED
-
-    @property
-    def requested(self) -> bool:
-        """Whether the attempt ended because the run's user requested a requeue, and for no other cause."""
-        if self.job_id is None or not exists(self.attempt.requeue_request):
-            return False
-        stopped = self.decision is None or self.decision.reason in _WARNINGS
-        return stopped and not self._is_certain
-
-    @property
-    def _is_certain(self) -> bool:
-        """Whether the cause that Slurm shows is final."""
-        seen = self._seen_by_slurm
-        return seen in _CERTAIN or (seen is Cause.TIME_LIMIT and not self._warned)
-
-    @cached_property
-    def _seen_by_slurm(self) -> Cause:
-        """Why the job ended, as far as Slurm shows it."""
-        program = None if self.decision is not None else self.program
-        # Some programs of a command may only have lost their peers, which received a signal.
-        errors = self.failures if program is None else [self.first_failure] if self.first_failure else []
-        seen = cause_of(
-            self.job_fields,
-            restarts_at_start=self.restarts,
-            warned=self._warned,
-            error_seen=self.decision is None and bool(errors),
-            preempted=self._logged is Cause.PREEMPTION,
-            cancelled=cancelled_in_log(self.attempt),
-        )
-        return seen if seen in _CERTAIN else self._logged or seen
-
-    @property
-    def _warned(self) -> bool:
-        """Whether the attempt ended because its time limit was near."""
-        if self.decision is not None:
-            return self.decision.reason in _WARNINGS
-        return self.program is not None and self.program.out_of_time
-
-    def _slurm_cause(self) -> Cause:
-        decision, now = self.decision, self._seen_by_slurm
-        program = None if decision is not None else self.program
-        if self._is_certain:
-            return now
-        self._raise_if_damaged()
-        if program is not None:
-            return self._program_cause(program)
-        if decision is None:
-            return self._cause_without_records()
-        if decision.reason is StopReason.INTERRUPTED:
-            return Cause.CANCELLED
-        seen = decision.known_cause or now
-        return now if seen in {Cause.UNKNOWN, Cause.CRASH} else seen
+        return Cause.UNKNOWN if program.requeue_requested else Cause.CRASH
 
     def _cause_without_records(self) -> Cause:
         """Return why ranks ended that did not stop, and left at most records of failures."""
@@ -342,126 +177,275 @@ class AttemptFacts:
         end_time = end_time_of(fields, self.environment, now=now)
         return end_time is not None and now >= end_time - BEFORE_THE_END_S
 
-    def _program_cause(self, program: ProgramEnd) -> Cause:
-        """Return the cause that the programs' own records show.
-
-        SIGTERM alone does not show the cause: srun also sends it when one task fails.
-        """
-        if self.first_failure is not None:
-            return Cause.CRASH
-        if not program.is_complete:
-            return Cause.NODE_FAILURE if self.lost_nodes else Cause.CRASH
-        if program.out_of_time:
-            return Cause.TIME_LIMIT
-        return Cause.UNKNOWN if program.requeue_requested else Cause.CRASH
+    @property
+    def _is_cause_in_slurm_final(self) -> bool:
+        """Whether the ranks cannot know better than Slurm why the job ended."""
+        if self._cause_in_slurm in _FINAL_CAUSES:
+            return True
+        return self._cause_in_slurm is Cause.TIME_LIMIT and not self._is_time_limit_near
 
     @cached_property
-    def lost_nodes(self) -> list[str]:
-        """The nodes whose ranks left no record, and whose slurmd does not answer or which were started anew."""
-        first = self.first_failure
-        has_a_cause = first is not None and not first.waiting
-        if self.job_id is None or has_a_cause:
-            return []
-        recorded = [record.rank for record in self.failures]
-        if self.program is not None:
-            recorded += [exit_.rank for exit_ in self.program.exits]
-        start = read_start(self.attempt)
-        return lost_nodes(
-            self.environment,
-            tasks_per_node=self.spec.tasks_per_node,
-            recorded=recorded,
-            started_at=None if start is None else start.time,
+    def _cause_in_slurm(self) -> Cause:
+        """Why the job ended, as far as Slurm shows it: its record of the job, or else its notice in the batch log."""
+        cause = cause_of(
+            self.job_fields,
+            restarts_at_start=self.restart_count,
+            warned=self._is_time_limit_near,
+            error_seen=self._has_error,
+            preempted=self._cause_in_log is Cause.PREEMPTION,
+            cancelled=cancelled_in_log(self.attempt),
         )
+        if cause in _FINAL_CAUSES or self._cause_in_log is None:
+            return cause
+        return self._cause_in_log
+
+    @cached_property
+    def _cause_in_log(self) -> Cause | None:
+        """Why Slurm has ended the job, according to the batch log."""
+        return cause_in_log(self.attempt)
+
+    @property
+    def _is_time_limit_near(self) -> bool:
+        """Whether the attempt ended because its time limit was near."""
+        if self.decision is not None:
+            return self.decision.reason in _WARNINGS
+        return self.program is not None and self.program.out_of_time
+
+    @property
+    def _has_error(self) -> bool:
+        """Whether the ranks did not stop, and left an error record that may say why."""
+        if not self.failures or self.decision is not None:
+            return False
+        # Some programs of a command may only have lost their peers, which received a signal.
+        return self.program is None or self.first_failure is not None
+
+    @property
+    def counted_cause(self) -> Cause:
+        """The cause that a requeue is counted under; Slurm clears the cause once it has requeued a job."""
+        if self.cause is not Cause.REQUEUED or self.is_requeue_requested:
+            return self.cause
+        if self.decision is not None and self.decision.known_cause is Cause.PREEMPTION:
+            return Cause.PREEMPTION
+        # A program may requeue its job itself before Slurm does, as Lightning does.
+        if self.program is not None and self.program.preempted:
+            return Cause.PREEMPTION
+        if self._cause_in_log is not None:
+            return self._cause_in_log
+        if self.program is not None and self.program.out_of_time:
+            return Cause.TIME_LIMIT
+        return Cause.REQUEUED
+
+    @property
+    def is_requeue_requested(self) -> bool:
+        """Whether the attempt ended because the run's user requested a requeue, and for no other cause."""
+        if self.job_id is None or not exists(self.attempt.requeue_request):
+            return False
+        # The request stops the ranks by the same signal as the end of the time limit.
+        is_other_stop = self.decision is not None and self.decision.reason not in _WARNINGS
+        return not is_other_stop and not self._is_cause_in_slurm_final
+
+    @property
+    def is_requeued_by_user(self) -> bool:
+        """Whether the run's user has requested the requeue with hpcddp; no budget counts that."""
+        if self.is_requeue_requested:
+            return True
+        return self.counted_cause is Cause.REQUEUED and exists(self.attempt.requeue_request)
+
+    @property
+    def is_cause_unavailable(self) -> bool:
+        """Whether tasks received a signal and Slurm does not respond, so the cause is unknown."""
+        if self.job_id is None or self.decision is not None or self.first_failure is not None or self.is_finished:
+            return False
+        was_signalled = self._has_signal_event if self.program is None else self.program.was_signalled
+        return was_signalled and self.job_fields is None and self.cause is Cause.CRASH
+
+    @property
+    def _has_signal_event(self) -> bool:
+        """Whether a task of this attempt has seen a signal."""
+        return any(event.kind == "signal" and event.attempt == self.attempt.number for event in self.events)
+
+    @property
+    def may_be_preempted(self) -> bool:
+        """Whether Slurm may be about to preempt and requeue the job, with the information available."""
+        return self.cause is Cause.PREEMPTION or (self.cause is Cause.UNKNOWN and self.job_fields is None)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has a result that says so."""
+        return has_finished(self.attempt.run)
 
     @property
     def is_fenced(self) -> bool:
         """Whether a newer attempt of the run has begun; read anew each time."""
         return self.attempt.run.newest_attempt() not in {None, self.attempt.number}
 
-    def end_facts(self) -> EndFacts:
-        """Return the input of the decision."""
-        finished, fenced = self.finished, self.is_fenced
-        if finished or fenced:
-            return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
-        # Read anew: the progress of this attempt was recorded after the other facts were read.
-        events = read_events(self.attempt.run.events)
-        requeue = self.spec.requeue
-        # As the next attempt sees it: one that was preempted before it could train does not count.
-        by = "user" if self.by_user else None
-        request = Event(kind="requeue", time=0.0, attempt=self.attempt.number, cause=str(self.counted_cause), by=by)
-        first = self.first_failure
-        return EndFacts(
-            cause=self.cause,
-            error_code=first.exit_code if first else self._code_of_lost_ranks,
-            on_slurm=self.job_id is not None,
-            in_allocation=allocation_of(self.environment) is not None,
-            requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
-            causes=frozenset(Cause(cause) for cause in requeue.causes),
-            requested=self.requested,
-            why_without_progress=why_without_progress(count_attempts_without_progress([*events, request]), self.spec),
-            why_used_up=why_used_up(count_requeues(events), requeue, self.cause),
-            allow_continuation=requeue.allow_continuation,
+    @cached_property
+    def decision(self) -> Decision | None:
+        """What the ranks decided; where the record cannot be read, what is known of it, or None."""
+        if isinstance(self._decision_or_damage, Decision):
+            return self._decision_or_damage
+        return self._decision_without_record()
+
+    @cached_property
+    def _decision_or_damage(self) -> Decision | RecordError | None:
+        try:
+            return read_decision(self.attempt)
+        except RecordError as error:
+            return error
+
+    def _decision_without_record(self) -> Decision | None:
+        """Return the decision of ranks that could not write it: the event of the stop, or the exit code, shows one."""
+        stop_event = self._stop_event
+        if self.first_failure is not None:
+            return None
+        if stop_event is not None:
+            reasons = [stop_event.reason]
+        elif self.code == ExitCode.STOPPED:
+            # Where they stopped is not known, and the signals are the most likely reason.
+            signal_events = [event for event in self.events if event.kind == "signal"]
+            reasons = [event.reason for event in signal_events if event.attempt == self.attempt.number]
+            stop_event = Event(kind="stop", time=time.time(), attempt=self.attempt.number)
+        else:
+            return None
+        return Decision(
+            attempt=stop_event.attempt,
+            step=stop_event.step or 0,
+            reason=max((reason for reason in StopReason if reason.word in reasons), default=StopReason.NONE),
+            cause=stop_event.cause,
+            saved=bool(stop_event.saved),
+            save_s=0.0,
+            time=stop_event.time,
+        )
+
+    @property
+    def is_stop_recorded(self) -> bool:
+        """Whether the ranks themselves have recorded that they stopped."""
+        return isinstance(self._decision_or_damage, Decision) or self._stop_event is not None
+
+    @property
+    def _stop_event(self) -> Event | None:
+        """The event that the ranks write when they have stopped; None if there is none."""
+        for event in self.events:
+            if event.kind == "stop" and event.attempt == self.attempt.number and event.saved is not None:
+                return event
+        return None
+
+    @property
+    def damage(self) -> RecordError | None:
+        """A record of the ranks or their programs that cannot be read; Slurm may show the cause without it."""
+        if isinstance(self._decision_or_damage, RecordError):
+            return self._decision_or_damage
+        return None if self.program is None else self.program.damage
+
+    @cached_property
+    def failures(self) -> list[FailureRecord]:
+        """The error records, the first cause first."""
+        return read_failures(self.attempt)
+
+    @property
+    def first_failure(self) -> FailureRecord | None:
+        """The first error that names a cause of its own."""
+        if not self.failures or self.failures[0].secondary:
+            return None
+        return self.failures[0]
+
+    @property
+    def _error_code(self) -> int | None:
+        """The exit code that the first error asks for; None without an error that names a cause."""
+        if self.first_failure is not None:
+            return self.first_failure.exit_code
+        if self.cause is not Cause.CRASH:
+            return None
+        # All ranks that failed may have only lost others, which had ended or did not come.
+        lost = lost_peers(self.attempt, self.failures)
+        if lost is None:
+            return None
+        return ExitCode.USER_CODE if isinstance(lost, UnevenRanks) else ExitCode.HANG
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """The run's events so far."""
+        return read_events(self.attempt.run.events)
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        """The job."""
+        return read_job_file(self.attempt.run)
+
+    @cached_property
+    def program(self) -> ProgramEnd | None:
+        """How the programs of a command ended; None where the job runs something else."""
+        if self.spec.command is None:
+            return None
+        return read_program_end(self.attempt, tasks=self.spec.tasks)
+
+    @cached_property
+    def full_disk(self) -> str | None:
+        """A sentence about the disk of the run if it is full, else None."""
+        return full_disk(self.attempt.run.path)
+
+    @cached_property
+    def job_id(self) -> str | None:
+        """The job's id in Slurm; None for a local run."""
+        return slurm_job_id(self.environment)
+
+    @property
+    def job_text(self) -> str:
+        """What to call the job in a sentence."""
+        return "this run" if self.job_id is None else f"job {self.job_id}"
+
+    @cached_property
+    def job_fields(self) -> dict[str, str] | None:
+        """Slurm's record of the job now; None if Slurm does not respond."""
+        if self.job_id is None:
+            return None
+        # The ranks' decision is enough to request a requeue, which waits for the controller itself.
+        return ask_slurm(self.job_id, patience_s=0.0 if self.decision else PATIENCE_S)
+
+    @property
+    def restart_count(self) -> int:
+        """The restart count of this attempt, which is smaller now if slurmctld was killed and forgot a requeue."""
+        fields = self.job_fields or {}
+        count_now = int(fields.get("Restarts", self.restart_count_at_start))
+        return min(count_now, self.restart_count_at_start)
+
+    @cached_property
+    def restart_count_at_start(self) -> int:
+        """The restart count that this attempt was started with."""
+        start = read_start(self.attempt)
+        return 0 if start is None else start.restart_count
+
+    @cached_property
+    def ended_allocation(self) -> str | None:
+        """Slurm's id of the allocation that a local run had its tasks in, if that has ended or ends; else None."""
+        allocation = allocation_of(self.environment)
+        if allocation is None:
+            return None
+        fields = ask_slurm(allocation)
+        if fields is None:
+            return None
+        is_over = fields.get("JobState") != "RUNNING" or fields.get("PreemptTime", "None") != "None"
+        return allocation if is_over else None
+
+    @cached_property
+    def lost_nodes(self) -> list[str]:
+        """The nodes whose ranks left no record, and whose slurmd does not answer or which were started anew."""
+        has_cause = self.first_failure is not None and not self.first_failure.waiting
+        if self.job_id is None or has_cause:
+            return []
+        recorded_ranks = [failure.rank for failure in self.failures]
+        if self.program is not None:
+            recorded_ranks += [program_exit.rank for program_exit in self.program.exits]
+        start = read_start(self.attempt)
+        return lost_nodes(
+            self.environment,
+            tasks_per_node=self.spec.tasks_per_node,
+            recorded=recorded_ranks,
+            started_at=None if start is None else start.time,
         )
 
 
-def _is_away(found: object) -> bool:
-    """Return whether what was found is an error of a file server that does not answer, or has restarted."""
-    cause = found.__cause__ if isinstance(found, RecordError) else found
+def _is_file_server_away(record: object) -> bool:
+    """Return whether a record is instead an error of a file server that does not answer, or has restarted."""
+    cause = record.__cause__ if isinstance(record, RecordError) else record
     return isinstance(cause, OSError) and cause.errno in _FILE_SERVER_AWAY
-
-
-_CONNECT_TIMEOUT_S = 3.0
-
-
-def nodes_without_records(nodes: list[str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
-    """Return the nodes without a record of any rank; ranks are laid out in blocks.
-
-    Args:
-        nodes: the job's nodes in their order.
-        tasks_per_node: ranks on each of them.
-        recorded: the ranks that left a record of why they ended.
-    """
-    with_a_record = {rank // tasks_per_node for rank in recorded}
-    return [node for index, node in enumerate(nodes) if index not in with_a_record]
-
-
-def lost_nodes(
-    environment: Mapping[str, str], *, tasks_per_node: int, recorded: Iterable[int], started_at: float | None
-) -> list[str]:
-    """Return the nodes without records whose slurmd does not answer either, or which were started anew meanwhile.
-
-    Args:
-        environment: the batch script's environment, which names the job's nodes.
-        tasks_per_node: ranks on each of them.
-        recorded: the ranks that left a record of why they ended.
-        started_at: when the attempt began, in seconds since the epoch; None if that is not known.
-    """
-    nodes = expand(environment.get("SLURM_JOB_NODELIST", ""))
-    silent = nodes_without_records(nodes, tasks_per_node=tasks_per_node, recorded=recorded)
-    restarted = _restarted_since(silent, started_at, environment)
-    return [node for node in silent if node in restarted or not _slurmd_answers(node)]
-
-
-def _restarted_since(nodes: list[str], started_at: float | None, environment: Mapping[str, str]) -> set[str]:
-    """Return the nodes that were started after a moment; none where that is not known."""
-    if not nodes or started_at is None:
-        return set()
-    try:
-        boot_times = commands.boot_times(nodes, environment)
-    except commands.SlurmCommandError:
-        return set()
-    moments = {node: moment_of(text) for node, text in boot_times.items()}
-    return {node for node, moment in moments.items() if moment is not None and moment > started_at}
-
-
-def _slurmd_answers(node: str) -> bool:
-    """Return whether a connection to the node's slurmd opens; a node with an unknown address counts as answering."""
-    try:
-        address = commands.slurmd_address(node)
-    except commands.SlurmCommandError:
-        return True
-    try:
-        socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True

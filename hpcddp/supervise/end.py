@@ -79,7 +79,7 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str],
         attempt_facts = _wait_for_records(read_facts)
         if attempt_facts is None:
             return _directory_is_missing(attempt)
-        if attempt_facts.cause_unavailable and not attempt_facts.is_fenced:
+        if attempt_facts.is_cause_unavailable and not attempt_facts.is_fenced:
             _wait_for_slurm(attempt_facts)
             attempt_facts = _wait_for_records(read_facts) or attempt_facts
         return _decide_and_act(attempt_facts, code)
@@ -283,7 +283,7 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     done = requeuing.requeue(
         job_id,
         attempt=attempt_facts.attempt,
-        restarts=attempt_facts.restarts,
+        restarts=attempt_facts.restart_count,
         set_requeue_flag=set_requeue_flag,
     )
     is_away = done.outcome is RequeueOutcome.UNREACHABLE
@@ -295,7 +295,7 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
         done = requeuing.wait_and_requeue(
             job_id,
             attempt=attempt_facts.attempt,
-            restarts=attempt_facts.restarts,
+            restarts=attempt_facts.restart_count,
             set_requeue_flag=set_requeue_flag,
             before=done,
         )
@@ -311,14 +311,14 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done:
         done = requeuing.stay_until_saved(
             attempt_facts.job_id or "",
             attempt=attempt_facts.attempt,
-            restarts=attempt_facts.restarts,
+            restarts=attempt_facts.restart_count,
             set_start_time=requeue.expedite,
         )
     if attempt_facts.is_fenced:
         # On a node that was cut off, Slurm does not respond: it has started the job again elsewhere.
         return _leave_to_newer_attempt(attempt_facts, _FENCED, code)
     if done.outcome is RequeueOutcome.REQUEUED:
-        return _leave(attempt_facts, action, code, by="user" if attempt_facts.by_user else by)
+        return _leave(attempt_facts, action, code, by="user" if attempt_facts.is_requeued_by_user else by)
     if done.outcome is RequeueOutcome.CANCELLED:
         return _cancel(attempt_facts, _CANCELLED, code)
     if done.outcome is RequeueOutcome.REFUSED and attempt_facts.spec.requeue.allow_continuation:
@@ -337,7 +337,7 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
     left = requeuing.leave(
         job_id,
         attempt=attempt_facts.attempt,
-        restarts=attempt_facts.restarts,
+        restarts=attempt_facts.restart_count,
         set_requeue_flag=not requeue.left_to_slurm,
         set_start_time=requeue.expedite,
     )
@@ -345,7 +345,7 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
         return _cancel(attempt_facts, _CANCELLED, code)
     if left.outcome is not RequeueOutcome.REQUEUED:
         return _stop(attempt_facts, replace(action, kind=ActionKind.STOP, why=left.why), code)
-    next_step = f"Slurm runs {attempt_facts.job} again {left.start}, and {_next_attempt_text(attempt_facts)}."
+    next_step = f"Slurm runs {attempt_facts.job_text} again {left.start}, and {_next_attempt_text(attempt_facts)}."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 
 
@@ -391,14 +391,14 @@ def _why(attempt_facts: AttemptFacts) -> str:
     if cause is Cause.NODE_FAILURE:
         nodes = ", ".join(attempt_facts.lost_nodes)
         return f"node {nodes} was lost" if nodes else "a node was lost"
-    if attempt_facts.by_user:
-        return f"its user requested the requeue of {attempt_facts.job}"
+    if attempt_facts.is_requeued_by_user:
+        return f"its user requested the requeue of {attempt_facts.job_text}"
     program = attempt_facts.program
     if program is not None and program.requeue_requested and cause is Cause.UNKNOWN:
         return f"the command requested a requeue (exit code {int(ExitCode.STOPPED)}, or a file at HPCDDP_REQUEUE_FILE)"
     if cause is Cause.CRASH:
         return failure_sentence(attempt_facts.attempt, attempt_facts.failures)
-    return why_it_stopped(cause, attempt_facts.decision, job=attempt_facts.job)
+    return why_it_stopped(cause, attempt_facts.decision, job=attempt_facts.job_text)
 
 
 def _by_hand(attempt_facts: AttemptFacts, why: str = "") -> str:
@@ -412,7 +412,7 @@ def _summary(attempt_facts: AttemptFacts, next_step: str, *, cause: Cause | None
     if cause is None:
         parts = [_why(attempt_facts)]
     else:
-        parts = [why_it_stopped(cause, attempt_facts.decision, job=attempt_facts.job)]
+        parts = [why_it_stopped(cause, attempt_facts.decision, job=attempt_facts.job_text)]
     saved_step = newest_saved_step(attempt_facts.events)
     # A program of the user's own has checkpoints of its own.
     if attempt_facts.program is None or saved_step:
@@ -445,7 +445,7 @@ def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: 
 
 def _append_stop(attempt_facts: AttemptFacts) -> None:
     """Record that the attempt has stopped, unless its ranks have."""
-    if not attempt_facts.stop_is_recorded:
+    if not attempt_facts.is_stop_recorded:
         _append(attempt_facts, "stop", _why(attempt_facts), cause=str(attempt_facts.counted_cause))
 
 
