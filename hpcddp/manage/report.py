@@ -333,7 +333,7 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
     attempt_files = _read_attempt_files(run, events, reader)
     attempts = _read_attempts(attempt_files, events, spec, submission, sources)
     starts = [attempt_start(attempt, events) for attempt in attempts]
-    measured: RunMetrics = reader.read(lambda: read_run_metrics(run.metrics, starts)) or RunMetrics()
+    measured: RunMetrics = reader.read(lambda: read_run_metrics(run.metrics, starts)) or RunMetrics(starts=starts)
     metrics_lines: Lines[Event] = Lines(records=(), damaged=measured.damaged)
     reader.add_damage(metrics_lines.sentence(run.metrics))
     records = RunRecords(

@@ -20,6 +20,7 @@ from hpcddp.manage.overview import entry_of, overview_of
 from hpcddp.manage.report import RunReport, ranked, reports_of
 from hpcddp.manage.report_page import page
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.record import RecordError
 from hpcddp.run.source import Source, add_source
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from tests.manage.runs import NOON, FakeRun, make, queued
@@ -349,6 +350,21 @@ def test_a_damaged_record_is_one_sentence_in_the_page(tmp_path: Path, name: str,
     assert len(found.damaged) == 1
     assert html(found).count('<p class="damage">') == 1
     # The event log has the start of the attempt too.
+    assert len(found.attempts) == 3
+
+
+def test_metrics_that_cannot_be_read_are_one_sentence_in_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = three_attempts(tmp_path)
+
+    def fail(path: Path, _: object) -> None:
+        raise RecordError(f"{path} cannot be read (Input/output error)", path=path)
+
+    # A file server that fails.
+    monkeypatch.setattr("hpcddp.manage.report.read_run_metrics", fail)
+    found = report(made)
+    assert list(found.damaged) == [f"{made.run.metrics} cannot be read (Input/output error)"]
     assert len(found.attempts) == 3
 
 
