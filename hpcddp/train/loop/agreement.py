@@ -134,46 +134,43 @@ class PendingAgreement:
     """
 
     def __init__(self, parts: Sequence[StepPart], votes: Votes) -> None:
-        device = parts[0].loss_sum.device
-        ranks = dist.get_world_size()
-        requests = _request_numbers(votes)
-        self._is_split = ranks > _FEW_RANKS
-        self._agreed: Agreed | None = None
+        self._ranks = dist.get_world_size()
+        self._is_split = self._ranks > _FEW_RANKS
+        self._vector: Tensor
         self._work: dist.Work | None = None
         self._copied: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            steps = torch.cat([part.vector() for part in parts])
-            # From pinned memory, so that the host does not wait for the copy.
-            pinned = torch.tensor(requests, dtype=torch.float64, pin_memory=True)
-            self._start(steps, pinned.to(device, non_blocking=True), ranks)
-            self._copy_to_host()
-            return
-        numbers: list[float] = []
-        for part in parts:
-            numbers += part.numbers()
-        if ranks == 1:
-            self._agreed = _agreed_of(numbers, requests)
-            return
-        self._start(torch.tensor(numbers, dtype=torch.float64), torch.tensor(requests, dtype=torch.float64), ranks)
+        self._agreed: Agreed | None = None
+        requests = _request_numbers(votes)
+        if parts[0].loss_sum.device.type == "cuda":
+            self._start_on_gpu(parts, requests)
+        elif self._ranks == 1:
+            self._agreed = _agreed_of(_step_numbers(parts), requests)
+        else:
+            steps = torch.tensor(_step_numbers(parts), dtype=torch.float64)
+            self._add_over_ranks(steps, torch.tensor(requests, dtype=torch.float64))
 
-    def _start(self, steps: Tensor, requests: Tensor, ranks: int) -> None:
-        if self._is_split:
-            steps = split(steps)
-        self._vector = torch.cat([steps, requests])
-        if ranks > 1:
-            self._work = dist.all_reduce(self._vector, async_op=True)
-
-    def _copy_to_host(self) -> None:
+    def _start_on_gpu(self, parts: Sequence[StepPart], requests: Sequence[float]) -> None:
+        """Start the all-reduce and the copy of its result to the host, and wait for neither."""
+        steps = torch.cat([part.vector() for part in parts])
+        pinned_requests = torch.tensor(requests, dtype=torch.float64, pin_memory=True)
+        self._add_over_ranks(steps, pinned_requests.to(steps.device, non_blocking=True))
         if self._work is not None:
             # On a GPU, wait() orders the streams and does not block the host.
             self._work.wait()
         host_vector = torch.empty_like(self._vector, device="cpu", pin_memory=True)
         host_vector.copy_(self._vector, non_blocking=True)
-        self._vector = host_vector
         # torch leaves the class without types.
         new_event: Callable[[], torch.cuda.Event] = torch.cuda.Event
         self._copied = new_event()
         self._copied.record()
+        self._vector = host_vector
+
+    def _add_over_ranks(self, steps: Tensor, requests: Tensor) -> None:
+        if self._is_split:
+            steps = split(steps)
+        self._vector = torch.cat([steps, requests])
+        if self._ranks > 1:
+            self._work = dist.all_reduce(self._vector, async_op=True)
 
     def read(self) -> Agreed:
         """Wait for the all-reduce if necessary, and return its result."""
@@ -191,6 +188,13 @@ class PendingAgreement:
             self._copied.synchronize()
         elif self._work is not None:
             self._work.wait()
+
+
+def _step_numbers(parts: Sequence[StepPart]) -> list[float]:
+    numbers: list[float] = []
+    for part in parts:
+        numbers += part.numbers()
+    return numbers
 
 
 def _request_numbers(votes: Votes) -> list[float]:

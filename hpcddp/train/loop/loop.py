@@ -92,6 +92,7 @@ class Loop:
             self._agree(position, computed)
             skipped = self._update_or_skip(computed)
             self._end_step(position, skipped=skipped)
+            self._record_agreed_steps()
             self._guard.check(self._replica, position.step + 1)
             self._checkpointer.settle()
             self._stop_evaluate_or_save(position)
@@ -138,7 +139,6 @@ class Loop:
         return False
 
     def _end_step(self, position: Position, *, skipped: bool) -> None:
-        """Measure the step, and record the steps of a block whose agreement has arrived."""
         ended_at = self._context.monotonic()
         step = MadeStep(
             position=position,
@@ -147,8 +147,11 @@ class Loop:
             ended_at=self._context.now(),
         )
         self._step_began_at = ended_at
-        waits = self._blocks.steps_are_long
         self._blocks.end_step(step)
+
+    def _record_agreed_steps(self) -> None:
+        """Record the steps of the block before the current one, and where steps are long those of this one too."""
+        waits = self._blocks.steps_are_long
         # This agreement was started in an earlier step and has arrived by now, so reading it does not block.
         self._record_previous_block()
         self._blocks.close_if_complete()
@@ -165,7 +168,7 @@ class Loop:
             self._record_previous_block()
 
     def _record_previous_block(self) -> None:
-        """Read the agreement that is on its way, if there is one, and record its steps."""
+        """Read the agreement of the block before the current one, if there is one to read, and record its steps."""
         block = self._blocks.read_previous()
         if block is None:
             return
