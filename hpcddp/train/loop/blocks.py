@@ -28,7 +28,7 @@ class MadeStep:
         skipped: whether the update was skipped because of a nonfinite loss or gradient. If only fp16's GradScaler skips
             steps, the sums of the step say so instead.
         seconds: its duration.
-        ended_at: when it ended, in seconds since the epoch.
+        ended_at: seconds since the epoch.
     """
 
     position: Position
@@ -108,7 +108,7 @@ class Blocks:
             return False
         return self._current.agreement.read().steps[-1].is_nonfinite
 
-    def end_step(self, step: MadeStep) -> None:
+    def add_step(self, step: MadeStep) -> None:
         """Add a step whose part is in the current block."""
         self._current.steps.append(step)
 

@@ -17,7 +17,7 @@ from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import collective_device
 from hpcddp.train.errors import NonFiniteError, StoppedError
-from hpcddp.train.loop.agreement import StepSums
+from hpcddp.train.loop.agreement import StepPart, StepSums
 from hpcddp.train.loop.blocks import Blocks, MadeStep
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
 from hpcddp.train.loop.schedule import Position, Schedule
@@ -87,11 +87,7 @@ class Loop:
             self._evaluate()
         for position in self._schedule.positions(self._progress.step):
             faults.inject("step", step=position.step)
-            computed = self._stepper.compute(position)
-            # Before the update, so that the ranks can still skip it, and so that the sums arrive beside it.
-            self._agree(position, computed)
-            skipped = self._update_or_skip(computed)
-            self._end_step(position, skipped=skipped)
+            self._make_step(position)
             self._record_agreed_steps()
             self._guard.check(self._replica, position.step + 1)
             self._checkpointer.settle()
@@ -104,12 +100,28 @@ class Loop:
         self._checkpointer.settle()
         return self._progress_now()
 
-    def _agree(self, position: Position, computed: ComputedStep) -> None:
-        """Add this rank's part of a step to its block, and start the agreement in the last step of the block.
+    def _make_step(self, position: Position) -> None:
+        """Compute the gradient, start the agreement in the last step of a block, and update or skip."""
+        computed = self._stepper.compute(position)
+        # Before the update, so that the ranks can still skip it, and so that the sums arrive beside it.
+        self._agree(position, computed.part)
+        skipped = self._update_or_skip(computed)
+        ended_at = self._context.monotonic()
+        step = MadeStep(
+            position=position,
+            skipped=skipped,
+            seconds=ended_at - self._step_began_at,
+            ended_at=self._context.now(),
+        )
+        self._step_began_at = ended_at
+        self._blocks.add_step(step)
 
-        The last step of a block is the same on all ranks. A block also ends before an evaluation or a save.
+    def _agree(self, position: Position, part: StepPart) -> None:
+        """Add this rank's part of a step to its block, and start the agreement if the block ends with this step.
+
+        A block ends with the same step on all ranks, at the latest before an evaluation or a save.
         """
-        self._blocks.add_part(computed.part)
+        self._blocks.add_part(part)
         if (
             self._blocks.is_full
             or self._schedule.evaluates_after(position)
@@ -137,17 +149,6 @@ class Loop:
             return True
         self._stepper.update(computed)
         return False
-
-    def _end_step(self, position: Position, *, skipped: bool) -> None:
-        ended_at = self._context.monotonic()
-        step = MadeStep(
-            position=position,
-            skipped=skipped,
-            seconds=ended_at - self._step_began_at,
-            ended_at=self._context.now(),
-        )
-        self._step_began_at = ended_at
-        self._blocks.end_step(step)
 
     def _record_agreed_steps(self) -> None:
         """Record the steps of the block before the current one, and where steps are long those of this one too."""
