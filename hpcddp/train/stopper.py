@@ -8,6 +8,7 @@ each step.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -85,17 +86,22 @@ class Stopper:
     """
 
     def __init__(self, *, save_s: float | None = None, environment: Mapping[str, str] = os.environ) -> None:
-        self._environment, self._save_s = environment, save_s
-        self._now, self._monotonic = time.time, time.monotonic
+        self._environment = environment
+        self._save_s = save_s
+        self._now = time.time
+        self._monotonic = time.monotonic
         self._deadline = _deadline_in(environment)
         self._end = _end_in(environment, self._deadline)
-        self._group: dist.ProcessGroup | None = None
-        self._pending: tuple[Tensor, dist.Work] | None = None
         self._requested = False
+        self._reason = StopReason.NONE
         self._steps = Durations()
         self._last_call: float | None = None
-        self._near_end, self._checked_at = False, float("-inf")
-        self._reason = StopReason.NONE
+        # The last check of the clock, and its result.
+        self._checked_at = -math.inf
+        self._end_is_near = False
+        # The agreement that the last call has started: the tensor that holds its result when the work is done.
+        self._group: dist.ProcessGroup | None = None
+        self._pending: tuple[Tensor, dist.Work] | None = None
         self._listen()
 
     @property
@@ -119,18 +125,19 @@ class Stopper:
         if not self._reason:
             self._measure()
             distributed.refuse_without_group(self._environment)
-            several = dist.is_initialized() and dist.get_world_size() > 1
-            self._reason = self._agree(self.vote()) if several else self.vote()
+            self._reason = self._agree(self.vote())
         return bool(self._reason)
 
     def vote(self) -> StopReason:
         """Return why this rank alone wants to stop: a signal, ``request``, or on rank 0 the clock."""
         reason = self._signal_reason()
-        if not reason and self._requested:
-            reason = StopReason.REQUESTED
-        if not reason and distributed.rank() == 0 and self._is_near_the_end():
-            reason = StopReason.DEADLINE
-        return reason
+        if reason is not StopReason.NONE:
+            return reason
+        if self._requested:
+            return StopReason.REQUESTED
+        if distributed.rank() == 0 and self._is_near_the_end():
+            return StopReason.DEADLINE
+        return StopReason.NONE
 
     @staticmethod
     def worker_init(worker: int) -> None:
@@ -146,8 +153,9 @@ class Stopper:
 
         Neither ``finally`` blocks nor ``atexit`` functions run. Save first, and wait until the checkpoint is written.
         """
-        if distributed.rank() == 0 and (path := self._environment.get(REQUEUE_FILE)):
-            Path(path).touch(mode=0o600)
+        requeue_file = self._environment.get(REQUEUE_FILE)
+        if distributed.rank() == 0 and requeue_file:
+            Path(requeue_file).touch(mode=0o600)
         if dist.is_initialized():
             # The launcher may end the other ranks as soon as one has exited.
             dist.barrier(group=self._group)
@@ -178,11 +186,13 @@ class Stopper:
         now = self._monotonic()
         if now - self._checked_at >= _CHECK_EVERY_S:
             self._checked_at = now
-            step_s, save_s = self._steps.p95(), self._p95_of_saves()
+            step_s = self._steps.p95()
+            save_s = self._p95_of_saves()
             need_s = replace(self._deadline, end_time=self._end.end_time).need_s(step_s, save_s)
-            self._near_end = self._end.left_s(self._now(), lead_s=need_s, pause_s=step_s or 0.0) <= need_s
+            left_s = self._end.left_s(self._now(), lead_s=need_s, pause_s=step_s or 0.0)
+            self._end_is_near = left_s <= need_s
             self._warn(step_s, save_s)
-        return self._near_end
+        return self._end_is_near
 
     def _p95_of_saves(self) -> float | None:
         return self._save_s
@@ -191,20 +201,25 @@ class Stopper:
         """Warn if the signal lead is too short for the measured durations; only ``RunStopper`` knows the job."""
 
     def _agree(self, vote: StopReason) -> StopReason:
-        """Return the result of the agreement that the last call started, and start the next one."""
-        agreed = StopReason.NONE
+        """Return the result of the agreement that the last call started, and start the next one.
+
+        A single process has nobody to agree with.
+        """
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return vote
         if self._group is None:
             # A separate group keeps these collectives independent of the loop's, and on the CPU.
             self._group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
         if self._pending is not None:
-            largest, work = self._pending
+            largest_vote, work = self._pending
             work.wait()
-            agreed = StopReason(int(largest.item()))
-        if agreed is StopReason.NONE:
-            own = torch.tensor(int(vote))
-            work = dist.all_reduce(own, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
-            self._pending = own, work
-        return agreed
+            agreed = StopReason(int(largest_vote.item()))
+            if agreed is not StopReason.NONE:
+                return agreed
+        largest_vote = torch.tensor(int(vote))
+        work = dist.all_reduce(largest_vote, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending = (largest_vote, work)
+        return StopReason.NONE
 
 
 class RunStopper(Stopper):
@@ -229,11 +244,17 @@ class RunStopper(Stopper):
         tracking: Tracking | None = None,
     ) -> None:
         super().__init__(environment={})
-        self._context, self.checkpointer, self._metrics, self._tracking = context, checkpointer, metrics, tracking
-        self._deadline, self._now, self._monotonic = context.deadline, context.now, context.monotonic
-        known = KnownEnd(end_time=context.deadline.end_time, time=context.deadline.start_time)
-        self._end = EndTime(known, context.ask_end, on_move=lambda end: context.print_on_rank_0(moved_sentence(end)))
-        self._first_step_seen = self._warned = False
+        self._context = context
+        self.checkpointer = checkpointer
+        self._metrics = metrics
+        self._tracking = tracking
+        self._now = context.now
+        self._monotonic = context.monotonic
+        self._deadline = context.deadline
+        end = KnownEnd(end_time=context.deadline.end_time, time=context.deadline.start_time)
+        self._end = EndTime(end, context.ask_end, on_move=lambda end: context.print_on_rank_0(moved_sentence(end)))
+        self._first_step_is_over = False
+        self._has_warned = False
 
     @property
     def agreed(self) -> StopReason:
@@ -246,17 +267,17 @@ class RunStopper(Stopper):
 
     def add_step(self, seconds: float) -> None:
         """Add the duration of a step; the first one of an attempt is left out, because it may compile."""
-        if self._first_step_seen:
+        if self._first_step_is_over:
             self._steps.add(seconds)
-        self._first_step_seen = True
+        self._first_step_is_over = True
 
     def exit(self) -> NoReturn:
         """Write the decision, flush the metrics and stop the trackers; then exit like ``Stopper.exit``."""
         if self._metrics is not None:
             self._metrics.flush()
-            run, attempt = self._context.run, self._context.attempt
-            saves = [event for event in read_events(run.events) if event.kind == "save" and event.step]
-            saved = any(event.attempt == attempt for event in saves)
+            events = read_events(self._context.run.events)
+            saves = [event for event in events if event.kind == "save" and event.step]
+            saved = any(event.attempt == self._context.attempt for event in saves)
             self.record(step=newest_saved_step(saves), saved=saved, save_s=None)
         if self._tracking is not None:
             self._tracking.stop()
@@ -273,10 +294,14 @@ class RunStopper(Stopper):
         Raises:
             FencedError: another attempt owns the run.
         """
-        context, reason = self._context, self._reason or StopReason.REQUESTED
+        context = self._context
         if not context.is_main:
             return
-        cause = Cause.TIME_LIMIT.value if reason is StopReason.DEADLINE else context.cause()
+        reason = self._reason or StopReason.REQUESTED
+        if reason is StopReason.DEADLINE:
+            cause: str | None = Cause.TIME_LIMIT.value
+        else:
+            cause = context.cause()
         raise_if_fenced(context.run, context.attempt)
         decision = Decision(
             attempt=context.attempt,
@@ -303,9 +328,9 @@ class RunStopper(Stopper):
         with self._disk_errors_as_warnings(attempt.decision):
             write_decision(attempt, decision)
         if save_s is not None:
-            how = f"saved in {save_s:.1f} s" if saved else "not saved"
+            saved_text = f"saved in {save_s:.1f} s" if saved else "not saved"
             context.print_on_rank_0(
-                f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {how}"
+                f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {saved_text}"
             )
 
     def _listen(self) -> None:
@@ -316,24 +341,27 @@ class RunStopper(Stopper):
 
     def _p95_of_saves(self) -> float | None:
         saves = Durations()
-        for seconds in self.checkpointer.seconds if self.checkpointer is not None else ():
-            saves.add(seconds)
+        if self.checkpointer is not None:
+            for seconds in self.checkpointer.seconds:
+                saves.add(seconds)
         return saves.p95()
 
     def _warn(self, step_s: float | None, save_s: float | None) -> None:
         """Warn once if ``requeue.signal_lead`` is too short for a step and a save."""
-        context = self._context
-        if self._warned or len(self._steps) < _ENOUGH_STEPS:
+        if self._has_warned or len(self._steps) < _ENOUGH_STEPS:
             return
+        context = self._context
         lead = context.spec.signal_lead
-        sentence = short_lead_sentence(None if lead is None else lead.total_seconds(), step_s, save_s)
-        if sentence is not None:
-            self._warned = True
-            context.print_on_rank_0(f"warning: {sentence}")
-            with self._disk_errors_as_warnings(context.run.events):
-                append_event(
-                    context.run.events, kind="warning", time=context.now(), attempt=context.attempt, reason=sentence
-                )
+        lead_s = None if lead is None else lead.total_seconds()
+        sentence = short_lead_sentence(lead_s, step_s, save_s)
+        if sentence is None:
+            return
+        self._has_warned = True
+        context.print_on_rank_0(f"warning: {sentence}")
+        with self._disk_errors_as_warnings(context.run.events):
+            append_event(
+                context.run.events, kind="warning", time=context.now(), attempt=context.attempt, reason=sentence
+            )
 
     @contextlib.contextmanager
     def _disk_errors_as_warnings(self, path: Path) -> Iterator[None]:
@@ -345,14 +373,26 @@ class RunStopper(Stopper):
 
 
 def _deadline_in(environment: Mapping[str, str]) -> Deadline:
-    end = next((environment[name] for name in _END_TIMES if name in environment), "")
-    start = environment.get(_START_TIME, "")
-    return Deadline(
-        end_time=float(end) if end.isdecimal() else None, start_time=float(start) if start.isdecimal() else time.time()
-    )
+    end_time = None
+    for name in _END_TIMES:
+        if name in environment:
+            end_time = _seconds(environment[name])
+            break
+    start_time = _seconds(environment.get(_START_TIME, ""))
+    if start_time is None:
+        start_time = time.time()
+    return Deadline(end_time=end_time, start_time=start_time)
+
+
+def _seconds(text: str) -> float | None:
+    """Return the value of a variable; None if it is no whole number."""
+    return float(text) if text.isdecimal() else None
 
 
 def _end_in(environment: Mapping[str, str], deadline: Deadline) -> EndTime:
     # Slurm wrote the variable when the job began, which may be long ago.
-    known, job_id = KnownEnd(end_time=deadline.end_time, time=0.0), slurm_job_id(environment)
-    return EndTime(known, None if job_id is None else lambda: ask_end(job_id))
+    end = KnownEnd(end_time=deadline.end_time, time=0.0)
+    job_id = slurm_job_id(environment)
+    if job_id is None:
+        return EndTime(end)
+    return EndTime(end, lambda: ask_end(job_id))

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from hpcddp.batch.plan import plan_batch
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.errors import DriftError, UserCodeError
-from hpcddp.train.loop.agreement import agree_on_step
-from hpcddp.train.loop.step import Position, Stepper, update
+from hpcddp.train.loop.agreement import Agreed, agree_on_step
+from hpcddp.train.loop.schedule import Position
+from hpcddp.train.loop.step import Stepper, update
 from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.merging import gather_differing, merged_buffers, take_rows
 from hpcddp.train.model.noise import NoiseScale
@@ -191,6 +192,14 @@ def stepper_of(replica: Any, rank: int, ranks: int, samples: int, **changes: Any
     return Stepper(replica, plan, train, iter(own), rank)
 
 
+def take_step(stepper: Stepper, position: Position) -> Agreed:
+    """Make one step, and return what the ranks agree on in it."""
+    computed = stepper.compute(position)
+    agreement = agree_on_step(computed.part)
+    stepper.update(computed)
+    return agreement.read()
+
+
 def global_batch(samples: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(samples, 3, dtype=torch.float64, generator=generator)
@@ -218,9 +227,8 @@ def unused(rank: int, ranks: int) -> dict[str, float]:
     for accumulation in (1, 2):
         replica = replica_of(Twin(), unused=True, clip_grad_norm=0.5)
         alone = copy.deepcopy(replica.model)
-        stepper_of(replica, rank, ranks, 9, accumulation=accumulation, clip_grad_norm=0.5).take(
-            position(0, 9), agree_on_step
-        )
+        stepper = stepper_of(replica, rank, ranks, 9, accumulation=accumulation, clip_grad_norm=0.5)
+        take_step(stepper, position(0, 9))
         inputs, labels = global_batch(9)
         loss: Any = nn.functional.cross_entropy(alone(inputs), labels)
         loss.backward()
@@ -241,14 +249,12 @@ def overflow(rank: int, ranks: int) -> list[dict[str, Any]]:
     for step in range(3):
         spoil = rank == 2 and step == 1
         hook = replica.model.weight.register_hook(lambda gradient: gradient * torch.inf) if spoil else None
-        outcome = stepper.take(position(step, 8), agree_on_step)
-        assert outcome.agreement is not None
+        agreed = take_step(stepper, position(step, 8))
         if hook is not None:
             hook.remove()
         models = replica.models.values()
         entries = [float(parameter.detach()[0].sum()) for model in models for parameter in model.parameters()]
-        skipped = outcome.skipped or outcome.agreement.read().steps[0].nonfinite
-        seen.append({"skipped": skipped, "scale": replica.scaler.get_scale(), "entries": entries})
+        seen.append({"skipped": agreed.steps[0].nonfinite, "scale": replica.scaler.get_scale(), "entries": entries})
     return seen
 
 
@@ -259,7 +265,7 @@ def average(rank: int, ranks: int) -> float:
     stepper = stepper_of(replica, rank, ranks, 8, steps=4, ema_decay=0.9)
     expected = [value.detach().clone() for value in replica.model.state_dict().values()]
     for step in range(4):
-        stepper.take(position(step, 8), agree_on_step)
+        take_step(stepper, position(step, 8))
         for index, value in enumerate(replica.model.state_dict().values()):
             floating = value.is_floating_point()
             expected[index] = 0.9 * expected[index] + 0.1 * value.detach() if floating else value.detach().clone()
@@ -273,7 +279,7 @@ def guard(rank: int, ranks: int) -> dict[str, Any]:
     stepper, watch, alarms = stepper_of(replica, rank, ranks, 8, steps=60), ReplicaGuard(5), []
     for step in range(60):
         factor = 1.1 if rank == 1 and step >= 52 else 1.0
-        stepper.take(position(step, 8, rate=RATE * factor), agree_on_step)
+        take_step(stepper, position(step, 8, rate=RATE * factor))
         try:
             watch.check(replica, step + 1)
         except DriftError as error:
@@ -346,9 +352,9 @@ def scaled_noise(rank: int, ranks: int) -> list[tuple[float, float]]:
     for scaler in (torch.amp.GradScaler("cpu", enabled=False), OnTheDevice("cpu", init_scale=1024.0)):
         replica = replica_of(nn.Linear(3, 2), noise_scale=True)
         replica.scaler = scaler
-        outcome = stepper_of(replica, rank, ranks, 9, noise_scale=True).take(position(0, 9), agree_on_step)
-        assert outcome.agreement is not None
-        seen.append(outcome.agreement.read().steps[0].norms)
+        stepper = stepper_of(replica, rank, ranks, 9, noise_scale=True)
+        agreed = take_step(stepper, position(0, 9))
+        seen.append(agreed.steps[0].norms)
     return seen
 
 
@@ -396,7 +402,7 @@ def unreached(rank: int, ranks: int) -> str:
 
     stepper = stepper_of(replica_of(Late()), rank, ranks, 9)
     try:
-        stepper.take(position(0, 9), agree_on_step)
+        take_step(stepper, position(0, 9))
     except (UserCodeError, RuntimeError) as error:
         return str(error)
     return "nothing"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.train.buffers import as_real
 from hpcddp.train.data.loader import Batches, MicroBatchKeys
 from hpcddp.train.data.parts import MicroBatch
-from hpcddp.train.loop.agreement import PendingAgreement, agree_on_step
+from hpcddp.train.loop.agreement import agree_on_step
 from hpcddp.train.loop.assembly import Setting, make_replica
 from hpcddp.train.loop.step import Stepper
 from hpcddp.train.model.normalisation import local_batch_norms
@@ -95,10 +95,10 @@ def _steps(setting: Setting, replica: Replica, record: Path, steps: int) -> Iter
     replica.optimizer.register_step_pre_hook(read)
     for position in itertools.islice(setting.schedule.positions(0), steps):
         batches.samples.clear()
-        outcome = stepper.take(position, agree_on_step)
-        # This way to agree starts one in every step.
-        agreed = cast("PendingAgreement", outcome.agreement).read()
-        loss = agreed.steps[0].loss_sum / position.samples
+        computed = stepper.compute(position)
+        agreement = agree_on_step(computed.part)
+        stepper.update(computed)
+        loss = agreement.read().steps[0].loss_sum / position.samples
         path = record.with_name(f"{record.name}-{position.step}.raw")
         compared = None
         if context.world_size == 1:

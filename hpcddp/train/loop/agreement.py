@@ -9,6 +9,7 @@ of the block. Their numbers are therefore sent as parts whose sums are exact in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,14 +20,17 @@ from torch import Tensor
 
 from hpcddp.stop.reasons import StopReason
 
-# A step has these numbers.
-_LOSS, _NONFINITE, _SMALL, _LARGE = range(4)
+# The vector has these numbers of each step.
+_LOSS: Final = 0
+_NONFINITE: Final = 1
+_SMALL: Final = 2
+_LARGE: Final = 3
 _PER_STEP: Final = 4
-# After those of all steps come these. The number of a reason to stop is ``_SAVE`` plus its own. If ranks have different
-# reasons, the largest wins.
-_SECONDS, _SAVE = range(2)
+# After those of all steps come these. The index of a reason to stop is ``_SAVE`` plus its number. If ranks have
+# different reasons, the largest wins.
+_SECONDS: Final = 0
+_SAVE: Final = 1
 _REQUESTS: Final = _SAVE + 1 + max(StopReason)
-
 
 # A number is the sum of these many parts, each a multiple of its unit with at most 38 bits before it: 2**15 ranks can
 # be added in float64 without rounding. What is smaller than the last unit, 2**-148, is lost; a number of 2**80 or more,
@@ -43,7 +47,6 @@ class Votes:
 
     Args:
         save: whether a save is due; only rank 0 reads its clock.
-        stop: why the rank wants to stop.
         seconds: mean duration of the rank's last steps; 0 if there was none.
     """
 
@@ -66,15 +69,18 @@ class StepSums:
     nonfinite: bool = False
     norms: tuple[float, float] = (0.0, 0.0)
 
+    @property
+    def is_nonfinite(self) -> bool:
+        """Whether the loss or a checked gradient is not finite."""
+        return self.nonfinite or not math.isfinite(self.loss_sum)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
     """Result of one agreement, the same on every rank.
 
     Args:
-        steps: the sums of each step.
-        save: whether a save is due.
-        stop: why the ranks stop.
+        steps: the sums of each step of the block.
         seconds: sum over the ranks of the mean durations of their last steps.
     """
 
@@ -99,9 +105,14 @@ class StepPart:
     norms: Tensor | None = None
 
     def numbers(self) -> list[float]:
-        """Return the numbers, of a step on the CPU."""
-        nonfinite = 0.0 if self.nonfinite is None else float(self.nonfinite)
-        return [self.loss_sum.item(), nonfinite, *([0.0, 0.0] if self.norms is None else self.norms.tolist())]
+        """Return the numbers of a step on the CPU, in the order of the vector."""
+        numbers = [0.0] * _PER_STEP
+        numbers[_LOSS] = self.loss_sum.item()
+        if self.nonfinite is not None:
+            numbers[_NONFINITE] = float(self.nonfinite)
+        if self.norms is not None:
+            numbers[_SMALL : _LARGE + 1] = self.norms.tolist()
+        return numbers
 
     def vector(self) -> Tensor:
         """Return the numbers as a tensor ``[4]``, without waiting for the device."""
@@ -123,52 +134,100 @@ class PendingAgreement:
     """
 
     def __init__(self, parts: Sequence[StepPart], votes: Votes) -> None:
-        requests = [0.0] * _REQUESTS
-        requests[_SECONDS], requests[_SAVE] = votes.seconds, float(votes.save)
-        if votes.stop:
-            requests[_SAVE + votes.stop] = 1.0
-        self._event: torch.cuda.Event | None = None
+        self._ranks = dist.get_world_size()
+        self._is_split = self._ranks > _FEW_RANKS
+        self._vector: Tensor
         self._work: dist.Work | None = None
+        self._copied: torch.cuda.Event | None = None
         self._agreed: Agreed | None = None
-        device, ranks = parts[0].loss_sum.device, dist.get_world_size()
-        self._is_split = ranks > _FEW_RANKS
-        if device.type == "cuda":
-            steps = torch.cat([part.vector() for part in parts])
-            on_device = torch.tensor(requests, dtype=torch.float64, pin_memory=True).to(device, non_blocking=True)
+        requests = _request_numbers(votes)
+        if parts[0].loss_sum.device.type == "cuda":
+            self._start_on_gpu(parts, requests)
+        elif self._ranks == 1:
+            self._agreed = _agreed_of(_step_numbers(parts), requests)
         else:
-            numbers = [number for part in parts for number in part.numbers()]
-            if ranks == 1:
-                self._agreed = _agreed(numbers, requests)
-                return
-            steps, on_device = torch.tensor(numbers, dtype=torch.float64), torch.tensor(requests, dtype=torch.float64)
-        self._vector = torch.cat([split(steps) if self._is_split else steps, on_device])
-        if ranks > 1:
-            self._work = dist.all_reduce(self._vector, async_op=True)
-        if device.type == "cuda":
-            self._copy_to_host()
+            steps = torch.tensor(_step_numbers(parts), dtype=torch.float64)
+            self._add_over_ranks(steps, torch.tensor(requests, dtype=torch.float64))
 
-    def _copy_to_host(self) -> None:
+    def _start_on_gpu(self, parts: Sequence[StepPart], requests: Sequence[float]) -> None:
+        """Start the all-reduce and the copy of its result to the host, and wait for neither."""
+        steps = torch.cat([part.vector() for part in parts])
+        pinned_requests = torch.tensor(requests, dtype=torch.float64, pin_memory=True)
+        self._add_over_ranks(steps, pinned_requests.to(steps.device, non_blocking=True))
         if self._work is not None:
             # On a GPU, wait() orders the streams and does not block the host.
             self._work.wait()
-        host = torch.empty_like(self._vector, device="cpu", pin_memory=True)
-        host.copy_(self._vector, non_blocking=True)
+        host_vector = torch.empty_like(self._vector, device="cpu", pin_memory=True)
+        host_vector.copy_(self._vector, non_blocking=True)
         # torch leaves the class without types.
         new_event: Callable[[], torch.cuda.Event] = torch.cuda.Event
-        self._event = new_event()
-        self._event.record()
-        self._vector = host
+        self._copied = new_event()
+        self._copied.record()
+        self._vector = host_vector
+
+    def _add_over_ranks(self, steps: Tensor, requests: Tensor) -> None:
+        if self._is_split:
+            steps = split(steps)
+        self._vector = torch.cat([steps, requests])
+        if self._ranks > 1:
+            self._work = dist.all_reduce(self._vector, async_op=True)
 
     def read(self) -> Agreed:
         """Wait for the all-reduce if necessary, and return its result."""
         if self._agreed is None:
-            if self._event is not None:
-                self._event.synchronize()
-            elif self._work is not None:
-                self._work.wait()
+            self._wait()
             steps = self._vector[:-_REQUESTS].tolist()
-            self._agreed = _agreed(joined(steps) if self._is_split else steps, self._vector[-_REQUESTS:].tolist())
+            requests = self._vector[-_REQUESTS:].tolist()
+            if self._is_split:
+                steps = joined(steps)
+            self._agreed = _agreed_of(steps, requests)
         return self._agreed
+
+    def _wait(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+        elif self._work is not None:
+            self._work.wait()
+
+
+def _step_numbers(parts: Sequence[StepPart]) -> list[float]:
+    numbers: list[float] = []
+    for part in parts:
+        numbers += part.numbers()
+    return numbers
+
+
+def _request_numbers(votes: Votes) -> list[float]:
+    numbers = [0.0] * _REQUESTS
+    numbers[_SECONDS] = votes.seconds
+    numbers[_SAVE] = float(votes.save)
+    if votes.stop:
+        numbers[_SAVE + votes.stop] = 1.0
+    return numbers
+
+
+def _agreed_of(step_numbers: Sequence[float], request_numbers: Sequence[float]) -> Agreed:
+    """Return what the numbers of all steps and those of the requests mean, summed over the ranks."""
+    first_numbers = range(0, len(step_numbers), _PER_STEP)
+    stop = StopReason.NONE
+    # From the smallest reason to the largest.
+    for reason in StopReason:
+        if reason is not StopReason.NONE and request_numbers[_SAVE + reason] > 0:
+            stop = reason
+    return Agreed(
+        steps=tuple(_step_sums(step_numbers[first : first + _PER_STEP]) for first in first_numbers),
+        save=request_numbers[_SAVE] > 0,
+        stop=stop,
+        seconds=request_numbers[_SECONDS],
+    )
+
+
+def _step_sums(numbers: Sequence[float]) -> StepSums:
+    return StepSums(
+        loss_sum=numbers[_LOSS],
+        nonfinite=numbers[_NONFINITE] != 0,
+        norms=(numbers[_SMALL], numbers[_LARGE]),
+    )
 
 
 def agree_on_step(part: StepPart) -> PendingAgreement:
@@ -178,15 +237,15 @@ def agree_on_step(part: StepPart) -> PendingAgreement:
 
 def split(numbers: Tensor) -> Tensor:
     """Return float64 numbers ``[n]`` as parts ``[6 * n]``, all first parts before all second ones."""
-    whole = ~(numbers.abs() < _WHOLE_FROM)
-    rest = numbers.masked_fill(whole, 0.0)
+    is_whole = ~(numbers.abs() < _WHOLE_FROM)
+    rest = numbers.masked_fill(is_whole, 0.0)
     parts = []
     for unit in _UNITS:
         # Powers of two: neither the division nor the products round.
         part = torch.trunc(rest / unit) * unit
         rest = rest - part
         parts.append(part)
-    parts[0] = torch.where(whole, numbers, parts[0])
+    parts[0] = torch.where(is_whole, numbers, parts[0])
     return torch.cat(parts)
 
 
@@ -195,18 +254,3 @@ def joined(parts: Sequence[float]) -> list[float]:
     count = len(parts) // len(_UNITS)
     # The small parts first, so that the sum is at most one unit in the last place from the exact one.
     return [sum(reversed(parts[number::count])) for number in range(count)]
-
-
-def _agreed(sums: Sequence[float], requests: Sequence[float]) -> Agreed:
-    stops = [reason for reason, ranks in enumerate(requests[_SAVE + 1 :], start=1) if ranks > 0]
-    steps = range(0, len(sums), _PER_STEP)
-    return Agreed(
-        steps=tuple(_step_sums(sums[first : first + _PER_STEP]) for first in steps),
-        save=requests[_SAVE] > 0,
-        stop=StopReason(max(stops, default=0)),
-        seconds=requests[_SECONDS],
-    )
-
-
-def _step_sums(sums: Sequence[float]) -> StepSums:
-    return StepSums(loss_sum=sums[_LOSS], nonfinite=sums[_NONFINITE] != 0, norms=(sums[_SMALL], sums[_LARGE]))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from hpcddp.batch.job import JobPlan, plan_job
 from hpcddp.batch.plan import BatchPlan, BatchStart, Steps, refuse_single_over_ranks, refuse_single_sample
@@ -36,7 +37,7 @@ from hpcddp.train.precision import Precision
 from hpcddp.train.randomness import seed_initialisation
 
 # Largest micro-batch whose BatchNorm statistics are mostly noise (batch contract, section 2).
-_FEW_FOR_BATCH_NORM = 4
+_FEW_FOR_BATCH_NORM: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,28 +73,30 @@ def derive_setting(context: TrainContext) -> Setting:
     refuse_other_data(data, rank=context.rank, world_size=context.world_size, device=context.device)
     if spec.batch.group is not None:
         data = with_groups(data, spec.batch.group, context.device)
-    smallest = None if data.groups is None else data.groups.smallest
-    plan, scaled = plan_job(spec, samples=data.units, smallest_group=smallest), scaled_hyperparameters(spec)
+    smallest_group = None if data.groups is None else data.groups.smallest
+    plan = plan_job(spec, samples=data.units, smallest_group=smallest_group)
+    scaled = scaled_hyperparameters(spec)
     if plan.batch.world_size != context.world_size:
         raise TrainingError(
             f"the job asks for {plan.batch.world_size} ranks (nodes x tasks per node), but {context.world_size} have "
             "started; start as many as it asks for, or write their number into resources"
         )
-    precision = Precision(train.precision, context.device.type)
     steps = Steps.from_beginning(plan.batch)
+    schedule = Schedule(
+        steps=steps,
+        epochs=train.epochs,
+        learning_rate=scaled.course(spec.learning_rate),
+        eval_every=train.eval_every,
+        every=spec.checkpoint.every,
+        count_samples=_sample_counter(spec, data, steps.start),
+    )
+    precision = Precision(train.precision, context.device.type)
     return Setting(
         context=context,
         data=data,
         plan=plan,
         scaled=scaled,
-        schedule=Schedule(
-            steps=steps,
-            epochs=train.epochs,
-            learning_rate=scaled.course(spec.learning_rate),
-            eval_every=train.eval_every,
-            every=spec.checkpoint.every,
-            count_samples=_sample_counter(spec, data, steps.start),
-        ),
+        schedule=schedule,
         placement=Placement(context.device, precision.dtype, channels_last=train.channels_last),
         workers=choose_workers(train.num_workers, data, min(context.cpus, spec.resources.cpus_per_task)),
     )
@@ -101,20 +104,26 @@ def derive_setting(context: TrainContext) -> Setting:
 
 def change_start(setting: Setting, start: BatchStart) -> Setting:
     """Return the setting of a training whose batches begin to have the size of its plan at ``start``."""
-    steps = Steps(plan=setting.plan.batch, start=start)
-    counter = _sample_counter(setting.context.spec, setting.data, start)
-    return replace(setting, schedule=replace(setting.schedule, steps=steps, count_samples=counter))
+    schedule = replace(
+        setting.schedule,
+        steps=Steps(plan=setting.plan.batch, start=start),
+        count_samples=_sample_counter(setting.context.spec, setting.data, start),
+    )
+    return replace(setting, schedule=schedule)
+
+
+def _sample_counter(spec: JobSpec, data: Data, start: BatchStart) -> Callable[[int, int], int] | None:
+    """Return a function (epoch, step) -> samples of that global batch; None if every unit is one sample."""
+    groups = data.groups
+    if groups is None:
+        return None
+    batches = _global_batches(spec, data, start)
+    return lambda epoch, step: groups.count(batches.indices(epoch, step))
 
 
 def _global_batches(spec: JobSpec, data: Data, start: BatchStart) -> GlobalBatches:
     seed = 0 if spec.train is None else spec.train.seed
     return GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, seed, start=start)
-
-
-def _sample_counter(spec: JobSpec, data: Data, start: BatchStart) -> Callable[[int, int], int] | None:
-    """Return a function (epoch, step) -> samples of that global batch; None if every unit is one sample."""
-    groups, batches = data.groups, _global_batches(spec, data, start)
-    return None if groups is None else lambda epoch, step: groups.count(batches.indices(epoch, step))
 
 
 def make_replica(setting: Setting) -> Replica:
@@ -125,8 +134,10 @@ def make_replica(setting: Setting) -> Replica:
         UserCodeError: the user's model or data failed.
         PlanError: the model has BatchNorm, and some micro-batch has one sample.
     """
-    context, data, placement = setting.context, setting.data, setting.placement
+    context = setting.context
     train = context.train
+    data = setting.data
+    placement = setting.placement
     seed_initialisation(train.seed)
     model = build_model(train.model, train.model_args, data.classes)
     choose_batch_norm(model, train.batch_norm, placement.device.type)
@@ -140,30 +151,16 @@ def make_replica(setting: Setting) -> Replica:
     unused = check_model_input(fit, model, inputs, Precision(train.precision, placement.device.type))
     if unused:
         context.print_on_rank_0(f"note: no gradient reaches {len(unused)} parameters of the model, {unused[0]} for one")
-    first_rate = setting.schedule.position(setting.schedule.steps.start.step).learning_rate
-    # torch.compile specialises the model for the shape of its first input.
-    samples = _largest_micro_batch(setting) if train.compile else len(inputs)
-    placeholder = inputs[torch.arange(samples, device=inputs.device) % len(inputs)]
-    # A share without samples counts 0, and 0 times what is not finite would not.
-    placeholder = torch.where(torch.isfinite(placeholder), placeholder, 0)
+    has_unused = bool(unused) or bool(getattr(model, "find_unused_parameters", False))
     constants = {"optimizer": setting.scaled.optimizer(train.optimizer), "ema_decay": setting.scaled.ema_decay}
     return build_replica(
         train.model_copy(update=constants),
         model,
-        placeholder,
-        learning_rate=first_rate,
-        unused_parameters=_on_any_rank(
-            placement.device, flag=bool(unused) or bool(getattr(model, "find_unused_parameters", False))
-        ),
+        _placeholder(setting, inputs),
+        learning_rate=setting.schedule.position(setting.schedule.steps.start.step).learning_rate,
+        unused_parameters=_on_any_rank(placement.device, flag=has_unused),
         fixed_micro_batch=setting.plan.batch.per_device_batch_size is not None,
     )
-
-
-def _on_any_rank(device: torch.device, *, flag: bool) -> bool:
-    """Return whether ``flag`` is set on any rank; DDP deadlocks where ranks differ in unused parameters."""
-    most = torch.tensor(float(flag), device=device)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return bool(most.item())
 
 
 def _refuse_single(model: nn.Module, plan: BatchPlan) -> None:
@@ -174,9 +171,31 @@ def _refuse_single(model: nn.Module, plan: BatchPlan) -> None:
         refuse_single_over_ranks(plan)
 
 
+def _placeholder(setting: Setting, inputs: Tensor) -> Tensor:
+    """Return inputs for micro-steps without samples, made of the first samples of the data."""
+    samples = len(inputs)
+    if setting.context.train.compile:
+        # torch.compile specialises the model for the shape of its first input.
+        samples = _largest_micro_batch(setting)
+    placeholder = inputs[torch.arange(samples, device=inputs.device) % len(inputs)]
+    # A share without samples counts 0, and 0 times what is not finite would not.
+    return torch.where(torch.isfinite(placeholder), placeholder, 0)
+
+
 def _largest_micro_batch(setting: Setting) -> int:
-    batch, groups = setting.plan.batch, setting.data.groups
-    return batch.rank_share(batch.global_batch_size, rank=0)[0] * (1 if groups is None else groups.largest)
+    """Return the most samples that a micro-batch can have."""
+    batch = setting.plan.batch
+    units = batch.rank_share(batch.global_batch_size, rank=0)[0]
+    if setting.data.groups is None:
+        return units
+    return units * setting.data.groups.largest
+
+
+def _on_any_rank(device: torch.device, *, flag: bool) -> bool:
+    """Return whether ``flag`` is set on any rank; DDP deadlocks where ranks differ in unused parameters."""
+    largest = torch.tensor(float(flag), device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return bool(largest.item())
 
 
 def make_loop(
@@ -188,14 +207,12 @@ def make_loop(
 ) -> Loop:
     """Return the loop that trains a replica from ``progress`` on.
 
-    Args:
-        setting: the constant parts of the training.
-        replica: the model with its optimizer.
-        checkpointer: saves the replica.
-        metrics: the metrics file, on rank 0; None on the other ranks.
-        progress: how far the training is.
+    ``metrics`` is None on other ranks than 0.
+
+    Raises:
+        TrainingError: ``checkpoint.best`` is a metric that an evaluation does not report.
     """
-    context, batch = setting.context, setting.plan.batch
+    context = setting.context
     evaluator = Evaluator(
         setting.data,
         setting.placement,
@@ -212,12 +229,12 @@ def make_loop(
             f"checkpoint.best is {best.metric}, and with {setting.data.classes} classes an evaluation reports "
             f"{', '.join(evaluator.metrics)}; write one of these"
         )
-    stepper = Stepper(replica, batch, context.train, _training_batches(setting, progress.step), context.rank)
+    batches = _training_batches(setting, progress.step)
     return Loop(
         context,
         setting.schedule,
         replica,
-        stepper=stepper,
+        stepper=Stepper(replica, setting.plan.batch, context.train, batches, context.rank),
         evaluator=evaluator,
         checkpointer=checkpointer,
         metrics=metrics,
@@ -226,13 +243,14 @@ def make_loop(
 
 
 def _training_batches(setting: Setting, first_step: int) -> Iterator[MicroBatch]:
-    spec, train, data = setting.context.spec, setting.context.train, setting.data
+    context = setting.context
+    data = setting.data
     keys = MicroBatchKeys(
-        _global_batches(spec, data, setting.schedule.steps.start),
+        _global_batches(context.spec, data, setting.schedule.steps.start),
         setting.plan.batch,
-        setting.context.rank,
+        context.rank,
         groups=data.groups,
-        seed=train.seed,
+        seed=context.train.seed,
         first_step=first_step,
         last_step=setting.schedule.total_steps,
     )
@@ -243,10 +261,10 @@ def notes_of(setting: Setting, replica: Replica) -> list[str]:
     """Return notes for rank 0's log, one sentence each."""
     notes = list(setting.plan.notes)
     batch = setting.plan.batch
-    smallest = min(batch.micro_batch_sizes(batch.global_batch_size)) * (batch.smallest_group or 1)
-    if local_batch_norms(replica.model) and smallest <= _FEW_FOR_BATCH_NORM:
+    smallest_micro_batch = min(batch.micro_batch_sizes(batch.global_batch_size)) * (batch.smallest_group or 1)
+    if local_batch_norms(replica.model) and smallest_micro_batch <= _FEW_FOR_BATCH_NORM:
         notes.append(
-            f"BatchNorm sees micro-batches of {smallest} samples, whose statistics are mostly noise; use "
+            f"BatchNorm sees micro-batches of {smallest_micro_batch} samples, whose statistics are mostly noise; use "
             "train.batch_norm sync, fewer ranks, a larger batch, or a model without BatchNorm."
         )
     if replica.ema is not None:

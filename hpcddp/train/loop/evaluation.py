@@ -23,8 +23,9 @@ from hpcddp.train.precision import Precision
 from hpcddp.train.randomness import SampleKeys
 from hpcddp.train.scoring import CrossEntropy, Metric, TopKAccuracy, ValidationShare, evaluate
 
-BATCHES_BETWEEN: Final = 8
-"""Batches between two agreements; shorter evaluations are not interrupted."""
+# Evaluations of so few batches are not interrupted.
+_BATCHES_BETWEEN_CHECKS: Final = 8
+_TOP: Final = 5
 
 
 class EvaluationStoppedError(Exception):
@@ -37,48 +38,6 @@ class EvaluationStoppedError(Exception):
     def __init__(self, reason: StopReason) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class Pauses:
-    """The agreements of one evaluation: equally many on every rank, even if one has a batch less than another.
-
-    Args:
-        samples: samples of the validation part.
-        batch_size: the most samples in one batch.
-        ranks: number of ranks.
-        device: device of the collectives.
-        vote: returns this rank's reason to stop.
-    """
-
-    def __init__(
-        self, samples: int, batch_size: int, *, ranks: int, device: torch.device, vote: Callable[[], StopReason]
-    ) -> None:
-        # Shares differ by one sample at most, so a rank has `most` batches or one less. No agreement follows the last
-        # batch.
-        most = ceil_div(ceil_div(samples, ranks), batch_size)
-        self._left = (most - 1) // BATCHES_BETWEEN
-        self._device, self._vote = device, vote
-        self._batches = 0
-
-    def after_batch(self) -> None:
-        """Count a batch, and agree with the other ranks if an agreement is due.
-
-        Raises:
-            EvaluationStoppedError: the ranks agreed to stop.
-        """
-        self._batches += 1
-        if self._batches % BATCHES_BETWEEN == 0 and self._left:
-            self._agree()
-
-    def _agree(self) -> None:
-        self._left -= 1
-        largest = torch.tensor(int(self._vote()), device=self._device)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        if reason := StopReason(int(largest.item())):
-            raise EvaluationStoppedError(reason)
-
-
-_TOP: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +61,6 @@ class EvaluationResult:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def _nothing() -> None:
-    pass
-
-
-def _no_reason() -> StopReason:
-    return StopReason.NONE
-
-
 class Evaluator:
     """Evaluates a model over all ranks.
 
@@ -123,7 +74,9 @@ class Evaluator:
     def __init__(
         self, data: Data, placement: Placement, *, batch_size: int, workers: int, seed: int, rank: int, world_size: int
     ) -> None:
-        self._device, self._batch_size, self._ranks = placement.device, batch_size, world_size
+        self._device = placement.device
+        self._batch_size = batch_size
+        self._world_size = world_size
         self._share = ValidationShare(len(data.val), batch_size, rank=rank, ranks=world_size)
         keys = [SampleKeys(seed=seed, split="val", epoch=0, indices=indices) for indices in self._share]
         self._batches = Batches(data, data.val, keys, placement, workers=min(workers, len(keys)))
@@ -137,37 +90,72 @@ class Evaluator:
         return tuple(self._metrics)
 
     def evaluate(
-        self, replica: Replica, *, vote: Callable[[], StopReason] = _no_reason, beat: Callable[[], None] = _nothing
+        self, replica: Replica, *, vote: Callable[[], StopReason], beat: Callable[[], None]
     ) -> EvaluationResult:
         """Evaluate the averaged weights if there are any, else the model, with buffers merged over ranks.
 
-        Args:
-            replica: the replica of this rank.
-            vote: returns this rank's reason to stop; called every few batches.
-            beat: called after each batch, for the heartbeat.
+        Calls ``beat`` after each batch, for the heartbeat, and ``vote`` every few batches, for this rank's reason to
+        stop.
 
         Raises:
             EvaluationStoppedError: the ranks agreed to stop.
         """
-        device = self._device
-        pauses = Pauses(self._share.samples, self._batch_size, ranks=self._ranks, device=device, vote=vote)
+        stop_checks = StopChecks(
+            self._share.samples, self._batch_size, ranks=self._world_size, device=self._device, vote=vote
+        )
         with replica.evaluated() as model:
-            results = _with_stop_checks(self._results(model, replica.precision), pauses, beat)
-            values = evaluate(self._share, results, self._metrics, device=device)
+            results = self._results(model, replica.precision, stop_checks, beat)
+            values = evaluate(self._share, results, self._metrics, device=self._device)
         return EvaluationResult(**values, val_samples=self._share.samples)
 
-    def _results(self, model: nn.Module, precision: Precision) -> Iterator[tuple[Tensor, Tensor]]:
+    def _results(
+        self, model: nn.Module, precision: Precision, stop_checks: StopChecks, beat: Callable[[], None]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits and labels of each batch of this rank's share."""
         for inputs, labels in self._batches:
             with precision.autocast():
                 logits = next(all_logits(model(inputs)))
             yield logits, labels
+            beat()
+            stop_checks.after_batch()
 
 
-def _with_stop_checks(
-    results: Iterator[tuple[Tensor, Tensor]], pauses: Pauses, beat: Callable[[], None]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for result in results:
-        yield result
-        beat()
-        pauses.after_batch()
+class StopChecks:
+    """The agreements of one evaluation: equally many on every rank, even if one has a batch less than another.
+
+    Args:
+        samples: samples of the validation part.
+        batch_size: the most samples in one batch.
+        ranks: number of ranks.
+        device: device of the collectives.
+        vote: returns this rank's reason to stop.
+    """
+
+    def __init__(
+        self, samples: int, batch_size: int, *, ranks: int, device: torch.device, vote: Callable[[], StopReason]
+    ) -> None:
+        # Shares differ by one sample at most, so a rank has this many batches or one less. No check follows the last
+        # batch.
+        most_batches = ceil_div(ceil_div(samples, ranks), batch_size)
+        self._checks_left = (most_batches - 1) // _BATCHES_BETWEEN_CHECKS
+        self._batches_done = 0
+        self._device = device
+        self._vote = vote
+
+    def after_batch(self) -> None:
+        """Count a batch, and agree with the other ranks if an agreement is due.
+
+        Raises:
+            EvaluationStoppedError: the ranks agreed to stop.
+        """
+        self._batches_done += 1
+        if self._batches_done % _BATCHES_BETWEEN_CHECKS == 0 and self._checks_left > 0:
+            self._checks_left -= 1
+            self._agree()
+
+    def _agree(self) -> None:
+        largest_vote = torch.tensor(int(self._vote()), device=self._device)
+        dist.all_reduce(largest_vote, op=dist.ReduceOp.MAX)
+        reason = StopReason(int(largest_vote.item()))
+        if reason is not StopReason.NONE:
+            raise EvaluationStoppedError(reason)

@@ -21,7 +21,7 @@ from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import LearningRate, Unit
 from hpcddp.run.checkpoints import Checkpoint
-from hpcddp.run.events import EventKind, append_event
+from hpcddp.run.events import append_event
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.metrics import keep_until
 from hpcddp.run.metrics_file import MetricsFile
@@ -61,11 +61,8 @@ _CONTRACT_LABELS: Final = {
 def run_training(context: TrainContext) -> None:
     """Train the job's model to the end, from the newest valid checkpoint if there is one.
 
-    Returns when ``result.json`` is written and every rank has passed a barrier. A run that has finished before is not
-    changed.
-
-    Args:
-        context: the job and this rank; the default process group is open.
+    The default process group is open. Returns when ``result.json`` is written and every rank has passed a barrier. A
+    run that has finished before is not changed.
 
     Raises:
         TrainingError: see its subclasses; after any exception no collective may be entered.
@@ -73,22 +70,22 @@ def run_training(context: TrainContext) -> None:
         FencedError: another attempt owns the run.
         PlanError: the batch does not fit the data or the model.
     """
-    found = agree_on_start(context.run, context.attempt, print_line=context.print_on_rank_0, check=progress_of)
-    if found.finished:
+    start = agree_on_start(context.run, context.attempt, print_line=context.print_on_rank_0, check=progress_of)
+    if start.finished:
         context.print_on_rank_0(f"run {context.run.run_id} has finished already; nothing to do")
         return
     try:
-        _train(context, found.checkpoint)
+        _train(context, start.checkpoint)
     except StoppedError:
         # The launcher may end the other ranks as soon as one has exited, so all ranks leave together.
         dist.barrier()
         raise
     except RuntimeError as error:
         # torch reports a lost loader process by an exception at any place of the main thread.
-        lost = lost_worker(error)
-        if lost is None:
+        worker_error = lost_worker(error)
+        if worker_error is None:
             raise
-        raise lost from error
+        raise worker_error from error
     # Freeing DDP after its process group is destroyed can deadlock, so it is freed before.
     gc.collect()
     dist.barrier()
@@ -98,16 +95,18 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     set_up_backends(Precision(context.train.precision, context.device.type), deterministic=context.train.deterministic)
     setting = derive_setting(context)
     contract = contract_of(context.spec, setting.data, context.train.seed)
-    starts: tuple[BatchStart, ...] = ()
+    batch_starts: tuple[BatchStart, ...] = ()
     if checkpoint is not None:
         # Before the model is built, which may fail because the job is another one.
-        starts = _batch_starts(setting, checkpoint, contract)
-    if starts:
-        setting = change_start(setting, starts[-1])
+        batch_starts = _batch_starts(setting, checkpoint, contract)
+    if batch_starts:
+        setting = change_start(setting, batch_starts[-1])
     replica = make_replica(setting)
     checkpointer = make_checkpointer(context, replica, contract, _information(setting))
-    progress = restore(checkpointer, checkpoint, context.attempt, replica, starts)
-    metrics = _open_files(setting, replica, progress) if context.is_main else None
+    progress = restore(checkpointer, checkpoint, context.attempt, replica, batch_starts)
+    metrics = None
+    if context.is_main:
+        metrics = _open_files(setting, replica, progress)
     with tracked(context, first_step=progress.step):
         try:
             progress = make_loop(setting, replica, checkpointer, metrics, progress).run()
@@ -125,22 +124,25 @@ def _batch_starts(setting: Setting, checkpoint: Checkpoint, contract: Mapping[st
     Raises:
         ResumeError: the checkpoint has another contract.
     """
-    manifest, now = checkpoint.manifest, setting.context.spec.global_batch_size
-    before, starts = manifest.contract.get(_GLOBAL_BATCH), progress_of(checkpoint).batch_starts
-    if isinstance(before, int) and before != now and _is_named(setting.context, now):
-        refuse_another_contract(checkpoint, {**contract, _GLOBAL_BATCH: before}, _CONTRACT_LABELS)
-        starts = starts or (BatchStart(global_batch_size=before),)
-        steps = Steps(plan=replace(setting.plan.batch, global_batch_size=before), start=starts[-1])
-        return (*starts, steps.change(manifest.step, now))
+    saved_size = checkpoint.manifest.contract.get(_GLOBAL_BATCH)
+    size = setting.context.spec.global_batch_size
+    batch_starts = progress_of(checkpoint).batch_starts
+    if isinstance(saved_size, int) and saved_size != size and _is_named(setting.context, size):
+        refuse_another_contract(checkpoint, {**contract, _GLOBAL_BATCH: saved_size}, _CONTRACT_LABELS)
+        if not batch_starts:
+            batch_starts = (BatchStart(global_batch_size=saved_size),)
+        steps = Steps(plan=replace(setting.plan.batch, global_batch_size=saved_size), start=batch_starts[-1])
+        return (*batch_starts, steps.change(checkpoint.manifest.step, size))
     refuse_another_contract(checkpoint, contract, _CONTRACT_LABELS)
-    return starts
+    return batch_starts
 
 
 def _is_named(context: TrainContext, global_batch_size: int) -> bool:
     """Return whether the command line of a resumption has named this global batch."""
     submission = read_submission(context.run)
-    changes = () if submission is None else submission.changes
-    return any(change.key == BATCH and change.after == global_batch_size for change in changes)
+    if submission is None:
+        return False
+    return any(change.key == BATCH and change.after == global_batch_size for change in submission.changes)
 
 
 def contract_of(spec: JobSpec, data: Data, seed: int) -> dict[str, Any]:
@@ -163,27 +165,35 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     raise_if_fenced(context.run, context.attempt)
     write_plan_record(context.run, {**setting.plan.as_json(), "total_steps": setting.schedule.total_steps})
     keep_until(context.run.metrics, progress.step, progress.evaluated_step)
-    begun = "from a checkpoint" if progress.step else "from the beginning"
-    if progress.batch_starts and progress.batch_starts[-1].step == progress.step:
-        begun += f", with {_start_text(progress.batch_starts[-1], setting.plan.batch.unit)}"
-    _event(context, "train", progress.step, begun)
-    facts = {
-        "parameters": count_parameters(replica.model),
-        "workers": setting.workers,
-        "notes": notes_of(setting, replica),
-    }
-    for line in start_up_lines(context, setting.data, setting.schedule, progress, facts):
+    append_event(
+        context.run.events,
+        kind="train",
+        time=context.now(),
+        attempt=context.attempt,
+        step=progress.step,
+        reason=_origin_text(progress, setting.plan.batch.unit),
+    )
+    for line in _start_up_lines(setting, replica, progress):
         context.print_on_rank_0(line)
     return context.metrics_file()
 
 
+def _origin_text(progress: TrainingProgress, unit: Unit) -> str:
+    origin = "from a checkpoint" if progress.step else "from the beginning"
+    if progress.batch_starts and progress.batch_starts[-1].step == progress.step:
+        return f"{origin}, with {_start_text(progress.batch_starts[-1], unit)}"
+    return origin
+
+
 def _finish(context: TrainContext, replica: Replica, progress: TrainingProgress) -> None:
     raise_if_fenced(context.run, context.attempt)
-    result = write_training_result(context, replica.models, progress)
+    result = _write_result(context, replica.models, progress)
     if progress.noise is not None:
         context.print_on_rank_0(progress.noise.advice(context.spec.global_batch_size))
-    scored = "" if result["val_accuracy"] is None else f", val_accuracy {result['val_accuracy']:.4f}"
-    context.print_on_rank_0(f"finished: {counted(progress.step, 'step')} in {progress.wall_s:.1f} s{scored}")
+    accuracy_text = ""
+    if result["val_accuracy"] is not None:
+        accuracy_text = f", val_accuracy {result['val_accuracy']:.4f}"
+    context.print_on_rank_0(f"finished: {counted(progress.step, 'step')} in {progress.wall_s:.1f} s{accuracy_text}")
 
 
 def _information(setting: Setting) -> dict[str, Any]:
@@ -200,65 +210,66 @@ def _information(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _event(context: TrainContext, kind: EventKind, step: int, reason: str) -> None:
-    append_event(context.run.events, kind=kind, time=context.now(), attempt=context.attempt, step=step, reason=reason)
-
-
-def start_up_lines(
-    context: TrainContext, data: Data, schedule: Schedule, progress: TrainingProgress, facts: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield the lines, without line ends.
-
-    Args:
-        context: the job and this rank.
-        data: the data set.
-        schedule: the steps of the training.
-        progress: how far the training is at its start.
-        facts: ``parameters`` (a count), ``workers`` (of each rank), ``notes`` (a list of sentences).
-    """
-    train, plan, rate = context.train, schedule.plan, schedule.learning_rate
+def _start_up_lines(setting: Setting, replica: Replica, progress: TrainingProgress) -> Iterator[str]:
+    """Yield what rank 0 says about the training before its first step, without line ends."""
+    context = setting.context
+    train = context.train
+    data = setting.data
+    schedule = setting.schedule
+    plan = schedule.plan
+    rate = schedule.learning_rate
     yield (
         f"hpcddp: run {context.run.run_id}, attempt {context.attempt}: "
         f"{counted(context.world_size, 'rank')} on {context.device.type}, each with "
-        f"{counted(context.threads, 'thread')} and {counted(facts['workers'], 'loader worker')}; "
+        f"{counted(context.threads, 'thread')} and {counted(setting.workers, 'loader worker')}; "
         f"seed {train.seed}"
     )
     yield (
-        f"  model {train.model} ({facts['parameters']:,} parameters), {train.precision}, {train.optimizer.name}; "
-        f"data {data.name}: {len(data.train):,} training and {len(data.val):,} validation samples, "
-        f"{data.classes} classes"
+        f"  model {train.model} ({count_parameters(replica.model):,} parameters), {train.precision}, "
+        f"{train.optimizer.name}; data {data.name}: {len(data.train):,} training and {len(data.val):,} validation "
+        f"samples, {data.classes} classes"
     )
     yield (
         f"  global batch {plan.global_batch_size} {plan.unit}s = per rank {_shares_text(plan.per_rank_samples)}, "
         f"in {counted(plan.grad_accum_steps, 'micro-step')} of at most {max(plan.micro_batches[0])}"
     )
-    epochs, total = counted(schedule.epochs, "epoch"), counted(schedule.total_steps, "step")
-    product = f"{epochs} x {counted(schedule.steps_per_epoch, 'step')} = {total}"
-    if progress.batch_starts:
-        product = (
-            f"{epochs}, {total}, {schedule.steps_per_epoch} in an epoch of "
-            f"{_start_text(progress.batch_starts[-1], plan.unit)}"
-        )
     yield (
-        f"  {product}; an epoch's "
+        f"  {_length_text(schedule, progress)}; an epoch's "
         f"last batch has {plan.tail_samples} {plan.unit}s (tail {plan.tail}: {plan.duplicated} repeated, "
         f"{plan.dropped} left out)"
     )
+    warmup_noun = "epoch" if rate.warmup_epochs == 1 else "epochs"
     evaluated = "every epoch" if schedule.eval_every == 1 else f"every {schedule.eval_every} epochs"
     yield (
         f"  learning rate {rate.base:g}{_rule_text(context.spec.learning_rate)}, {rate.schedule}, warm-up "
-        f"{rate.warmup_epochs:g} epoch{'' if rate.warmup_epochs == 1 else 's'}; evaluation {evaluated}; "
+        f"{rate.warmup_epochs:g} {warmup_noun}; evaluation {evaluated}; "
         f"checkpoint {_interval_text(schedule.every)}, "
         f"{context.spec.checkpoint.keep} kept"
     )
-    yield from (f"  note: {note}" for note in facts["notes"])
+    for note in notes_of(setting, replica):
+        yield f"  note: {note}"
     if progress.step:
-        _, steps = schedule.steps.place(progress.step)
-        since = " with this batch" if progress.epoch == schedule.steps.start.epoch and progress.batch_starts else ""
-        yield (
-            f"  going on after step {progress.step} (epoch {progress.epoch}, {counted(steps, 'step')} into it{since}, "
-            f"{progress.samples_seen:,} samples seen)"
-        )
+        yield f"  {_resumed_text(schedule, progress)}"
+
+
+def _length_text(schedule: Schedule, progress: TrainingProgress) -> str:
+    epochs = counted(schedule.epochs, "epoch")
+    total = counted(schedule.total_steps, "step")
+    if not progress.batch_starts:
+        return f"{epochs} x {counted(schedule.steps_per_epoch, 'step')} = {total}"
+    start_text = _start_text(progress.batch_starts[-1], schedule.plan.unit)
+    return f"{epochs}, {total}, {schedule.steps_per_epoch} in an epoch of {start_text}"
+
+
+def _resumed_text(schedule: Schedule, progress: TrainingProgress) -> str:
+    _, steps = schedule.steps.place(progress.step)
+    since = ""
+    if progress.batch_starts and progress.epoch == schedule.steps.start.epoch:
+        since = " with this batch"
+    return (
+        f"going on after step {progress.step} (epoch {progress.epoch}, {counted(steps, 'step')} into it{since}, "
+        f"{progress.samples_seen:,} samples seen)"
+    )
 
 
 def _start_text(start: BatchStart, unit: Unit) -> str:
@@ -287,7 +298,7 @@ def _interval_text(every: Every) -> str:
         return f"every {counted(every.steps, 'step')} and epoch"
     if every.epochs is not None:
         return f"every {counted(every.epochs, 'epoch')}"
-    minutes = every.duration.total_seconds() / 60 if every.duration else 0
+    minutes = every.duration.total_seconds() / 60 if every.duration is not None else 0
     return f"every {minutes:g} minutes and epoch"
 
 
@@ -300,18 +311,18 @@ def parameters_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def write_training_result(
-    context: TrainContext, models: Mapping[str, nn.Module], progress: TrainingProgress
-) -> dict[str, Any]:
+def _write_result(context: TrainContext, models: Mapping[str, nn.Module], progress: TrainingProgress) -> dict[str, Any]:
     """Write the result of a finished run, whole, and return it.
 
-    Args:
-        context: the run and this attempt.
-        models: ``model``, which was trained, and ``ema``, its averaged weights, where they are what was evaluated.
-        progress: where the training ended.
+    Of ``models``, ``model`` was trained; ``ema``, its averaged weights, is there if that was evaluated.
     """
     evaluation = progress.as_document()["evaluation"] or {}
-    noise, batch = None if progress.noise is None else progress.noise.samples, context.spec.global_batch_size
+    noise_scale = None
+    larger_pays = None
+    if progress.noise is not None:
+        noise_scale = progress.noise.samples
+    if noise_scale is not None:
+        larger_pays = larger_batch_pays(noise_scale, context.spec.global_batch_size)
     facts = {
         "epochs": progress.epoch,
         "final_loss": progress.last_loss,
@@ -322,8 +333,8 @@ def write_training_result(
         "skipped_steps": progress.skipped_steps,
         "parameters_sha256": parameters_sha256(models["model"]),
         "ema_sha256": parameters_sha256(models["ema"]) if "ema" in models else None,
-        "noise_scale": noise,
-        "larger_batch_pays": None if noise is None else larger_batch_pays(noise, batch),
+        "noise_scale": noise_scale,
+        "larger_batch_pays": larger_pays,
         "threads": context.threads,
         "precision": context.train.precision,
         "device": _device_name(context.device),

@@ -24,8 +24,8 @@ from hpcddp.train.model.replica import Replica
 # Names of objects in a checkpoint; each has a file of its name.
 _EMA: Final = "ema"
 _RANKS: Final = "ranks"
-# Not taken from a checkpoint: constants that a learning-rate rule scales, besides the learning rate, which is set in
-# every step, and the kernels of the optimizer, which depend on the device.
+# Settings of the optimizer that are not taken from a checkpoint: constants that a learning-rate rule scales, besides
+# the learning rate, which is set in every step, and the kernels, which depend on the device.
 _ATTEMPT_SETTINGS: Final = frozenset({"betas", "eps", "foreach", "fused"})
 
 
@@ -71,14 +71,16 @@ class TrainingProgress:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> TrainingProgress:
         """Return the progress that ``as_document`` wrote."""
-        evaluation = document["evaluation"]
-        if evaluation is not None:
-            numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in evaluation.items()}
-            evaluation = EvaluationResult(**numbers)
-        noise = document["noise"]
-        starts = tuple(BatchStart(**start) for start in document.get("batch_starts", ()))
-        objects = {"evaluation": evaluation, "noise": noise and NoiseScale(**noise), "batch_starts": starts}
-        return cls(**{**document, **objects})
+        fields = dict(document)
+        if document["evaluation"] is not None:
+            numbers: dict[str, Any] = {}
+            for name, value in document["evaluation"].items():
+                numbers[name] = math.nan if value is None else value
+            fields["evaluation"] = EvaluationResult(**numbers)
+        if document["noise"] is not None:
+            fields["noise"] = NoiseScale(**document["noise"])
+        fields["batch_starts"] = tuple(BatchStart(**start) for start in document.get("batch_starts", ()))
+        return cls(**fields)
 
 
 class _OptimizerState:
@@ -89,7 +91,8 @@ class _OptimizerState:
     """
 
     def __init__(self, replica: Replica) -> None:
-        self._optimizer, self._scaler = replica.optimizer, replica.scaler
+        self._optimizer = replica.optimizer
+        self._scaler = replica.scaler
 
     def state_dict(self) -> dict[str, Any]:
         """Return both states."""
@@ -97,13 +100,13 @@ class _OptimizerState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load both states; a checkpoint of another precision has no state for the scaler."""
-        saved = state["optimizer"]
-        # Before the load: where the step counts of Adam belong depends on the kernels.
-        groups = [
-            {**group, **{name: own[name] for name in _ATTEMPT_SETTINGS & own.keys()}}
-            for group, own in zip(saved["param_groups"], self._optimizer.param_groups, strict=True)
-        ]
-        self._optimizer.load_state_dict({**saved, "param_groups": groups})
+        optimizer_state = state["optimizer"]
+        groups = []
+        for saved_group, group in zip(optimizer_state["param_groups"], self._optimizer.param_groups, strict=True):
+            attempt_settings = {name: group[name] for name in _ATTEMPT_SETTINGS & group.keys()}
+            groups.append({**saved_group, **attempt_settings})
+        # Changed before the load: where the step counts of Adam belong depends on the kernels.
+        self._optimizer.load_state_dict({**optimizer_state, "param_groups": groups})
         if self._scaler.is_enabled() and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
 
@@ -122,12 +125,10 @@ class _RankStates:
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Keep the states of all ranks on rank 0 within the block; a collective."""
-        own = {
-            "world_size": dist.get_world_size(),
-            "samples": gather_samples(self._replica.samples, self._replica.placeholder.device),
-            "buffers": gather_differing(self._replica.models),
-        }
-        self._gathered = own if own["buffers"] else {}
+        samples = gather_samples(self._replica.samples, self._replica.placeholder.device)
+        buffers = gather_differing(self._replica.models)
+        if buffers:
+            self._gathered = {"world_size": dist.get_world_size(), "samples": samples, "buffers": buffers}
         try:
             yield
         finally:
@@ -149,43 +150,38 @@ def make_checkpointer(
 ) -> Checkpointer:
     """Return the checkpointer of a replica.
 
-    Args:
-        context: the run and this rank.
-        replica: this rank's replica.
-        contract: settings that must be the same in later attempts.
-        information: facts that may differ in later attempts.
+    The contract must be the same in later attempts; the information may differ in them.
     """
-    ranks = _RankStates(replica)
+    rank_states = _RankStates(replica)
     objects: dict[str, Stateful] = {"model": replica.model, "optimizer": _OptimizerState(replica)}
     if replica.ema is not None:
         objects[_EMA] = replica.ema.model
+    objects[_RANKS] = rank_states
 
     @contextmanager
     def save_context(step: int) -> Iterator[None]:
         _refuse_nonfinite(replica, step)
-        with ranks.gathered(), replica.merged():
+        with rank_states.gathered(), replica.merged():
             yield
 
-    settings = SaveSettings(
-        information=information,
-        described_as="train.model and train.optimizer",
-        optional=(_RANKS,),
-        save_context=save_context,
-        broadcast_save_errors=False,
-        checks_contract=False,
-        now=context.now,
-        monotonic=context.monotonic,
-        print_line=context.print_on_rank_0,
-        reads_environment=False,
-    )
-    saved = context.spec.checkpoint
     return Checkpointer(
         context.run.path,
-        {**objects, _RANKS: ranks},
-        keep=saved.keep,
-        best=saved.best,
+        objects,
+        keep=context.spec.checkpoint.keep,
+        best=context.spec.checkpoint.best,
         contract=contract,
-        settings=settings,
+        settings=SaveSettings(
+            information=information,
+            described_as="train.model and train.optimizer",
+            optional=(_RANKS,),
+            save_context=save_context,
+            broadcast_save_errors=False,
+            checks_contract=False,
+            now=context.now,
+            monotonic=context.monotonic,
+            print_line=context.print_on_rank_0,
+            reads_environment=False,
+        ),
     )
 
 
@@ -196,17 +192,10 @@ def restore(
     replica: Replica,
     batch_starts: tuple[BatchStart, ...],
 ) -> TrainingProgress:
-    """Load a verified checkpoint into this rank's replica.
+    """Load a verified checkpoint into this rank's replica, and return the progress of the training at the save.
 
-    Args:
-        checkpointer: the checkpointer of the replica.
-        checkpoint: the checkpoint on which all ranks agreed; None = start from the beginning.
-        attempt: this attempt, which owns the run.
-        replica: this rank's replica.
-        batch_starts: where global batches of each size begin in this attempt.
-
-    Returns:
-        The progress of the training at the save.
+    All ranks have agreed on the checkpoint; None = start from the beginning. The attempt owns the run, and its global
+    batches of each size begin at ``batch_starts``.
 
     Raises:
         ResumeError: the checkpoint is of another model or optimizer.
@@ -218,9 +207,10 @@ def restore(
         progress = progress_of(checkpoint)
         replica.samples = progress.samples_seen // dist.get_world_size()
     checkpointer.restore_from(checkpoint, attempt)
-    begins = bool(batch_starts) and batch_starts[-1].step == progress.step
-    epoch = batch_starts[-1].epoch if begins else progress.epoch
-    return replace(progress, epoch=epoch, batch_starts=batch_starts)
+    if batch_starts and batch_starts[-1].step == progress.step:
+        # Batches of another size may begin in the next epoch.
+        progress = replace(progress, epoch=batch_starts[-1].epoch)
+    return replace(progress, batch_starts=batch_starts)
 
 
 def progress_of(checkpoint: Checkpoint) -> TrainingProgress:
@@ -245,22 +235,25 @@ def progress_of(checkpoint: Checkpoint) -> TrainingProgress:
 
 
 def _refuse_changed_ema(checkpoint: Checkpoint, replica: Replica) -> None:
-    saved = f"{_EMA}.pt" in checkpoint.manifest.files
-    if saved == (replica.ema is not None):
+    was_averaged = f"{_EMA}.pt" in checkpoint.manifest.files
+    is_averaged = replica.ema is not None
+    if was_averaged == is_averaged:
         return
+    saved_how = "with" if was_averaged else "without"
+    decay = "given" if is_averaged else "null"
     raise ResumeError(
-        f"{checkpoint.path.name} was saved {'with' if saved else 'without'} averaged weights, and now train.ema_decay "
-        f"is {'null' if saved else 'given'}, so that the average cannot be continued; restore the old value, or submit "
+        f"{checkpoint.path.name} was saved {saved_how} averaged weights, and now train.ema_decay "
+        f"is {decay}, so that the average cannot be continued; restore the old value, or submit "
         "a new run"
     )
 
 
 def _refuse_nonfinite(replica: Replica, step: int) -> None:
     """Raise on all ranks if a parameter is not finite; parameters are equal on all ranks."""
-    names, parameters = zip(*replica.model.named_parameters(), strict=True)
+    names = [name for name, _ in replica.model.named_parameters()]
+    are_finite = [torch.isfinite(parameter).all() for parameter in replica.model.parameters()]
     # One transfer from the device, not one per parameter.
-    finite = torch.stack([torch.isfinite(parameter).all() for parameter in parameters]).tolist()
-    for name, is_finite in zip(names, finite, strict=True):
+    for name, is_finite in zip(names, torch.stack(are_finite).tolist(), strict=True):
         if not is_finite:
             raise NonFiniteError(
                 f"after step {step} {name} is not finite, so the state is not saved; lower the learning "

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward of its micro-steps, agreement of the ranks, update.
+"""One optimizer step on one rank: forward and backward of its micro-steps, then the update.
 
 The order of the operations is that of the batch contract, section 4.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from hpcddp.jobfile.sections import Train
 from hpcddp.train.buffers import copy_buffers, restore_buffers
 from hpcddp.train.data.parts import MicroBatch
 from hpcddp.train.errors import UserCodeError
-from hpcddp.train.loop.agreement import PendingAgreement, StepPart, StepSums
+from hpcddp.train.loop.agreement import StepPart
+from hpcddp.train.loop.schedule import Position
 from hpcddp.train.losses import Reduction, Share
 from hpcddp.train.model.noise import nonfinite_gradient
 from hpcddp.train.model.normalisation import synchronised_batch_norms
@@ -29,145 +29,27 @@ from hpcddp.train.model.objective import ModelOutputs, choose_loss, no_rows, zer
 from hpcddp.train.model.replica import Replica, set_learning_rate
 from hpcddp.train.randomness import seed_step
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """The position of a step in the training.
-
-    Args:
-        step: optimizer steps done before it, over all epochs.
-        epoch: zero-based.
-        step_in_epoch: zero-based.
-        units: samples, or groups, of its global batch.
-        samples: b, samples of its global batch.
-    """
-
-    step: int
-    epoch: int
-    step_in_epoch: int
-    units: int
-    samples: int
-    learning_rate: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
-    """Result of a step whose work the device may still be doing.
-
-    Args:
-        skipped: whether the update was skipped because of a nonfinite loss or gradient. If only fp16's GradScaler skips
-            steps, the agreement says so instead.
-        agreement: the agreement that was started in this step, perhaps not yet complete; None = it comes later.
-    """
-
-    position: Position
-    skipped: bool
-    agreement: PendingAgreement | None
-
-
 T = TypeVar("T")
+
 # On a GPU the forward of one step in so many is timed: an event costs the host some microseconds.
 _TIMED_ON_GPU_EVERY: Final = 16
 
 
-class StepTimer:
-    """Measures the parts of this rank's steps in which it waits for no other rank.
-
-    The first step is left out: it also starts the loader's workers, and may compile the model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedStep:
+    """A step whose gradients are averaged over the ranks, and whose update has still to be made or skipped.
 
     Args:
-        device: the device of the rank; a forward on a GPU is timed there.
-        times_forward: whether the forward contains no collective.
+        part: this rank's part of the sums of the step.
+        buffers_before: the model's buffers before the step; None if the step cannot be skipped.
     """
 
-    def __init__(self, device: torch.device, *, times_forward: bool) -> None:
-        self._is_cuda, self._times_forward = device.type == "cuda", times_forward
-        self._step = -1
-        self._reset()
-
-    def _reset(self) -> None:
-        self._began = self._step_s = self._data_wait_s = self._forward_s = 0.0
-        self._samples = self._timed_samples = 0
-        # The events around a forward on the GPU, and the samples of it.
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event, int] | None = None
-
-    @property
-    def steps(self) -> int:
-        """The steps that were measured."""
-        return max(0, self._step)
-
-    def begin_step(self) -> None:
-        """Begin a step."""
-        self._step += 1
-        if self._step == 1:
-            self._reset()
-        self._began = time.perf_counter()
-
-    def end_step(self) -> None:
-        """End the step."""
-        self._step_s += time.perf_counter() - self._began
-
-    def next_batch(self, batches: Iterator[MicroBatch]) -> MicroBatch:
-        """Return the next micro-batch, and measure the wait for it."""
-        began = time.perf_counter()
-        batch = next(batches)
-        self._data_wait_s += time.perf_counter() - began
-        self._samples += len(batch[1])
-        return batch
-
-    def forward(self, compute: Callable[[], T], samples: int) -> T:
-        """Return the result of a forward of so many samples, and measure its duration."""
-        if not self._times_forward:
-            return compute()
-        if self._is_cuda:
-            return self._forward_on_gpu(compute, samples)
-        began = time.perf_counter()
-        result = compute()
-        self._forward_s += time.perf_counter() - began
-        self._timed_samples += samples
-        return result
-
-    def _forward_on_gpu(self, compute: Callable[[], T], samples: int) -> T:
-        if self._step % _TIMED_ON_GPU_EVERY or not self._read_events():
-            return compute()
-        began, ended = _timing_event(), _timing_event()
-        began.record()
-        result = compute()
-        ended.record()
-        self._events = began, ended, samples
-        return result
-
-    def _read_events(self) -> bool:
-        """Add the forward that was timed last, and return whether the GPU has done it; the host does not wait."""
-        if self._events is None:
-            return True
-        began, ended, samples = self._events
-        # torch leaves the method without types.
-        is_done: Callable[[], bool] = ended.query
-        if not is_done():
-            return False
-        milliseconds: float = began.elapsed_time(ended)
-        self._forward_s += milliseconds / 1000
-        self._timed_samples += samples
-        self._events = None
-        return True
-
-    def means(self) -> tuple[float, float, float]:
-        """Return the mean duration of a step, its wait for data and its forward, in seconds; 0 = not measured."""
-        self._read_events()
-        steps = max(1, self.steps)
-        forward_s = self._forward_s / max(1, self._timed_samples) * self._samples
-        return self._step_s / steps, self._data_wait_s / steps, forward_s / steps
-
-
-def _timing_event() -> torch.cuda.Event:
-    # torch leaves the class without types.
-    new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
-    return new_event(enable_timing=True)
+    part: StepPart
+    buffers_before: list[Tensor] | None
 
 
 class Stepper:
-    """Makes optimizer steps on one rank.
+    """Makes optimizer steps on one rank: ``compute``, and then ``update`` or ``skip``.
 
     Args:
         plan: the split of global batches.
@@ -180,78 +62,77 @@ class Stepper:
     def __init__(
         self, replica: Replica, plan: BatchPlan, train: Train, batches: Iterator[MicroBatch], rank: int
     ) -> None:
-        self._replica, self._plan, self._train, self._batches, self._rank = replica, plan, train, batches, rank
+        self._replica = replica
+        self._plan = plan
+        self._train = train
+        self._batches = batches
+        self._rank = rank
         self._loss = choose_loss(train, replica.placeholder.device)
         self._shares = functools.cache(plan.rank_share)
-        waits = self._loss.reduction is Reduction.GLOBAL or synchronised_batch_norms(replica.model)
-        self.timer = StepTimer(replica.placeholder.device, times_forward=not waits)
+        forward_waits = self._loss.reduction is Reduction.GLOBAL or synchronised_batch_norms(replica.model)
+        self.timer = StepTimer(replica.placeholder.device, times_forward=not forward_waits)
 
-    def take(self, position: Position, agree: Callable[[StepPart], PendingAgreement | None]) -> StepOutcome:
-        """Make one step.
-
-        Args:
-            position: the step.
-            agree: called before the update with this rank's part of the step's sums. It returns the agreement that it
-                has started, which holds this step alone if ``train.nonfinite_loss`` is skip; None if it started none.
-        """
-        self.timer.begin_step()
+    def compute(self, position: Position) -> ComputedStep:
+        """Take the micro-batches of a step, and compute the gradient of its global batch and this rank's sums."""
         replica = self._replica
+        self.timer.begin_step()
         if replica.norms is not None:
             replica.norms.begin()
         if replica.statistics is not None:
             replica.statistics.begin()
         seed_step(self._train.seed, position.step, self._rank, replica.placeholder.device)
         set_learning_rate(replica.optimizer, position.learning_rate)
-        before = copy_buffers(replica.model) if self._train.nonfinite_loss == "skip" else None
+        buffers_before = None
+        if self._train.nonfinite_loss == "skip":
+            buffers_before = copy_buffers(replica.model)
         loss_sum = self._accumulate(position)
         if replica.statistics is not None:
             replica.statistics.merge()
         replica.scaler.unscale_(replica.optimizer)
         nonfinite = self._nonfinite_gradient()
-        agreement = agree(StepPart(loss_sum, nonfinite, self._gradient_norms(position)))
-        skipped = before is not None and agreement is not None and _is_nonfinite(agreement.read().steps[-1])
-        if skipped and before is not None:
-            restore_buffers(replica.model, before)
-        else:
-            update(replica, self._train.clip_grad_norm, nonfinite if before is None else None)
-        replica.scaler.update()
-        replica.optimizer.zero_grad(set_to_none=True)
+        norms = self._gradient_norms(position)
+        return ComputedStep(part=StepPart(loss_sum, nonfinite, norms), buffers_before=buffers_before)
+
+    def update(self, computed: ComputedStep) -> None:
+        """Update the parameters with the gradient of a computed step."""
+        overflowed = computed.part.nonfinite
+        if self._train.nonfinite_loss == "skip":
+            # The ranks have agreed that the gradient is finite.
+            overflowed = None
+        update(self._replica, self._train.clip_grad_norm, overflowed)
+        self._end_step()
+
+    def skip(self, computed: ComputedStep) -> None:
+        """Leave parameters and buffers as they were before a computed step; ``train.nonfinite_loss`` is skip."""
+        if computed.buffers_before is not None:
+            restore_buffers(self._replica.model, computed.buffers_before)
+        self._end_step()
+
+    def _end_step(self) -> None:
+        self._replica.scaler.update()
+        self._replica.optimizer.zero_grad(set_to_none=True)
         self.timer.end_step()
-        return StepOutcome(position=position, skipped=skipped, agreement=agreement)
 
     def _accumulate(self, position: Position) -> Tensor:
         """Run forward and backward of all micro-steps and return this rank's sum of losses, float64."""
         shares = self._shares(position.units, self._rank)
         losses: list[Tensor] = []
         for micro_step, share in enumerate(shares):
-            last = micro_step == len(shares) - 1
+            reduction: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if micro_step < len(shares) - 1:
+                # The ranks reduce the gradient once, in the last micro-step.
+                reduction = self._replica.no_sync()
             # The forward belongs inside: there DDP decides whether the backward reduces gradients.
-            with contextlib.nullcontext() if last else self._replica.no_sync():
+            with reduction:
                 if share:
-                    losses.append(self._backward(self.timer.next_batch(self._batches), position.samples))
+                    batch = self.timer.next_batch(self._batches)
+                    losses.append(self._backward(batch, position.samples))
                 else:
                     # Rank 0 has samples whenever some rank has.
-                    others = bool(self._shares(position.units, 0)[micro_step])
-                    losses.append(self._backward_nothing(position.samples, others_have_samples=others))
+                    others_have_samples = self._shares(position.units, 0)[micro_step] > 0
+                    losses.append(self._backward_nothing(position.samples, others_have_samples=others_have_samples))
         self._refuse_unreached(position)
         return sum(losses[1:], start=losses[0])
-
-    def _refuse_unreached(self, position: Position) -> None:
-        """Raise if some parameter got no gradient: otherwise the other ranks would wait for its all-reduce forever.
-
-        Raises:
-            UserCodeError: names the first parameter without a gradient.
-        """
-        try:
-            self._replica.check_gradients()
-        except RuntimeError as error:
-            named = self._replica.model.named_parameters()
-            unreached = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
-            raise UserCodeError(
-                f"in step {position.step + 1} no gradient reached {(unreached or ['some parameters'])[0]} on rank "
-                f"{self._rank}, and train.model uses all of its parameters on other samples; give the model an "
-                "attribute find_unused_parameters = True"
-            ) from error
 
     def _backward(self, batch: MicroBatch, global_samples: int) -> Tensor:
         """Run one micro-step and return its sum of losses, float64, without gradient."""
@@ -288,6 +169,22 @@ class Stepper:
     def _share(self, samples: int, global_samples: int) -> Share:
         return Share(samples=samples, global_samples=global_samples, world_size=self._plan.world_size)
 
+    def _refuse_unreached(self, position: Position) -> None:
+        """Raise if some parameter got no gradient: otherwise the other ranks would wait for its all-reduce forever.
+
+        Raises:
+            UserCodeError: names the first parameter without a gradient.
+        """
+        try:
+            self._replica.check_gradients()
+        except RuntimeError as error:
+            name = _first_without_gradient(self._replica.model)
+            raise UserCodeError(
+                f"in step {position.step + 1} no gradient reached {name} on rank "
+                f"{self._rank}, and train.model uses all of its parameters on other samples; give the model an "
+                "attribute find_unused_parameters = True"
+            ) from error
+
     def _nonfinite_gradient(self) -> Tensor | None:
         """Return whether a gradient is nonfinite; None if that does not skip the step."""
         if self._train.nonfinite_loss != "skip" and not self._replica.scaler.is_enabled():
@@ -295,6 +192,7 @@ class Stepper:
         return nonfinite_gradient(self._replica.model)
 
     def _gradient_norms(self, position: Position) -> Tensor | None:
+        """Return this rank's part of the squared lengths of gradients; None if they are not measured."""
         replica = self._replica
         if replica.norms is None:
             return None
@@ -304,8 +202,11 @@ class Stepper:
         return replica.norms.read(replica.model, share=share, samples=position.units, scale=scale)
 
 
-def _is_nonfinite(sums: StepSums) -> bool:
-    return sums.nonfinite or not math.isfinite(sums.loss_sum)
+def _first_without_gradient(model: nn.Module) -> str:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            return name
+    return "some parameters"
 
 
 def update(replica: Replica, clip_grad_norm: float | None, overflowed: Tensor | None = None) -> None:
@@ -321,3 +222,113 @@ def update(replica: Replica, clip_grad_norm: float | None, overflowed: Tensor | 
     replica.scaler.step(replica.optimizer)
     if replica.ema is not None:
         replica.ema.update(replica.model, overflowed)
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardOnGpu:
+    """A forward of so many samples that the GPU is doing, between two events."""
+
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+    samples: int
+
+
+class StepTimer:
+    """Measures the parts of this rank's steps in which it waits for no other rank.
+
+    The first step is left out: it also starts the loader's workers, and may compile the model.
+
+    Args:
+        device: the device of the rank; a forward on a GPU is timed there.
+        times_forward: whether the forward contains no collective.
+    """
+
+    def __init__(self, device: torch.device, *, times_forward: bool) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._times_forward = times_forward
+        self._step = -1
+        self._reset()
+
+    def _reset(self) -> None:
+        self._began = 0.0
+        self._step_s = 0.0
+        self._data_wait_s = 0.0
+        self._samples = 0
+        self._forward_s = 0.0
+        self._timed_samples = 0
+        self._forward_on_gpu: _ForwardOnGpu | None = None
+
+    @property
+    def steps(self) -> int:
+        """The steps that were measured."""
+        return max(0, self._step)
+
+    def begin_step(self) -> None:
+        """Begin a step."""
+        self._step += 1
+        if self._step == 1:
+            self._reset()
+        self._began = time.perf_counter()
+
+    def end_step(self) -> None:
+        """End the step."""
+        self._step_s += time.perf_counter() - self._began
+
+    def next_batch(self, batches: Iterator[MicroBatch]) -> MicroBatch:
+        """Return the next micro-batch, and measure the wait for it."""
+        began = time.perf_counter()
+        batch = next(batches)
+        self._data_wait_s += time.perf_counter() - began
+        self._samples += len(batch[1])
+        return batch
+
+    def forward(self, compute: Callable[[], T], samples: int) -> T:
+        """Return the result of a forward of so many samples, and measure its duration."""
+        if not self._times_forward:
+            return compute()
+        if self._is_cuda:
+            return self._time_on_gpu(compute, samples)
+        began = time.perf_counter()
+        result = compute()
+        self._forward_s += time.perf_counter() - began
+        self._timed_samples += samples
+        return result
+
+    def _time_on_gpu(self, compute: Callable[[], T], samples: int) -> T:
+        if self._step % _TIMED_ON_GPU_EVERY != 0 or not self._add_forward_on_gpu():
+            return compute()
+        began = _new_timing_event()
+        ended = _new_timing_event()
+        began.record()
+        result = compute()
+        ended.record()
+        self._forward_on_gpu = _ForwardOnGpu(began, ended, samples)
+        return result
+
+    def _add_forward_on_gpu(self) -> bool:
+        """Add the forward that was timed last, and return whether the GPU has done it; the host does not wait."""
+        forward = self._forward_on_gpu
+        if forward is None:
+            return True
+        # torch leaves the method without types.
+        is_done: Callable[[], bool] = forward.ended.query
+        if not is_done():
+            return False
+        milliseconds: float = forward.began.elapsed_time(forward.ended)
+        self._forward_s += milliseconds / 1000
+        self._timed_samples += forward.samples
+        self._forward_on_gpu = None
+        return True
+
+    def means(self) -> tuple[float, float, float]:
+        """Return the mean duration of a step, its wait for data and its forward, in seconds; 0 = not measured."""
+        self._add_forward_on_gpu()
+        steps = max(1, self.steps)
+        forward_s_per_sample = self._forward_s / max(1, self._timed_samples)
+        return self._step_s / steps, self._data_wait_s / steps, forward_s_per_sample * self._samples / steps
+
+
+def _new_timing_event() -> torch.cuda.Event:
+    # torch leaves the class without types.
+    new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    return new_event(enable_timing=True)
