@@ -22,6 +22,7 @@ from hpcddp.run.events import RECENT_BYTES, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures, rest_of_message
 from hpcddp.run.files import read_tail
 from hpcddp.run.find import run_of_job
+from hpcddp.run.moved import resume_command_with_job
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
 from hpcddp.slurm.commands import QueuedJob
@@ -273,6 +274,10 @@ def _explain_missing_result(status: RunStatus) -> Answer:
     """Explain the end of a run that has left no result, with what is known."""
     run = status.run
     saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
+    command = resume_command(run) if run.path.is_dir() else None
+    if status.files.attempt is None and _reason_of_script(status) is not None:
+        # Its own script would end in the same way.
+        command = resume_command_with_job(run)
     return Answer(
         status=status,
         why=_why_without_result(status),
@@ -283,7 +288,7 @@ def _explain_missing_result(status: RunStatus) -> Answer:
             *_last_line_of_script(status),
             *_saved_lines(run, saved_step),
         ),
-        command=resume_command(run) if run.path.is_dir() else None,
+        command=command,
     )
 
 
@@ -404,5 +409,10 @@ def _reason_of_script(status: RunStatus) -> str | None:
 
 
 def _last_line_of_script(status: RunStatus) -> Iterator[str]:
-    lines = read_tail(status.run.batch_log, _TAIL_BYTES).rstrip().splitlines()[-1:]
-    yield from (f"the batch script's last line: {line}" for line in lines)
+    """Yield the last line that the batch script, or a program that it called, has printed."""
+    lines = read_tail(status.run.batch_log, _TAIL_BYTES).rstrip().splitlines()
+    if lines and lines[-1].startswith(_SETUP_ENDED):
+        # The answer says this already; the line before is that of the program that failed.
+        del lines[-1]
+    if lines:
+        yield f"the batch script's last line: {lines[-1]}"

@@ -228,6 +228,17 @@ def test_a_line_of_the_setup_that_ended_the_script_is_why(made: FakeRun, cluster
     assert found.why == f"its script ended before an attempt began: {said}"
 
 
+def test_after_a_line_of_the_setup_the_job_is_corrected_first(made: FakeRun) -> None:
+    said = "environment.setup: ls /data ended with exit code 2, so that no task was started"
+    made.submitted(cluster="local")
+    made.run.batch_log.write_text(f"ls: cannot access '/data'\nhpcddp: {said}\n")
+    found = why(made)
+    assert [fact for fact in found.facts if "last line" in fact] == [
+        "the batch script's last line: ls: cannot access '/data'"
+    ]
+    assert found.command == f"hpcddp submit JOB --resume {made.run.path}"
+
+
 def test_a_script_that_setup_has_replaced_is_told(made: FakeRun) -> None:
     answer = why(made.submitted(), queued(state="COMPLETED"))
     assert answer.why == "environment.setup has replaced the script, as exec does, so that no task was started"
