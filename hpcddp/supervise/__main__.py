@@ -1,4 +1,7 @@
-"""The command line of the batch script: ``python -m hpcddp.supervise begin``, ``stage``, ``watch`` and ``end``."""
+"""The command line of the batch script: ``python -m hpcddp.supervise begin``, ``stage``, ``watch`` and ``end``.
+
+Each command imports its own modules alone: every start and every end of a job waits for them.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import HpcddpError, printable, write_message
-from hpcddp.jobfile.environment import Stage
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import ignore_output_errors, why_unreadable
 from hpcddp.slurm.job import slurm_job_id
 from hpcddp.stop.reasons import ExitCode
-from hpcddp.supervise.begin import begin
-from hpcddp.supervise.end import end
-from hpcddp.supervise.refusals import BeingRequeuedError
-from hpcddp.supervise.slurm_requeue import forbid_requeue
-from hpcddp.supervise.stage import stage
-from hpcddp.supervise.watch import watch
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -51,11 +47,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         if options.command == "end":
             return _end(options, environment)
         if options.command == "stage":
-            return stage(Stage(source=options.source, target=options.target), environment)
+            return _stage(options, environment)
         if options.command == "watch":
-            attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
-            watch(attempt, options.pid, environment=environment, warn=options.warn)
-            return ExitCode.FINISHED
+            return _watch(options, environment)
         return _begin(options, environment)
     except HpcddpError as error:
         write_message(error.message)
@@ -68,6 +62,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Begin an attempt and print its directory; a requeued job that does not start is not requeued again."""
+    from hpcddp.supervise.begin import begin
+    from hpcddp.supervise.refusals import BeingRequeuedError
+
     try:
         directory = begin(
             run_root=options.run_root,
@@ -94,12 +91,31 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def _forbid_next_start(environment: Mapping[str, str]) -> None:
+    from hpcddp.supervise.slurm_requeue import forbid_requeue
+
     job_id = slurm_job_id(environment)
     if job_id is not None and "SLURM_RESTART_COUNT" in environment:
         forbid_requeue(job_id)
 
 
+def _stage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    from hpcddp.jobfile.environment import Stage
+    from hpcddp.supervise.stage import stage
+
+    return stage(Stage(source=options.source, target=options.target), environment)
+
+
+def _watch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    from hpcddp.supervise.watch import watch
+
+    attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
+    watch(attempt, options.pid, environment=environment, warn=options.warn)
+    return ExitCode.FINISHED
+
+
 def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    from hpcddp.supervise.end import end
+
     # Slurm signals the whole job when it is requeued, its commands that run then too.
     for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)

@@ -221,7 +221,7 @@ def test_a_mistake_of_hpcddp_in_a_requeued_job_is_not_repeated(
         raise ValueError("a mistake")
 
     slurm, _, environment = ended
-    monkeypatch.setattr("hpcddp.supervise.__main__.begin", begin)
+    monkeypatch.setattr("hpcddp.supervise.begin.begin", begin)
     with pytest.raises(ValueError, match="a mistake"):
         begin_by_script(tmp_path, environment, monkeypatch)
     assert slurm.is_forbidden
