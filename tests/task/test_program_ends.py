@@ -453,6 +453,8 @@ while not exchange(bool(asked)):
     time.sleep(0.01)
 exchange(0)
 print("saved", flush=True)
+# SIGTERM may follow at any moment, and Python gives up its handlers before it ends.
+os._exit(0)
 '''
 descriptor = int(sys.argv[1])
 os.set_inheritable(descriptor, True)
