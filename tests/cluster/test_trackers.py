@@ -16,19 +16,24 @@ from tests.train.shown import (
     written,
 )
 
+TRACKERS = ["tensorboard", "wandb", "mlflow"]
+
 
 def requeued(context: ScenarioContext) -> TrackedRun:
     """A requeue sends SIGTERM to every process of the job: to that of W&B too, which dies of it."""
     tracked = context.start(
         "tracked",
         on=OTHER_HOSTS,
-        epochs=12,
+        epochs=20,
         sections={
             "environment": {"env": {"WANDB_MODE": "offline"}},
-            "trackers": {"use": ["tensorboard", "wandb", "mlflow"], "tracking_uri": f"file:{context.directory}/mlruns"},
+            "trackers": {"use": TRACKERS, "tracking_uri": f"file:{context.directory}/mlruns"},
         },
     )
     tracked.wait_for_steps(40)
+    # On a busy machine their imports take longer than a stop waits for them.
+    for tracker in TRACKERS:
+        tracked.wait_until(tracked.run.tracker(tracker).exists, f"the first point in {tracker}")
     context.sandbox.run("scontrol", "requeue", tracked.job_id)
     tracked.wait_until_finished()
     return tracked
