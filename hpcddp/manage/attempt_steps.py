@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from hpcddp.manage.attempt_records import AttemptRecords, RunRecords, first_train_event
 from hpcddp.manage.run_metrics import Stretch
-from hpcddp.run.attempt_end import AttemptEnd, NextStart, attempt_end, own_events
+from hpcddp.run.attempt_end import AttemptEnd, NextStart, attempt_end, events_of_attempt
 from hpcddp.run.events import Event, newest_saved_step
 
 
@@ -66,7 +66,7 @@ def attempts_of(run: RunRecords) -> list[Attempt]:
             last_counted_step = _lowest_step(resumed_steps[index + 1 :])
         attempt = Attempt(
             records=records,
-            events=own_events(events, records.number, next_start),
+            events=events_of_attempt(events, records.number, next_start),
             stretches=stretches,
             recorder=recorders[index],
             train_event=train_events[index],

@@ -276,7 +276,7 @@ def _explain_missing_result(status: RunStatus) -> Answer:
     saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
     command = resume_command(run) if run.path.is_dir() else None
     if status.files.attempt is None and _reason_of_script(status) is not None:
-        # Its own script would end in the same way.
+        # Its own script would most likely end in the same way.
         command = resume_command_with_job(run)
     return Answer(
         status=status,

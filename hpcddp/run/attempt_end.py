@@ -1,8 +1,8 @@
 """The end of an attempt, as the event log of its run records it.
 
 ``hpcddp.supervise.end`` records what came of an attempt when its script ends. Where that script could not, because
-its node was lost for example, ``hpcddp.supervise.begin`` records Slurm's requeue at the next start. All that shows or
-counts the ends of attempts reads them here.
+its node was lost for example, ``hpcddp.supervise.begin`` records Slurm's requeue at the next start. The time and the
+cause of an end are read here: for the time that a run took, and for a report.
 """
 
 from __future__ import annotations
@@ -55,14 +55,9 @@ class AttemptEnd:
         return "requeue" in self.kinds
 
 
-def end_events(events: Sequence[Event], number: int) -> list[Event]:
-    """Return the events that record the end of an attempt, in their order."""
-    return [event for event in events if event.attempt == number and event.kind in _END_KINDS]
-
-
 def requeue_event(events: Sequence[Event], number: int) -> Event | None:
     """Return the event of the requeue after an attempt; None if it was not requeued."""
-    return next((event for event in end_events(events, number) if event.kind == "requeue"), None)
+    return next((event for event in events if event.attempt == number and event.kind == "requeue"), None)
 
 
 def attempt_end(events: Sequence[Event], number: int, *, last_sign: float, next_start: NextStart | None) -> AttemptEnd:
@@ -75,7 +70,7 @@ def attempt_end(events: Sequence[Event], number: int, *, last_sign: float, next_
             least.
         next_start: the start that followed; None if it is the newest attempt.
     """
-    ends = end_events(events, number)
+    ends = _end_events(events, number)
     time, is_time_known = _time_of_end(events, number, last_sign, next_start)
     causes = [event.known_cause for event in ends if event.known_cause is not Cause.UNKNOWN]
     return AttemptEnd(
@@ -86,7 +81,7 @@ def attempt_end(events: Sequence[Event], number: int, *, last_sign: float, next_
     )
 
 
-def own_events(events: Sequence[Event], number: int, next_start: NextStart | None) -> list[Event]:
+def events_of_attempt(events: Sequence[Event], number: int, next_start: NextStart | None) -> list[Event]:
     """Return what an attempt recorded itself, without what a later start or submission recorded of it."""
     written = [event for event in events if event.attempt == number and event.kind != "resume"]
     if next_start is None:
@@ -98,12 +93,12 @@ def _time_of_end(
     events: Sequence[Event], number: int, last_sign: float, next_start: NextStart | None
 ) -> tuple[float, bool]:
     """Return when an attempt ended, in seconds since the epoch, and whether that is known."""
-    written = own_events(events, number, next_start)
+    written = events_of_attempt(events, number, next_start)
     script_end = _event_of_script_end(written, number)
     if script_end is not None:
         return script_end.time, True
     last_sign = max([last_sign, *(event.time for event in written)])
-    if end_events(written, number):
+    if _end_events(written, number):
         # The ranks recorded that they had finished or stopped, and the script nothing after that.
         return last_sign, True
     # Slurm renews the submit time when it requeues a job, which is when the job has lost its nodes.
@@ -120,9 +115,14 @@ def _event_of_script_end(events: Sequence[Event], number: int) -> Event | None:
     requeue = requeue_event(events, number)
     if requeue is not None:
         return requeue
-    for event in end_events(events, number):
+    for event in _end_events(events, number):
         is_of_ranks = event.kind == "finish" or event.saved is not None
         if not is_of_ranks:
             # A later one is of a run that was cancelled while it waited to run again.
             return event
     return None
+
+
+def _end_events(events: Sequence[Event], number: int) -> list[Event]:
+    """Return the events that record the end of an attempt, in their order."""
+    return [event for event in events if event.attempt == number and event.kind in _END_KINDS]

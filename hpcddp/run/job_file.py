@@ -49,12 +49,12 @@ class ExportedValues(Record):
 
     ADVICE: ClassVar[str] = _ADVICE
 
-    values: Mapping[str, str]
+    env: Mapping[str, str]
 
 
 def write_exported_values(run: RunDirectory, values: Mapping[str, str]) -> None:
     """Write the values that the script of a run or of a sweep exports."""
-    write_record(run.exported_values, ExportedValues(values=values))
+    write_record(run.exported_values, ExportedValues(env=values))
 
 
 def read_exported_values(run: RunDirectory) -> Mapping[str, str]:
@@ -67,7 +67,7 @@ def read_exported_values(run: RunDirectory) -> Mapping[str, str]:
     record = read_record(path, ExportedValues)
     if record is None:
         raise RecordError(f"{path} cannot be read (No such file or directory); {_ADVICE}", path=path)
-    return record.values
+    return record.env
 
 
 def _read_text(path: Path) -> str:

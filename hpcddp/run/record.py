@@ -283,7 +283,7 @@ def _checked(value: object, type_: object) -> object:
         matches = False
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         if isinstance(value, dict):
-            return {key: _checked(item, get_args(type_)[1]) for key, item in value.items()}
+            return _checked_items(value, get_args(type_)[1])
         matches = False
     elif isinstance(type_, type) and type_ is not Any:
         return _checked_class(value, type_)
@@ -292,6 +292,17 @@ def _checked(value: object, type_: object) -> object:
     if not matches:
         raise TypeError(_described(value))
     return value
+
+
+def _checked_items(document: Mapping[str, object], type_: object) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for key, value in document.items():
+        try:
+            values[key] = _checked(value, type_)
+        except TypeError as error:
+            # Without the value, which may be a secret.
+            raise TypeError(f"an object in which {key!r:.80} has a value of another type") from error
+    return values
 
 
 def _checked_class(value: object, type_: type) -> object:

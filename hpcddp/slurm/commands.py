@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGINT
 from typing import Final
 
 from hpcddp.errors import HpcddpError, UserError
@@ -296,6 +297,12 @@ def sbatch(
     words = [f"--chdir={directory}"] if directory else []
     words += [f"--dependency={dependency}"] if dependency else []
     done = _run(["sbatch", "--parsable", *words, *options, str(script)], environment)
+    if done.returncode == -SIGINT:
+        raise SlurmCommandError(
+            "sbatch was interrupted before it printed a job id; if squeue --me shows the job all the same, end it with "
+            "scancel",
+            returncode=done.returncode,
+        )
     if done.returncode != 0:
         raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
     return parse_job_id(done.stdout)

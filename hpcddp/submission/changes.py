@@ -152,7 +152,7 @@ def _steps_so_far(job_before: JobSpec, manifest: Manifest | None) -> Steps | Non
 
 def _newest_batch_start(manifest: Manifest | None) -> BatchStart | None:
     """Return where the training began to take its present batches; None if that was at its beginning."""
-    if manifest is None or "batch_starts" not in manifest.progress:
+    if manifest is None or not manifest.progress.get("batch_starts"):
         return None
     return BatchStart(**manifest.progress["batch_starts"][-1])
 

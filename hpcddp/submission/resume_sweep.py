@@ -31,7 +31,7 @@ from hpcddp.submission.resume import (
     restored_on_error,
     resume_locked,
 )
-from hpcddp.submission.submit import check_path
+from hpcddp.submission.submit import check_path, uninterrupted
 from hpcddp.submission.sweep import JobArray, array_option, pickle_digest, submit_arrays
 from hpcddp.submission.sweep_element import begin_element, write_submission
 
@@ -149,10 +149,10 @@ def _resume_on_slurm(
     environment[PICKLE_DIGEST] = pickle_digest(sweep)
     alone = [index for index in elements if _was_resumed_alone(sweep, index)]
     together = [index for index in elements if index not in alone]
-    with _prepare_to_continue(sweep, together, request.job.spec):
+    with _prepare_to_continue(sweep, together, request.job.spec), uninterrupted():
         jobs = _submit_together(sweep, together, request, environment)
-    for index, job_id in jobs.items():
-        write_submission(sweep, index, job_id, directory=directory, python=request.python)
+        for index, job_id in jobs.items():
+            write_submission(sweep, index, job_id, directory=directory, python=request.python)
     for index in alone:
         begin_element(sweep, index, request.job.spec)
         jobs[index] = _resume_alone(sweep, index, request, request.dependency)

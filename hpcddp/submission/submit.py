@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -170,7 +172,7 @@ def submit(request: SubmitRequest) -> Submission:
     """
     job = prepare(request)
     run = request.run
-    with new_run_directory(run, request.cluster):
+    with uninterrupted(), new_run_directory(run, request.cluster):
         run.submitit.mkdir(mode=0o700)
         write_run(run, job)
         record_source(run, request)
@@ -241,10 +243,11 @@ def new_run_directory(run: RunDirectory, cluster: Cluster) -> Iterator[None]:
         _make_run_directory(run)
         try:
             yield
-        except Exception:
+        except BaseException:
             shutil.rmtree(run.path)
             raise
-    except Exception:
+    except BaseException:
+        # Also after Ctrl-C.
         for parent in missing_parents:
             # Another run may be there by now.
             with suppress(OSError):
@@ -332,11 +335,12 @@ def submit_script(
     # Read before the submission, because the job may begin at once.
     previous = read_submission(run)
     first_attempt = _next_attempt(run)
-    job = executor.submit(work.run, str(run.path))
     changes = [replace(change, attempt=first_attempt) for change in changes]
-    _record_or_cancel(run, job, _submission_record(run, request, str(job.job_id), previous, changes))
-    if element is None:
-        add_to_index(run)
+    with uninterrupted():
+        job = executor.submit(work.run, str(run.path))
+        _record_or_cancel(run, job, _submission_record(run, request, str(job.job_id), previous, changes))
+        if element is None:
+            add_to_index(run)
     epochs = 1 if request.job.spec.train is None else request.job.spec.train.epochs
     return Submission(
         run=run,
@@ -395,6 +399,24 @@ def _local_executor(run: RunDirectory, request: SubmitRequest, environment: Mapp
         directory=request.directory,
         allocation=request.environment["SLURM_JOB_ID"] if request.cluster == "here" else None,
     )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C in a block that submits a job and records it: otherwise no record would name the job.
+
+    The terminal also sends SIGINT to sbatch, which ends; then the submission fails, and leaves nothing.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    # Not SIG_IGN, which a local run would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _next_attempt(run: RunDirectory) -> int:

@@ -35,6 +35,7 @@ from hpcddp.submission.submit import (
     prepare,
     submit_script,
     turns_of,
+    uninterrupted,
     write_run,
 )
 from hpcddp.submission.sweep_element import PICKLE
@@ -115,17 +116,18 @@ def _submit_to_slurm(sweep: Sweep, job: PreparedJob) -> SweepSubmission:
     """Write the directory of a sweep, whose elements make theirs when they start, and submit its job arrays."""
     request = job.request
     directory = sweep.directory
-    with new_run_directory(directory, "slurm"):
-        directory.submitit.mkdir(mode=0o700)
-        sweep.logs.mkdir(mode=0o700)
-        write_run(directory, job)
-        record_source(directory, request)
-        environment, dropped = submission_environment(request.environment)
-        environment[PICKLE_DIGEST] = pickle_digest(sweep)
-        chunks = _submit_chunks(sweep, request, environment)
-    sweep = replace(sweep, chunks=chunks)
-    write_sweep(sweep)
-    _record_submission(request, chunks[0].job_id)
+    with uninterrupted():
+        with new_run_directory(directory, "slurm"):
+            directory.submitit.mkdir(mode=0o700)
+            sweep.logs.mkdir(mode=0o700)
+            write_run(directory, job)
+            record_source(directory, request)
+            environment, dropped = submission_environment(request.environment)
+            environment[PICKLE_DIGEST] = pickle_digest(sweep)
+            chunks = _submit_chunks(sweep, request, environment)
+        sweep = replace(sweep, chunks=chunks)
+        write_sweep(sweep)
+        _record_submission(request, chunks[0].job_id)
     return SweepSubmission(sweep=sweep, dropped=dropped, notes=job.notes)
 
 
@@ -147,7 +149,7 @@ def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, table: SweepTable) -
                 directories.enter_context(new_run_directory(element.run, "local"))
                 processes.append(_start_element(element))
             _record_submission(request, processes[0])
-        except Exception:
+        except BaseException:
             for process in processes:
                 os.kill(int(process), signal.SIGKILL)
             raise
@@ -286,8 +288,8 @@ def submit_arrays(
             )
             job_ids.append(job_id)
     except BaseException:
-        # Also after Ctrl-C: no record names them.
-        for job_id in job_ids:
-            commands.cancel([job_id], environment)
+        # No record names them.
+        if job_ids:
+            commands.cancel(job_ids, environment)
         raise
     return job_ids

@@ -29,10 +29,8 @@ from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.submission.sweep_element import Element, complete_directory, element_of
-from hpcddp.supervise.found_requeue import cause_of_requeue, record_requeue
 from hpcddp.supervise.refusals import (
     PATIENCE_S,
-    is_requeue,
     refuse_being_requeued,
     refuse_cancelled,
     refuse_ended,
@@ -41,6 +39,7 @@ from hpcddp.supervise.refusals import (
     refuse_unfinished_predecessors,
     write_unfinished,
 )
+from hpcddp.supervise.requeue_by_slurm import cause_of_requeue, record_requeue
 from hpcddp.supervise.slurm_requeue import forbid_requeue
 
 _POLL_S: Final = 5.0
@@ -244,12 +243,12 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
     if has_finished(run):
         return None
     spec = parse_resolved(script.job_text)
-    if is_requeue(previous, start):
+    if _is_requeue(previous, start):
         refuse_ended(run, start)
     # The job may have moved to other resources, never to other training.
     refuse_another_training(run, spec)
     _complete_directory(script, start)
-    if is_requeue(previous, start):
+    if _is_requeue(previous, start):
         _take_over_requeue(run, start, spec)
     else:
         # The runs before had finished at the first start of this job, and may have been deleted since.
@@ -262,6 +261,11 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
     for warning in script.warnings:
         append_event(run.events, kind="warning", time=start.time, attempt=attempt.number, reason=printable(warning))
     return attempt
+
+
+def _is_requeue(previous: Start | None, start: Start) -> bool:
+    """Return whether Slurm has requeued the job of the newest attempt for this start."""
+    return previous is not None and previous.job_id == start.job_id and start.restart_count > 0
 
 
 def _observe_start(script: _Script) -> Start:

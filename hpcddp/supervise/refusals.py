@@ -111,11 +111,6 @@ def _is_alive(run: RunDirectory, previous: Start) -> bool:
         ) from error
 
 
-def is_requeue(previous: Start | None, start: Start) -> bool:
-    """Return whether Slurm has requeued the job of the newest attempt for this start."""
-    return previous is not None and previous.job_id == start.job_id and start.restart_count > 0
-
-
 def refuse_ended(run: RunDirectory, start: Start) -> None:
     """Refuse a requeue of a run that has ended for good: Slurm has run its job again because it was preempted before.
 

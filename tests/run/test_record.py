@@ -117,7 +117,7 @@ def test_a_damaged_record_is_one_sentence_that_names_its_file(tmp_path: Path, da
         ({"format": 0}, "its format is 0"),
         ({"format": True}, "its format is true"),
         ({"format": 2}, "it has format 2"),
-        ({"labels": {"x": 1}}, "its labels is 1"),
+        ({"labels": {"x": 1}}, "its labels is an object in which 'x' has a value of another type"),
     ],
 )
 def test_a_value_of_another_type_is_named(

@@ -18,7 +18,7 @@ echo "MaxArraySize            = ${MAX_ARRAY_SIZE:-1001}"
 echo "SchedulerParameters     = ${SCHEDULER_PARAMETERS:-(null)}"
 """
 _SCANCEL = r"""#!/bin/bash
-echo "$@" >>"$RECORD/cancelled"
+printf '%s\n' "$@" >>"$RECORD/cancelled"
 """
 
 

@@ -184,12 +184,14 @@ def test_damaged_values_are_one_sentence_and_nothing_is_changed(
     if damage == "torn":
         run.exported_values.write_text(run.exported_values.read_text()[:-9])
     if damage == "a number":
-        run.exported_values.write_text('{"format": 1, "values": {"PLAIN": 4}}')
+        run.exported_values.write_text('{"format": 1, "env": {"PLAIN": 31337}}')
     before = run.script.read_bytes()
     code, out, error = submit(tmp_path, "--resume", "r1", "--time", "20min")
     assert (code, out) == (2, "")
     message = golden.message(error)
     assert message.startswith(f"hpcddp: {run.exported_values} ")
+    # A value may be a secret.
+    assert "31337" not in message
     assert message.endswith("; restore a copy of it, or give the job file too: hpcddp submit JOB --resume RUN\n")
     assert (run.script.read_bytes(), read_events(run.events)) == (before, [])
 

@@ -12,6 +12,8 @@ import pytest
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_records import read_submission
 from hpcddp.run.sweep import Chunk, read_sweep
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, Dependency
 from hpcddp.submission.request import SubmissionError
@@ -110,6 +112,28 @@ def test_where_only_some_run_at_once_each_array_waits_for_the_one_before_it(slur
         ["--dependency=afterany:7", "--array=0-1000%4", "first=0"],
         ["--dependency=afterany:7,afterany:101", "--array=0-498%4", "first=1001"],
     ]
+
+
+@pytest.mark.parametrize("is_sweep", [False, True])
+def test_ctrl_c_in_a_submission_leaves_nothing_or_all_of_it(slurm: FakeSlurm, *, is_sweep: bool) -> None:
+    def submit_job() -> RunDirectory:
+        if is_sweep:
+            return submitted(slurm, 3).sweep.directory
+        return submit(request_of(load_job(Path("job.yaml")), environment=slurm.environment())).run
+
+    sbatch = slurm.directory / "bin" / "sbatch"
+    program = sbatch.read_text()
+    # The terminal sends SIGINT to both.
+    sbatch.write_text("#!/bin/bash\nkill -INT $PPID\nkill -INT $$\nsleep 5\n")
+    with pytest.raises(HpcddpError, match="sbatch was interrupted"):
+        submit_job()
+    assert not Path("runs").exists()
+    # sbatch may have its answer already.
+    sbatch.write_text(program.replace("echo $((", "kill -INT $PPID; echo $((", 1))
+    run = submit_job()
+    submission = read_submission(run)
+    assert submission is not None
+    assert submission.job_id == "101"
 
 
 def test_when_one_array_is_refused_nothing_is_left(slurm: FakeSlurm, golden: GoldenMessages) -> None:
