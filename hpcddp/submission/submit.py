@@ -29,6 +29,7 @@ from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
+from hpcddp.stop.listener import do_nothing
 from hpcddp.submission.checks import (
     check_submittable,
     check_sweep_submittable,
@@ -412,7 +413,7 @@ def uninterrupted() -> Iterator[None]:
         yield
         return
     # Not SIG_IGN, which a local run would inherit.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGINT, do_nothing)
     try:
         yield
     finally:
