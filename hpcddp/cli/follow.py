@@ -342,6 +342,9 @@ def _numbers(record: MetricsLine, formats: Mapping[str, str]) -> str:
     return "  ".join(formats[name].format(value) for name, value in known.items() if value is not None)
 
 
+_ENDS: Final = {"failure": "failed", "stop": "stopped", "restart": "restarted in its job"}
+
+
 def event_line(event: Event) -> str | None:
     """Return the line that is printed for an event; None for an event that is not shown."""
     if event.kind == "start":
@@ -349,10 +352,8 @@ def event_line(event: Event) -> str | None:
         return f"started on {event.host or 'a node'}{again}"
     if event.kind == "train" and event.step:
         return f"continues after step {event.step}"
-    if event.kind == "failure":
-        return f"failed: {event.reason}"
-    if event.kind == "stop":
-        return f"stopped: {event.reason}"
+    if event.kind in _ENDS:
+        return f"{_ENDS[event.kind]}: {event.reason}"
     if event.kind == "requeue":
         return "requeued: the run continues when its job starts again"
     return None

@@ -378,7 +378,7 @@ def _outcome(end: AttemptEnd) -> str:
         return "requeued"
     if end.cause is not Cause.UNKNOWN:
         cause = str(end.cause).replace("_", " ")
-        return f"{cause}, requeued" if end.is_requeued else cause
-    if end.is_requeued:
-        return "requeued"
+        return f"{cause}, {end.continuation}" if end.continuation else cause
+    if end.continuation:
+        return end.continuation
     return "failed" if end.kinds[-1] == "failure" else "stopped"

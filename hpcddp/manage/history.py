@@ -38,7 +38,7 @@ def history_of(run: RunDirectory) -> tuple[str, ...]:
 
 
 def _lines(events: Sequence[Event]) -> Iterator[str]:
-    explained = {(event.attempt, event.cause) for event in events if event.kind in {"stop", "requeue"}}
+    explained = {(event.attempt, event.cause) for event in events if event.kind in {"stop", "requeue", "restart"}}
     for event, next_event in zip_longest(events, events[1:]):
         if event.kind == "cause":
             # Of an attempt that Slurm has killed, this may be all that is known.
@@ -53,7 +53,9 @@ def _lines(events: Sequence[Event]) -> Iterator[str]:
 
 
 def _is_told_by_requeue(stop: Event, next_event: Event | None) -> bool:
-    return next_event is not None and next_event.kind == "requeue" and next_event.attempt == stop.attempt
+    if next_event is None or next_event.attempt != stop.attempt:
+        return False
+    return next_event.kind in {"requeue", "restart"}
 
 
 def _cause_text(event: Event) -> str | None:
@@ -76,6 +78,10 @@ def _requeue_text(event: Event) -> str:
     if event.facts.get("killed") is True:
         text += "; Slurm killed its tasks, which had not ended"
     return text + _error_text(event)
+
+
+def _restart_text(event: Event) -> str:
+    return f"attempt {event.attempt} ended, to be started again in its job: {event.reason}{_error_text(event)}"
 
 
 def _stop_text(event: Event) -> str | None:
@@ -103,6 +109,7 @@ _TEXTS: Final[Mapping[str, Callable[[Event], str | None]]] = MappingProxyType(
         "start": lambda event: f"attempt {event.attempt} began on {event.host}",
         "resume": _resume_text,
         "requeue": _requeue_text,
+        "restart": _restart_text,
         "stop": _stop_text,
         "failure": lambda event: f"attempt {event.attempt} failed{_step_text(event)}{_error_text(event)}",
         "finish": lambda event: f"attempt {event.attempt} finished{_step_text(event)}{_error_text(event)}",

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from hpcddp.run.events import Event
 from hpcddp.slurm.job import moment_of
 from hpcddp.stop.reasons import Cause
 
-_END_KINDS: Final = frozenset({"finish", "failure", "stop", "requeue"})
+_END_KINDS: Final = frozenset({"finish", "failure", "stop", "requeue", "restart"})
 # Slurm's times are whole seconds.
 _SLURM_CLOCK_S: Final = 1.0
 
@@ -50,9 +50,11 @@ class AttemptEnd:
     cause: Cause
 
     @property
-    def is_requeued(self) -> bool:
-        """Whether Slurm runs the job again, or another job was submitted for the run."""
-        return "requeue" in self.kinds
+    def continuation(self) -> Literal["requeued", "restarted"] | None:
+        """How the run went on: Slurm ran the job again, or another one; or its tasks were started again in its job."""
+        if "requeue" in self.kinds:
+            return "requeued"
+        return "restarted" if "restart" in self.kinds else None
 
 
 def requeue_event(events: Sequence[Event], number: int) -> Event | None:

@@ -211,6 +211,11 @@ class AttemptDirectory:
         return self.path / "ranks.json"
 
     @property
+    def step(self) -> Path:
+        """The id of the step of Slurm that the tasks of this attempt are, such as ``123.0``."""
+        return self.path / "step"
+
+    @property
     def step_times(self) -> Path:
         """How long each rank of this attempt waited for data and computed in a step."""
         return self.path / "step-times.json"

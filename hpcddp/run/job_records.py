@@ -110,6 +110,7 @@ class Start(Record):
         time: seconds since the epoch.
         is_local: whether the job is a process of its host.
         restart_count: how often Slurm has requeued the job before.
+        start_number: how many attempts this start of the job has begun before; more than 0 after a restart.
         submit_time: Slurm's submit time of this start, None if it could not be asked. Slurm renews it at every requeue.
         token: a secret, by which the ranks of this attempt know each other; empty where no ranks meet by it.
         end_time: when the job's time is over, in seconds since the epoch; None without a limit.
@@ -129,6 +130,7 @@ class Start(Record):
     time: float
     is_local: bool
     restart_count: int = 0
+    start_number: int = 0
     submit_time: str | None = None
     token: str = ""
     end_time: float | None = None

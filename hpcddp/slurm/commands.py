@@ -361,6 +361,21 @@ def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
     return parse_queue(_output(_query(words, plain, timeout_s=_QUERY_TIMEOUT_S), name="squeue"))
 
 
+def step_exists(step_id: str, environment: Mapping[str, str]) -> bool:
+    """Return whether a step has not ended on all of its nodes yet.
+
+    Args:
+        step_id: its id, such as ``123.0``; its job is one that the controller knows.
+        environment: the command's environment.
+
+    Raises:
+        SlurmUnavailableError: squeue is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
+    """
+    plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
+    return bool(ask("squeue", f"--steps={step_id}", "--noheader", "--format=%i", environment=plain).strip())
+
+
 def priority(job_id: str, environment: Mapping[str, str]) -> str | None:
     """Return the parts of a pending job's priority as ``sprio`` prints them; None if it prints none."""
     try:

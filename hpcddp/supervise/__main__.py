@@ -83,8 +83,7 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     if not directory:
         _forbid_next_start(environment)
     if directory:
-        sys.stderr.write(beginning(AttemptDirectory.from_text(directory)))
-        sys.stdout.write(f"{directory}\n")
+        _print_attempt(AttemptDirectory.from_text(directory))
     else:
         write_message("this run has finished already; nothing to do")
     return ExitCode.FINISHED
@@ -122,7 +121,15 @@ def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
     write_message(ending.text)
+    if ending.next_attempt is not None:
+        _print_attempt(ending.next_attempt)
     return ending.exit_code
+
+
+def _print_attempt(attempt: AttemptDirectory) -> None:
+    """Print the directory of an attempt, whose tasks the script starts next."""
+    sys.stderr.write(beginning(attempt))
+    sys.stdout.write(f"{attempt.path}\n")
 
 
 if __name__ == "__main__":

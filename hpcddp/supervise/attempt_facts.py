@@ -15,7 +15,7 @@ from hpcddp.run.events import Event, read_events
 from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, lost_peers, read_failures
 from hpcddp.run.files import exists, full_disk
 from hpcddp.run.job_file import read_job_file
-from hpcddp.run.job_records import Decision, ProgramEnd, read_decision, read_program_end, read_start
+from hpcddp.run.job_records import Decision, ProgramEnd, Start, read_decision, read_program_end, read_start
 from hpcddp.run.lost_peers import UnevenRanks
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
@@ -24,6 +24,7 @@ from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise.budgets import count_attempts_without_progress, count_requeues, why_used_up, why_without_progress
 from hpcddp.supervise.decision import EndFacts
 from hpcddp.supervise.lost_nodes import lost_nodes
+from hpcddp.supervise.restart import had_met, has_time_for_restart, step_has_ended
 from hpcddp.supervise.slurm_requeue import PATIENCE_S
 from hpcddp.supervise.watch import BEFORE_THE_END_S
 
@@ -55,7 +56,7 @@ class AttemptFacts:
     def read_records(self) -> bool:
         """Read and keep what the ranks have written; return whether the file system of the attempt has answered."""
         records: tuple[Callable[[], object], ...] = (
-            lambda: self.restart_count_at_start,
+            lambda: self.start,
             lambda: self.decision,
             lambda: self.failures,
             lambda: self.events,
@@ -90,18 +91,48 @@ class AttemptFacts:
         )
         attempts_without_progress = count_attempts_without_progress([*events, requeue_event])
         requeue = self.spec.requeue
+        without_progress = why_without_progress(attempts_without_progress, self.spec)
+        used_up = why_used_up(count_requeues(events), requeue, self.cause)
+        may_go_on = without_progress is None and used_up is None
+        is_crash = self.cause is Cause.CRASH
         return EndFacts(
             cause=self.cause,
             error_code=self._error_code,
             on_slurm=self.job_id is not None,
+            can_restart=is_crash and may_go_on and self._can_restart(attempts_without_progress),
             in_allocation=allocation_of(self.environment) is not None,
             requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
             causes=frozenset(Cause(cause) for cause in requeue.causes),
             requested=self.is_requeue_requested,
-            why_without_progress=why_without_progress(attempts_without_progress, self.spec),
-            why_used_up=why_used_up(count_requeues(events), requeue, self.cause),
+            why_without_progress=without_progress,
+            why_used_up=used_up,
             allow_continuation=requeue.allow_continuation,
         )
+
+    def _can_restart(self, attempts_without_progress: int) -> bool:
+        """Return whether the tasks can be started again in this job, without a requeue."""
+        start = self.start
+        if self.spec.requeue.recovery == "requeue" or start is None or not had_met(self.attempt):
+            return False
+        if start.start_number > 0 and attempts_without_progress > 0:
+            # The last restart did not help; other nodes may.
+            return False
+        job_id = self.job_id or allocation_of(self.environment)
+        if job_id is None:
+            return True
+        job = self.job_fields if self.job_id is not None else ask_slurm(job_id)
+        if job is None or job.get("JobState") != "RUNNING" or job.get("PreemptTime", "None") != "None":
+            return False
+        lead = self.spec.signal_lead
+        has_time = has_time_for_restart(
+            self.attempt,
+            start,
+            self.events,
+            job=job,
+            lead_s=0.0 if lead is None else lead.total_seconds(),
+            now=time.time(),
+        )
+        return has_time and step_has_ended(self.attempt)
 
     @cached_property
     def cause(self) -> Cause:
@@ -412,8 +443,12 @@ class AttemptFacts:
     @cached_property
     def restart_count_at_start(self) -> int:
         """The restart count that this attempt was started with."""
-        start = read_start(self.attempt)
-        return 0 if start is None else start.restart_count
+        return 0 if self.start is None else self.start.restart_count
+
+    @cached_property
+    def start(self) -> Start | None:
+        """Who started this attempt; None without a record."""
+        return read_start(self.attempt)
 
     @cached_property
     def ended_allocation(self) -> str | None:
@@ -436,12 +471,11 @@ class AttemptFacts:
         recorded_ranks = [failure.rank for failure in self.failures]
         if self.program is not None:
             recorded_ranks += [program_exit.rank for program_exit in self.program.exits]
-        start = read_start(self.attempt)
         return lost_nodes(
             self.environment,
             tasks_per_node=self.spec.tasks_per_node,
             recorded=recorded_ranks,
-            started_at=None if start is None else start.time,
+            started_at=None if self.start is None else self.start.time,
         )
 
 

@@ -7,11 +7,12 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, get_args
+from typing import ClassVar, Final, TypeVar, get_args
 
 from hpcddp.errors import HpcddpError, UserError, printable, write_message
 from hpcddp.jobfile.job import JobSpec
@@ -22,7 +23,13 @@ from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
 from hpcddp.run.job_records import Start, newest_start, write_start
 from hpcddp.run.moved import refuse_other_script
-from hpcddp.run.ownership import check_run_directory, identity, make_private_directory, refuse_another_training
+from hpcddp.run.ownership import (
+    check_run_directory,
+    identity,
+    make_private_directory,
+    raise_if_fenced,
+    refuse_another_training,
+)
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
@@ -43,6 +50,7 @@ from hpcddp.supervise.requeue_by_slurm import cause_of_requeue, record_requeue
 from hpcddp.supervise.slurm_requeue import forbid_requeue
 
 _POLL_S: Final = 5.0
+T = TypeVar("T")
 
 
 class DirectoryAwayError(HpcddpError):
@@ -165,8 +173,39 @@ def begin(
     was_submitted_by_hpcddp = bool(environment.get(PICKLE_DIGEST))
     if script.restart_count or was_submitted_by_hpcddp:
         _wait_for_directory(script.submitted_directory)
-    attempt = _begin_when_there_is_space(script)
+    attempt = _when_there_is_space(run, partial(_begin_unless_finished, script))
     return "" if attempt is None else str(attempt.path)
+
+
+def begin_again(attempt: AttemptDirectory, previous: Start, environment: Mapping[str, str]) -> AttemptDirectory:
+    """Begin the attempt after one that has ended, in the same start of its job; wait for space if the disk is full.
+
+    The process that has recorded the end of the attempt calls this, so nothing is to be checked anew. ``begin`` refuses
+    any other script of this start of the job.
+
+    Args:
+        attempt: the attempt that has ended.
+        previous: its start.
+        environment: the batch script's environment.
+
+    Raises:
+        FencedError: another script has begun the next attempt.
+        DiskFullError: the disk is still full after ten minutes.
+    """
+    now = time.time()
+    limiting_job = slurm_job_id(environment) or allocation_of(environment)
+    start = replace(
+        previous,
+        start_number=previous.start_number + 1,
+        token=secrets.token_hex(16),
+        time=now,
+        end_time=end_time_of(ask_slurm(limiting_job) if limiting_job else None, environment, now=now),
+    )
+    try:
+        return _when_there_is_space(attempt.run, lambda: _create_attempt(attempt.run, start, attempt.number + 1))
+    except _NumberTakenError:
+        raise_if_fenced(attempt.run, attempt.number)
+        raise
 
 
 def _derived_run_id(environment: Mapping[str, str]) -> str:
@@ -194,8 +233,17 @@ def _wait_for_directory(path: Path) -> None:
         )
 
 
-def _begin_when_there_is_space(script: _Script) -> AttemptDirectory | None:
-    """Begin an attempt; None if the run has finished. Others use the run meanwhile, so each try checks all anew.
+def _begin_unless_finished(script: _Script) -> AttemptDirectory | None:
+    """Begin an attempt; None if the run has finished. Others use the run meanwhile, so each try checks all anew."""
+    while True:
+        try:
+            return _begin_attempt(script)
+        except _NumberTakenError:
+            continue
+
+
+def _when_there_is_space(run: RunDirectory, begin_attempt: Callable[[], T]) -> T:
+    """Return what ``begin_attempt`` returns; call it again while the disk of the run is full.
 
     Raises:
         DiskFullError: the disk is still full after ten minutes.
@@ -204,15 +252,13 @@ def _begin_when_there_is_space(script: _Script) -> AttemptDirectory | None:
     is_first = True
     while True:
         try:
-            return _begin_attempt(script)
-        except _NumberTakenError:
-            continue
+            return begin_attempt()
         except OSError as error:
             if not is_full(error):
                 raise
-            full = full_disk_sentence(script.run.path, error)
+            full = full_disk_sentence(run.path, error)
             if time.monotonic() >= deadline:
-                raise _given_up(script.run, full) from error
+                raise _given_up(run, full) from error
         if is_first:
             write_message(f"{full}; waiting up to {PATIENCE_S / 60:g} minutes for space")
         is_first = False

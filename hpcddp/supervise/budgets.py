@@ -38,7 +38,7 @@ BUDGETS: Mapping[Cause, Budget] = MappingProxyType(
 
 
 def count_requeues(events: Sequence[Event]) -> Mapping[Cause, int]:
-    """Return how often a run was requeued for each cause, since a person last submitted it.
+    """Return how often a run was requeued or restarted for each cause, since a person last submitted it.
 
     A requeue that the user of the run requested is not counted.
     """
@@ -46,7 +46,7 @@ def count_requeues(events: Sequence[Event]) -> Mapping[Cause, int]:
     for event in events:
         if event.kind == "resume":
             counts.clear()
-        elif event.kind == "requeue" and event.by != "user":
+        elif event.kind in {"requeue", "restart"} and event.by != "user":
             counts[event.known_cause] += 1
     return counts
 

@@ -20,6 +20,8 @@ class ActionKind(StrEnum):
     """Nothing: the run's result is there."""
     FENCED = "fenced"
     """Nothing at all: a newer attempt owns the run."""
+    RESTART = "restart"
+    """Start the tasks again in this job."""
     REQUEUE = "requeue"
     """Have Slurm run the job again."""
     LEAVE_TO_SLURM = "leave_to_slurm"
@@ -44,6 +46,7 @@ class EndFacts:
         fenced: whether a newer attempt of the run exists.
         error_code: the exit code that the first error asks for; None without an error that names a cause of its own.
         on_slurm: whether the job is one of Slurm's.
+        can_restart: whether the tasks can be started again in this job.
         in_allocation: whether the run is a local one whose tasks are in an allocation.
         requeue_allowed: whether Slurm may requeue the job.
         causes: the causes after which the user wants the job requeued.
@@ -58,6 +61,7 @@ class EndFacts:
     fenced: bool = False
     error_code: int | None = None
     on_slurm: bool = True
+    can_restart: bool = False
     in_allocation: bool = False
     requeue_allowed: bool = True
     causes: frozenset[Cause] = _NAMEABLE
@@ -105,6 +109,12 @@ def _decide_about_requeue(facts: EndFacts) -> Action:
             return Action(kind=ActionKind.FAIL, exit_code=ExitCode.NO_PROGRESS, why=facts.why_without_progress)
         if facts.why_used_up is not None:
             return Action(kind=ActionKind.FAIL, exit_code=_code_without_budget(facts), why=facts.why_used_up)
+    return _decide_how_to_go_on(facts)
+
+
+def _decide_how_to_go_on(facts: EndFacts) -> Action:
+    if facts.cause is Cause.CRASH and facts.can_restart:
+        return Action(kind=ActionKind.RESTART, exit_code=ExitCode.STOPPED)
     if facts.cause in _NAMEABLE and facts.cause not in facts.causes:
         why = f"requeue.causes does not name {facts.cause}"
         return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=why)

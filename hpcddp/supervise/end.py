@@ -1,4 +1,4 @@
-"""End an attempt: decide by a table whether to requeue the run, do so, and print a summary."""
+"""End an attempt: decide by a table how the run goes on, carry that out, and print a summary."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import describe_failure, failure_sentence
 from hpcddp.run.job_records import ProgramEnd, read_start
+from hpcddp.run.ownership import FencedError
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import (
     BY_USER,
@@ -59,14 +60,16 @@ class Ending:
     Args:
         exit_code: its exit code.
         text: the paragraph for its log.
+        next_attempt: the attempt for which the script starts the tasks again; None where it ends.
     """
 
     exit_code: int
     text: str
+    next_attempt: AttemptDirectory | None = None
 
 
 def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str], cancelled: bool = False) -> Ending:
-    """Decide whether the run is requeued, and carry the decision out.
+    """Decide whether the run is restarted or requeued, and carry the decision out.
 
     Args:
         attempt: the attempt whose tasks have ended.
@@ -273,6 +276,27 @@ def _stop(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, _by_hand(attempt_facts, action.why)))
 
 
+def _restart(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
+    """Begin the next attempt in this job."""
+    from hpcddp.supervise.begin import begin_again
+
+    attempt, start = attempt_facts.attempt, attempt_facts.start
+    if start is None:
+        raise ValueError("an attempt without a start is not restarted")
+    with _write_errors_printed(attempt.run.result):
+        attempt.run.result.unlink(missing_ok=True)
+    _append_stop(attempt_facts)
+    _append(attempt_facts, "restart", _why(attempt_facts), cause=str(attempt_facts.cause), by="hpcddp")
+    try:
+        next_attempt = begin_again(attempt, start, attempt_facts.environment)
+    except FencedError:
+        return _leave_to_newer_attempt(attempt_facts, _FENCED, code)
+    except HpcddpError as error:
+        return _stop(attempt_facts, replace(action, kind=ActionKind.STOP, why=error.message), code)
+    next_step = f"Its tasks are started again in {attempt_facts.job_text}, and {_next_attempt_text(attempt_facts)}."
+    return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step), next_attempt=next_attempt)
+
+
 def _leave_to_slurm(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     return _after_request(attempt_facts, action, code, Requeued(outcome=RequeueOutcome.REQUEUED), by="slurm")
 
@@ -378,6 +402,7 @@ _HANDLERS: Mapping[ActionKind, Callable[[AttemptFacts, Action, int], Ending]] = 
         ActionKind.CANCEL: _cancel,
         ActionKind.STOP: _stop,
         ActionKind.LEAVE_TO_SLURM: _leave_to_slurm,
+        ActionKind.RESTART: _restart,
         ActionKind.REQUEUE: _requeue,
         ActionKind.CONTINUE: _continue,
     }

@@ -6,6 +6,8 @@ The programs compute nothing and import nothing, so that the scenarios wait for 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -130,6 +132,13 @@ def requeued_by_scontrol(context: ScenarioContext) -> TrackedRun:
     return tracked
 
 
+def killed(context: ScenarioContext) -> TrackedRun:
+    tracked = start_working(context, "run", *ON_TWO, "--set", "requeue.max_failures=1")
+    os.kill(tracked.ranks()[1], signal.SIGKILL)
+    wait_for_result(tracked)
+    return tracked
+
+
 def node_lost(context: ScenarioContext) -> TrackedRun:
     tracked = start_working(context, "run", "--nodes", "2")
     ranks = read_ranks(tracked.attempt)
@@ -248,6 +257,16 @@ def test_a_run_that_its_user_requeues_comes_back_once(scenario_result: TrackedRu
 def test_a_run_that_scontrol_requeues_comes_back_once(scenario_result: TrackedRun) -> None:
     assert causes(scenario_result) == ["requeued"]
     assert (scenario_result.attempts, scenario_result.result["status"]) == (2, "finished")
+
+
+@after_scenario(killed)
+def test_a_run_whose_task_is_killed_starts_again_in_its_job(scenario_result: TrackedRun) -> None:
+    assert [event.cause for event in scenario_result.events("restart")] == ["crash"]
+    assert (scenario_result.attempts, scenario_result.result["status"]) == (2, "finished")
+    job = scenario_result.sandbox.job(scenario_result.job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")
+    steps = [scenario_result.run.attempt(number).step.read_text() for number in range(2)]
+    assert steps == [f"{scenario_result.job_id}.{number}\n" for number in range(2)]
 
 
 @after_scenario(node_lost, own_slurm=True)

@@ -12,8 +12,8 @@
 
 # The job example, run r1, written by hpcddp: to change it, change the job file.
 # sbatch reads the lines above. bash runs the lines below, on the first node of the job. Text in single quotes is literal
-# on purpose, dollar signs included, and a list may have one item.
-# shellcheck disable=SC2016,SC2043
+# on purpose, dollar signs included, a list may have one item, and some functions are called by traps alone.
+# shellcheck disable=SC2016,SC2043,SC2317
 
 # In a local run the process id of this shell is the job id. The first INT or TERM makes the tasks save and end. Another
 # one, 5 s later or more, kills them.
@@ -218,6 +218,7 @@ requeue:
   max_preemptions: null
   max_time_limits: 50
   max_failures: 0
+  recovery: auto
   max_attempts_without_progress: 2
   expedite: true
   allow_continuation: false
@@ -239,10 +240,8 @@ HPCDDP_JOB
       "(docs/install.md), or choose another interpreter in environment" >&2
   exit "$hpcddp_code"
 }
-[[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
 # If the script of an earlier attempt was killed, its tasks still run.
-hpcddp_kill_tasks "${HPCDDP_ATTEMPT_DIR%/*}"/*
-export HPCDDP_ATTEMPT_DIR
+[[ -z $HPCDDP_ATTEMPT_DIR ]] || hpcddp_kill_tasks "${HPCDDP_ATTEMPT_DIR%/*}"/*
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
@@ -263,37 +262,46 @@ hpcddp_task=(
   /images/pytorch.sif sh -c "$hpcddp_inside" python3 -P -u -m hpcddp.task
 )
 
-# If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
-hpcddp_code=143
-if [[ -z $hpcddp_interrupted ]]; then
-  # submitit's controller starts one process for each rank, as srun does on a cluster, and sends USR2 before the time
-  # limit. The processes ignore USR2 until they have installed a handler.
-  trap '' USR2
-  # The controller reads the command from a variable, with each word in single quotes.
-  hpcddp_log='exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SUBMITIT_LOCAL_GLOBALID.log" 2>&1'
-  hpcddp_task=(sh -c "$hpcddp_log" "${hpcddp_task[@]}")
-  hpcddp_quote="'\\''"
-  SUBMITIT_LOCAL_COMMAND=$(printf "'%s' " "${hpcddp_task[@]//\'/"$hpcddp_quote"}")
-  export SUBMITIT_LOCAL_COMMAND
-  "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
-  hpcddp_tasks=$!
-  # The signal may have come before the process id was known.
-  [[ -n $hpcddp_interrupted ]] && kill -TERM "$hpcddp_tasks"
+# submitit's controller reads the command of a task from a variable, with each word in single quotes.
+hpcddp_log='exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SUBMITIT_LOCAL_GLOBALID.log" 2>&1'
+hpcddp_task=(sh -c "$hpcddp_log" "${hpcddp_task[@]}")
+hpcddp_quote="'\\''"
+SUBMITIT_LOCAL_COMMAND=$(printf "'%s' " "${hpcddp_task[@]//\'/"$hpcddp_quote"}")
+export SUBMITIT_LOCAL_COMMAND
 
-  # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
-  # signal there.
-  hpcddp_interrupted=yes
-  while [[ -n $hpcddp_interrupted ]]; do
-    hpcddp_interrupted=
-    wait "$hpcddp_tasks"
-    hpcddp_code=$?
-  done
-  hpcddp_kill_tasks "$HPCDDP_ATTEMPT_DIR"
-fi
+# The exit code of a run that has finished already.
+hpcddp_code=0
+while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
+  export HPCDDP_ATTEMPT_DIR
+  # If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
+  hpcddp_code=143
+  if [[ -z $hpcddp_interrupted ]]; then
+    # submitit's controller starts one process for each rank, as srun does on a cluster, and sends USR2 before the time
+    # limit. The processes ignore USR2 until they have installed a handler.
+    trap '' USR2
+    "$hpcddp_python" -P -m submitit.local._local "${HPCDDP_ATTEMPT_DIR%/*/*}/submitit" &
+    hpcddp_tasks=$!
+    # The signal may have come before the process id was known.
+    [[ -n $hpcddp_interrupted ]] && kill -TERM "$hpcddp_tasks"
 
-# --- The end ----------------------------------------------------------------------------------------------------------
+    # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
+    # signal there.
+    hpcddp_interrupted=yes
+    while [[ -n $hpcddp_interrupted ]]; do
+      hpcddp_interrupted=
+      wait "$hpcddp_tasks"
+      hpcddp_code=$?
+    done
+    hpcddp_kill_tasks "$HPCDDP_ATTEMPT_DIR"
+    unset hpcddp_tasks
+  fi
 
-# Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
-# because Slurm signals the whole job at a requeue.
-trap '' HUP INT TERM USR1 USR2
-"$hpcddp_python" -P -m hpcddp.supervise end --code "$hpcddp_code" "${hpcddp_cancelled[@]}"
+  # Decides what happens next, and prints the result of the attempt. If the tasks are to be started again in this job, it
+  # prints the directory of the next attempt. It ignores signals, because Slurm signals the whole job at a requeue.
+  HPCDDP_ATTEMPT_DIR=$(
+    trap '' HUP INT TERM USR1 USR2
+    "$hpcddp_python" -P -m hpcddp.supervise end --code "$hpcddp_code" "${hpcddp_cancelled[@]}"
+  )
+  hpcddp_code=$?
+done
+exit "$hpcddp_code"

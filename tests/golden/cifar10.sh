@@ -14,8 +14,8 @@
 
 # The job resnet18-cifar10, run r1, written by hpcddp: to change it, change the job file.
 # sbatch reads the lines above. bash runs the lines below, on the first node of the job. Text in single quotes is literal
-# on purpose, dollar signs included, and a list may have one item.
-# shellcheck disable=SC2016,SC2043
+# on purpose, dollar signs included, a list may have one item, and some functions are called by traps alone.
+# shellcheck disable=SC2016,SC2043,SC2317
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
 # shell stays and runs the last section. It survives the signals of scancel --full and --batch too.
@@ -139,6 +139,7 @@ requeue:
   max_preemptions: null
   max_time_limits: 50
   max_failures: 0
+  recovery: auto
   max_attempts_without_progress: 2
   expedite: true
   allow_continuation: false
@@ -160,37 +161,43 @@ HPCDDP_JOB
       "(docs/install.md), or choose another interpreter in environment" >&2
   exit "$hpcddp_code"
 }
-[[ -n $HPCDDP_ATTEMPT_DIR ]] || exit 0
-export HPCDDP_ATTEMPT_DIR
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
-hpcddp_code=143
-if [[ -z $hpcddp_interrupted ]]; then
-  # One task is one rank, or one launcher. Each task ignores USR2 until it has installed a handler (the imports take seconds), and writes
-  # to its own log. srun's --output is not used, because it changes paths with a percent sign.
-  srun --nodes=1 --ntasks=4 --ntasks-per-node=4 --cpus-per-task=4 \
-    --distribution=block --kill-on-bad-exit=1 --unbuffered \
-    sh -c 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
-    "$hpcddp_python" -P -u -m hpcddp.task &
-  hpcddp_tasks=$!
-  # Ends srun if it still waits when all tasks have ended, which it does if a slurmstepd was killed.
-  (trap '' HUP INT TERM USR1 USR2; exec "$hpcddp_python" -P -m hpcddp.supervise watch --pid "$hpcddp_tasks") &
+# The exit code of a run that has finished already.
+hpcddp_code=0
+while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
+  export HPCDDP_ATTEMPT_DIR
+  # If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
+  hpcddp_code=143
+  if [[ -z $hpcddp_interrupted ]]; then
+    # One task is one rank, or one launcher. Each task ignores USR2 until it has installed a handler (the imports take
+    # seconds), and writes to its own log. srun's --output is not used, because it changes paths with a percent sign. The
+    # id of the step is kept: the tasks are started again in this job only if this step has ended.
+    srun --nodes=1 --ntasks=4 --ntasks-per-node=4 --cpus-per-task=4 \
+      --distribution=block --kill-on-bad-exit=1 --unbuffered \
+      sh -c 'trap "" USR2; [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$HPCDDP_ATTEMPT_DIR/step"; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
+      "$hpcddp_python" -P -u -m hpcddp.task &
+    hpcddp_tasks=$!
+    # Ends srun if it still waits when all tasks have ended, which it does if a slurmstepd was killed.
+    (trap '' HUP INT TERM USR1 USR2; exec "$hpcddp_python" -P -m hpcddp.supervise watch --pid "$hpcddp_tasks") &
 
-  # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
-  # signal there.
-  hpcddp_interrupted=yes
-  while [[ -n $hpcddp_interrupted ]]; do
-    hpcddp_interrupted=
-    wait "$hpcddp_tasks"
-    hpcddp_code=$?
-  done
-fi
+    # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
+    # signal there.
+    hpcddp_interrupted=yes
+    while [[ -n $hpcddp_interrupted ]]; do
+      hpcddp_interrupted=
+      wait "$hpcddp_tasks"
+      hpcddp_code=$?
+    done
+  fi
 
-# --- The end ----------------------------------------------------------------------------------------------------------
-
-# Decides whether to requeue the job and prints the result of the attempt; its exit code is the job's. It ignores signals,
-# because Slurm signals the whole job at a requeue.
-trap '' HUP INT TERM USR1 USR2
-"$hpcddp_python" -P -m hpcddp.supervise end --code "$hpcddp_code"
+  # Decides what happens next, and prints the result of the attempt. If the tasks are to be started again in this job, it
+  # prints the directory of the next attempt. It ignores signals, because Slurm signals the whole job at a requeue.
+  HPCDDP_ATTEMPT_DIR=$(
+    trap '' HUP INT TERM USR1 USR2
+    "$hpcddp_python" -P -m hpcddp.supervise end --code "$hpcddp_code"
+  )
+  hpcddp_code=$?
+done
+exit "$hpcddp_code"

@@ -216,6 +216,7 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
             "max_preemptions": None,
             "max_time_limits": 50,
             "max_failures": 0,
+            "recovery": "auto",
             "max_attempts_without_progress": 2,
             "expedite": True,
             "allow_continuation": False,

@@ -50,9 +50,15 @@ def test_time_of_the_end(events: list[Event], next_start: NextStart | None, ende
 def test_cause_is_the_first_that_is_known() -> None:
     unknown = Event(kind="stop", time=19.0, attempt=0, cause="unknown")
     end = attempt_end([unknown, STOP_OF_RANKS, REQUEUE], 0, last_sign=0.0, next_start=None)
-    assert (end.cause, end.is_requeued, end.kinds) == (Cause.PREEMPTION, True, ("stop", "stop", "requeue"))
+    assert (end.cause, end.continuation, end.kinds) == (Cause.PREEMPTION, "requeued", ("stop", "stop", "requeue"))
 
 
 def test_requeue_that_is_found_at_the_next_start_counts() -> None:
     end = attempt_end([LAST_SAVE, FOUND_AT_START], 0, last_sign=0.0, next_start=submitted_at(40))
-    assert (end.cause, end.is_requeued) == (Cause.NODE_FAILURE, True)
+    assert (end.cause, end.continuation) == (Cause.NODE_FAILURE, "requeued")
+
+
+def test_a_restart_ends_an_attempt_when_its_script_records_it() -> None:
+    restart = Event(kind="restart", time=21.0, attempt=0, cause="crash")
+    end = attempt_end([LAST_SAVE, restart], 0, last_sign=0.0, next_start=NextStart(time=21.1, submit_time=None))
+    assert (end.cause, end.continuation, end.time, end.is_time_known) == (Cause.CRASH, "restarted", 21.0, True)

@@ -28,6 +28,7 @@ class FakeSlurm:
         start_times: the start times that were set, in seconds from now by its clock.
         errors: what the next commands fail with, in order; None lets one through.
         is_forbidden: whether it must not run the job again.
+        running_steps: the steps that have not ended.
         ignored_requeues: how many requeues it accepts and does not carry out.
     """
 
@@ -38,12 +39,14 @@ class FakeSlurm:
         self.calls: list[str] = []
         self.start_times: list[float] = []
         self.is_forbidden = False
+        self.running_steps: list[str] = []
         self.errors: list[commands.SlurmCommandError | None] = []
         self.ignored_requeues = 0
         self.waited = 0.0
         monkeypatch.setattr(commands, "show_job", self.show_job)
         monkeypatch.setattr(commands, "requeue", self.requeue)
         monkeypatch.setattr(commands, "update_job", self.update_job)
+        monkeypatch.setattr(commands, "step_exists", lambda step_id, _: step_id in self.running_steps)
         monkeypatch.setattr(slurm_requeue, "ask_controller", self.ask_controller)
         monkeypatch.setattr("time.sleep", self.sleep)
 

@@ -1,0 +1,74 @@
+"""Whether the tasks of an attempt can be started again in the same job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from hpcddp.polling import wait_until
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import Event
+from hpcddp.run.job_records import Start
+from hpcddp.slurm import commands
+from hpcddp.slurm.job import end_time_of
+
+# Slurm may send a signal up to 60 s earlier than --signal says (sbatch(1)).
+_SIGNAL_EARLY_S: Final = 60.0
+# srun ends some moments before slurmctld has heard of it from all nodes.
+_STEP_PATIENCE_S: Final = 10.0
+_POLL_S: Final = 0.5
+
+
+def had_met(attempt: AttemptDirectory) -> bool:
+    """Return whether the ranks of an attempt had met: where they could not start, other nodes may do better."""
+    return attempt.ranks.exists()
+
+
+def has_time_for_restart(
+    attempt: AttemptDirectory,
+    start: Start,
+    events: Sequence[Event],
+    *,
+    job: Mapping[str, str],
+    lead_s: float,
+    now: float,
+) -> bool:
+    """Return whether a job lasts longer than a restart, and then a save before its end.
+
+    Args:
+        attempt: the attempt that has ended; its ranks had met.
+        start: its start.
+        events: the events of the run.
+        job: Slurm's record of the job.
+        lead_s: how long before its end the tasks are warned, in seconds.
+        now: seconds since the epoch.
+    """
+    end_time = end_time_of(job, {}, now=now)
+    if end_time is None:
+        return True
+    began_work = attempt.ranks.stat().st_mtime
+    for event in events:
+        if event.kind == "train" and event.attempt == attempt.number:
+            began_work = event.time
+    start_up_s = max(0.0, began_work - start.time)
+    return end_time - now > start_up_s + lead_s + _SIGNAL_EARLY_S
+
+
+def step_has_ended(attempt: AttemptDirectory) -> bool:
+    """Return whether Slurm has ended the step of the tasks: if a slurmstepd was killed, the next one would wait for it.
+
+    It waits some seconds for the end of the step. Where nothing is known of the step, a requeue ends it with the job.
+    """
+    try:
+        step_id = attempt.step.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return False
+    if not step_id:
+        return False
+    try:
+        return wait_until(
+            lambda: not commands.step_exists(step_id, os.environ), timeout_s=_STEP_PATIENCE_S, poll_s=_POLL_S
+        )
+    except commands.SlurmCommandError:
+        return False
