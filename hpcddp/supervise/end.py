@@ -293,7 +293,8 @@ def _restart(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
         return _leave_to_newer_attempt(attempt_facts, _FENCED, code)
     except HpcddpError as error:
         return _stop(attempt_facts, replace(action, kind=ActionKind.STOP, why=error.message), code)
-    next_step = f"Its tasks are started again in {attempt_facts.job_text}, and {_next_attempt_text(attempt_facts)}."
+    where = "" if attempt_facts.job_id is None else f" in job {attempt_facts.job_id}"
+    next_step = f"Its tasks are started again{where}, and {_next_attempt_text(attempt_facts)}."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step), next_attempt=next_attempt)
 
 

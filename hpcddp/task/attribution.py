@@ -40,8 +40,8 @@ _RAISED_BY_TORCH: Final = ("RuntimeError: ", "torch.distributed.")
 _ADVICE: Final[Mapping[int, str]] = MappingProxyType(
     {
         ExitCode.USER_CODE: "an error of the job's own code or data would occur again, so the job is not requeued",
-        ExitCode.INFRASTRUCTURE: "requeue.max_failures says how often a job is requeued after such a failure",
-        ExitCode.HANG: "requeue.max_failures says how often a job is requeued after such a failure",
+        ExitCode.INFRASTRUCTURE: "requeue.max_failures says how often a run goes on after such a failure",
+        ExitCode.HANG: "requeue.max_failures says how often a run goes on after such a failure",
     }
 )
 
