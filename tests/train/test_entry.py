@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
+from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.submission.local_commands import ended, result
 from tests.waiting import wait_for_text
@@ -85,15 +84,9 @@ def directory(tmp_path: Path) -> Path:
 def submit(directory: Path, function: str, *words: str, pause: float = 0.0, batch: str = "{}") -> dict[str, Any]:
     job = directory / "job.yaml"
     job.write_text(f"name: fn\nresources: {{tasks_per_node: 2}}\nbatch: {batch}\nentrypoint: mine:{function}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "submit", str(job), "--cluster", "local", "--json", *words],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PAUSE": str(pause)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PAUSE": str(pause)}
+    done = hpcddp(directory, "submit", job, "--cluster", "local", "--json", *words, environment=environment)
+    assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
@@ -156,6 +149,5 @@ def test_numbers_of_a_device_can_be_logged_and_status_shows_the_run(directory: P
     assert [(record["step"], record["loss"], record["right"]) for record in records] == [
         (1, 0.5, 3), (2, 0.5, 3), (3, 0.5, 3),
     ]  # fmt: skip
-    words = [sys.executable, "-m", "hpcddp", "status", str(run.path), "--json"]
-    shown = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=60, check=True)
+    shown = hpcddp(directory, "status", run.path, "--json")
     assert json.loads(shown.stdout)["runs"][0]["step"] == 3
