@@ -1,4 +1,4 @@
-"""Starts real ranks for a test: processes forked from one that has imported torch and the training once."""
+"""Starts real ranks for a test: processes forked from one that has imported torch, the training and the commands."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 300
-_RANKS = multiprocessing.get_context("forkserver")
-# A rank of its own interpreter spends five seconds of CPU on these.
-_RANKS.set_forkserver_preload(["torch", "hpcddp.train.loop.job"])
+FORKS = multiprocessing.get_context("forkserver")
+# A rank of its own interpreter spends five seconds of CPU on these, and a command half a second.
+FORKS.set_forkserver_preload(["torch", "hpcddp.train.loop.job", "tests.preloaded_commands"])
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def run_forked(main: Callable[..., int], arguments: Sequence[Any], *, world_size
     """
     files = [logs / f"output-{rank}" for rank in range(world_size)]
     processes = [
-        _RANKS.Process(target=_run, args=(main, arguments, rank, file, dict(os.environ)))
+        FORKS.Process(target=_run, args=(main, arguments, rank, file, dict(os.environ)))
         for rank, file in enumerate(files)
     ]
     for process in processes:
@@ -70,7 +70,7 @@ class ForkedProcess:
         directory: Path,
         output: Path,
     ) -> None:
-        self._process = _RANKS.Process(
+        self._process = FORKS.Process(
             target=_run_in_session, args=(main, arguments, output, dict(environment), directory)
         )
         self._process.start()

@@ -6,11 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from tests.command_line import hpcddp
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "data-on-nodes.md").read_text()
@@ -18,16 +19,9 @@ SECTIONS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 TRAIN = "batch: {global_batch_size: 4}\n"
 
 
-def hpcddp(directory: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", *words],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(directory)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def called(directory: Path, *words: str) -> str:
+    more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(directory)}
+    done = hpcddp(directory, *words, environment={**os.environ, **more})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -36,7 +30,7 @@ def hpcddp(directory: Path, *words: str) -> str:
 def test_every_section_of_the_page_is_accepted(section: str, tmp_path: Path) -> None:
     rest = f"  model: resnet18\n{TRAIN}" if "train:" in section else "command: [python, train.py]\n"
     (tmp_path / "job.yaml").write_text(f"name: a\n{section}{rest}")
-    script = hpcddp(tmp_path, "render", "job.yaml")
+    script = called(tmp_path, "render", "job.yaml")
     assert ("hpcddp.supervise stage" in script) == ("stage:" in section)
 
 
@@ -53,7 +47,7 @@ def test_the_built_in_training_reads_the_copy(tmp_path: Path) -> None:
     section = section.replace("/data/imagenet.tar", str(archive)).replace("/scratch/ada/imagenet", str(target))
     more = "  dataset_args: {image_size: 32, resize: 32}\n  model: resnet18\n  epochs: 1\n"
     (tmp_path / "job.yaml").write_text(f"name: a\nresources: {{tasks_per_node: 2}}\n{section}{more}{TRAIN}")
-    hpcddp(tmp_path, "submit", "job.yaml", "--cluster", "local", "--follow")
+    called(tmp_path, "submit", "job.yaml", "--cluster", "local", "--follow")
     (result,) = tmp_path.glob("runs/a/*/result.json")
     assert json.loads(result.read_text())["status"] == "finished"
     assert (target / "train" / "white" / "0.png").is_file()

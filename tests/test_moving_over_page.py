@@ -8,10 +8,11 @@ import importlib.util
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.command_line import hpcddp
 
 PAGE = (Path(__file__).parents[1] / "docs" / "moving-over.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -34,15 +35,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", OURS)
 def test_the_command_makes_a_script(project: Path, command: str) -> None:
     words = ["render" if word == "submit" else word for word in shlex.split(command)[1:]]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "hpcddp", *words],
-        cwd=project,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(project), "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = hpcddp(project, *words, environment={"PATH": "/usr/bin:/bin", "HOME": str(project)})
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --nodes=2\n" in done.stdout
     assert "#SBATCH --gres=gpu:4\n" in done.stdout

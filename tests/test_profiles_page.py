@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command_line import hpcddp
 from tests.slurm.answers import NEW
 
 ROOT = Path(__file__).parents[1]
@@ -55,20 +53,8 @@ def test_the_command_prints_what_the_page_shows(home: Path, block: str) -> None:
         (home / name).write_text(text, encoding="utf-8")
     command, _, shown = block.partition("\n")
     words = shlex.split(command.removeprefix("$ hpcddp "))
-    found = subprocess.run(
-        [sys.executable, "-m", "hpcddp", *words],
-        cwd=home,
-        env={
-            "PATH": f"{home / 'bin'}:/usr/bin:/bin",
-            "HOME": str(home),
-            "SLURM_CONF": "slurm.conf",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "HOME": str(home), "SLURM_CONF": "slurm.conf"}
+    found = hpcddp(home, *words, environment=environment)
     rest = (found.stdout + found.stderr).replace(str(home), "/home/ada")
     for excerpt in filter(None, shown.split("...\n")):
         assert excerpt in rest

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import hpcddp
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OVERVIEW = (ROOT / "docs" / "overview.md").read_text(encoding="utf-8")
@@ -17,10 +19,8 @@ def blocks(page: str, language: str) -> list[str]:
     return [text for found, text in fences if found == language]
 
 
-def python(*words: str | Path) -> str:
-    return subprocess.run(
-        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+def printed_by(*words: str) -> str:
+    return hpcddp(ROOT, *words).stdout
 
 
 def test_the_readme_can_be_read_at_once() -> None:
@@ -40,17 +40,18 @@ def test_the_job_file_is_the_quickstarts() -> None:
 
 def test_the_command_of_the_readme_makes_a_script() -> None:
     command = blocks(README, "sh")[1].splitlines()[1].replace("hpcddp submit", "render")
-    assert "#SBATCH --gres=gpu:4\n" in python("-m", "hpcddp", *command.split())
+    assert "#SBATCH --gres=gpu:4\n" in printed_by(*command.split())
 
 
 def test_the_picture_shows_the_tutorial() -> None:
-    python(ROOT / "scripts" / "draw-picture", "--check")
+    command = [sys.executable, "scripts/draw-picture", "--check"]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60)
 
 
 def test_the_plan_is_what_plan_prints() -> None:
     (shown,) = (block for block in blocks(OVERVIEW, "") if block.startswith("$ hpcddp plan "))
     command, _, text = shown.partition("\n")
-    assert python("-m", "hpcddp", *command.split()[2:]).startswith(text)
+    assert printed_by(*command.split()[2:]).startswith(text)
 
 
 BAD = """\
@@ -70,22 +71,14 @@ train:
 def test_all_errors_of_a_job_file_are_reported_at_once(tmp_path: Path) -> None:
     (shown,) = (block for block in blocks(OVERVIEW, "") if block.startswith("$ hpcddp render bad.yaml\n"))
     (tmp_path / "bad.yaml").write_text(BAD, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "hpcddp", "render", "bad.yaml"],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = hpcddp(tmp_path, "render", "bad.yaml", environment={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)})
     assert (done.returncode, done.stderr) == (2, shown.partition("\n")[2])
 
 
 def test_the_script_is_what_render_prints() -> None:
     (shown,) = (block for block in blocks(OVERVIEW, "bash") if block.startswith("#!/bin/bash"))
     interpreter = "environment.python=/home/you/project/.venv/bin/python"
-    printed = python("-m", "hpcddp", "render", "jobs/resnet50_imagenet.yaml", "--set", interpreter)
+    printed = printed_by("render", "jobs/resnet50_imagenet.yaml", "--set", interpreter)
     before, _, after = shown.partition("  # ... the resolved job, without the values of environment.env ...\n")
     assert printed.startswith(before)
     assert printed.endswith(after)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hpcddp.run.sweep import read_sweep
+from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
 
@@ -37,15 +36,7 @@ def run(slurm: FakeSlurm, *words: str) -> str:
     """Run hpcddp beside the files, and return what it prints as the page would show it."""
     (slurm.directory / "slurm.conf").touch()
     more = {"HOME": str(slurm.directory), "SLURM_CONF": str(slurm.directory / "slurm.conf"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "hpcddp", *words],
-        cwd=slurm.directory.parent,
-        env=slurm.environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = hpcddp(slurm.directory.parent, *words, environment=slurm.environment(**more))
     assert done.returncode == (2 if done.stderr.startswith("hpcddp: ") else 0), done.stderr
     return RUN_ID.sub("ID", done.stdout + done.stderr).replace(str(slurm.directory.parent), "/home/you/project")
 

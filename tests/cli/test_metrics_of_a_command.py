@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.trackers import TrackerPosition, read_position
+from tests.command_line import hpcddp
 
 PROGRAM = """
 import json, os, signal, sys
@@ -36,16 +36,8 @@ resources: {tasks_per_node: 2}
 """
 
 
-def hpcddp(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hpcddp", *words],
-        cwd=directory,
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def called(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return hpcddp(directory, *words, environment={**os.environ, "COLUMNS": "200"})
 
 
 @pytest.fixture(scope="module", params=["", "trackers: {use: [tensorboard]}\n"], ids=["alone", "with a tracker"])
@@ -55,10 +47,10 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     (directory / "train.py").write_text(PROGRAM)
     (directory / "job.yaml").write_text(JOB + request.param)
     words = ("--cluster", "local", "--follow")
-    killed = hpcddp(directory, "submit", "job.yaml", *words)
+    killed = called(directory, "submit", "job.yaml", *words)
     assert "was killed by SIGKILL" in killed.stderr
     assert "step 20  loss 0.0500  val_f1 0.9" in killed.stderr
-    done = hpcddp(directory, "submit", "job.yaml", "--resume", str(run_of(directory).path), *words)
+    done = called(directory, "submit", "job.yaml", "--resume", str(run_of(directory).path), *words)
     assert done.returncode == 0, done.stderr
     assert "step 30  loss 0.0333  val_f1 0.3" in done.stderr
     return directory
@@ -76,11 +68,11 @@ def test_its_metrics_are_in_the_result_and_in_status_and_why(directory: Path) ->
         "eval/perplexity": {"last": 9.5, "last_step": 30, "best": 9.5, "best_step": 20, "mode": "min"},
     }
     assert json.loads(run.result.read_text())["metrics"] == metrics
-    (shown,) = json.loads(hpcddp(directory, "status", run.run_id, "--json").stdout)["runs"]
+    (shown,) = json.loads(called(directory, "status", run.run_id, "--json").stdout)["runs"]
     assert (shown["step"], shown["loss"], shown["metrics"]) == (30, 1 / 30, metrics)
-    lines = hpcddp(directory, "status", run.run_id).stdout.splitlines()
+    lines = called(directory, "status", run.run_id).stdout.splitlines()
     assert "val_f1: best 0.5 after step 10, last 0.3 after step 30" in lines
-    why = json.loads(hpcddp(directory, "why", run.run_id, "--json").stdout)
+    why = json.loads(called(directory, "why", run.run_id, "--json").stdout)
     assert "eval/perplexity: best 9.5 after step 20, last 9.5 after step 30" in why["facts"]
     assert len([fact for fact in why["facts"] if "damaged, and left out" in fact]) == 1
 

@@ -1,4 +1,4 @@
-"""Checks that need several ranks, run one after the other in one process group: ``numerics.py FOLDER RANK RANKS``.
+"""Checks that need several ranks, run one after the other in one process group.
 
 Each returns what this rank saw, as JSON; the tests compare.
 """
@@ -9,13 +9,11 @@ import copy
 import json
 import math
 import os
-import sys
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 import torch
 import torch.distributed as dist
@@ -414,7 +412,9 @@ CHECKS: list[Callable[[int, int], Any]] = [
 ]  # fmt: skip
 
 
-def main(folder: Path, rank: int, ranks: int) -> None:
+def main(folder: Path, ranks: int, rank: int) -> int:
+    warnings.simplefilter("error")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -426,10 +426,4 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     answers = {check.__name__: check(rank, ranks) for check in CHECKS}
     # No barrier: rank 0 of the last check waits until the others have ended.
     (folder / f"{rank}.json").write_text(json.dumps(answers))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    return 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.distributed.numerics import main
 from tests.messages import GoldenMessages
+from tests.ranks import run_forked
 
 RANKS = 4
 
@@ -19,25 +18,8 @@ RANKS = 4
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Run every check in one process group; return what each rank says, by check."""
     folder = tmp_path_factory.mktemp("numerics")
-    here = Path(__file__)
-    command = [sys.executable, "-W", "error", str(here.with_name("numerics.py")), str(folder)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(RANKS)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=here.parents[2],
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * RANKS, outputs
+    ended = run_forked(main, (folder, RANKS), world_size=RANKS, logs=folder)
+    assert ended.codes == [0] * RANKS, ended.outputs
     documents = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
     return {check: [document[check] for document in documents] for check in documents[0]}
 

@@ -393,6 +393,7 @@ def test_gradients_of_complex_outputs_and_parameters_are_pairs_of_real_numbers()
 
 
 def test_nothing_of_the_process_is_changed() -> None:
+    torch.set_num_threads(2)
     before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state()
     diagnose("three_weights")
     after = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state()

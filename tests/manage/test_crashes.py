@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command_line import hpcddp
 from tests.manage.crashes import RANKS, check, crash
 from tests.submission.local_run import MODEL, ROOT
 
@@ -19,16 +18,13 @@ JOB = {
     "batch": {"global_batch_size": 64},
     "learning_rate": {"base": 0.1},
     "train": {"model": "small:build", "dataset": "digits", "epochs": 40},
+    "trackers": {"use": []},
 }
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
 
 
-def hpcddp(directory: Path, *words: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return subprocess.run(
-        [sys.executable, "-m", "hpcddp", *words],
-        cwd=directory, env={**environment, **_ENVIRONMENT}, capture_output=True, text=True, timeout=300, check=False,
-    ).stdout  # fmt: skip
+def called(directory: Path, *words: str) -> str:
+    return hpcddp(directory, *words, environment={**os.environ, **_ENVIRONMENT}).stdout
 
 
 @pytest.mark.distributed
@@ -41,5 +37,5 @@ def test_the_rank_that_failed_first_is_named_and_all_others_followed(tmp_path: P
     (tmp_path / "small.py").write_text(MODEL)
     environment = {"env": {"HPCDDP_FAULTS": told.faults}}
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "environment": environment}))
-    hpcddp(tmp_path, "submit", "job.yaml", "--cluster", "local", "--follow")
-    check(told, hpcddp(tmp_path, "logs", "--first-error"))
+    called(tmp_path, "submit", "job.yaml", "--cluster", "local", "--follow")
+    check(told, called(tmp_path, "logs", "--first-error"))

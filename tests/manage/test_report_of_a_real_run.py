@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.command_line import hpcddp
 
 # 23 steps in an epoch, and a checkpoint after each: a rank is killed after step 30, an exception follows after step 60.
 JOB = """\
@@ -19,6 +18,7 @@ batch: {global_batch_size: 64}
 learning_rate: {base: 0.1}
 train: {model: "small:build", dataset: digits, epochs: 3}
 environment: {env: {HPCDDP_FAULTS: "kill@step:30,rank=1,attempt=0;exception@step:60,attempt=1"}}
+trackers: {use: []}
 """
 MODEL = """\
 from torch import nn
@@ -28,12 +28,8 @@ def build(num_classes):
 """
 
 
-def hpcddp(directory: Path, *words: str, code: int = 0) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", *words],
-        cwd=directory, env=environment, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+def called(directory: Path, *words: str, code: int = 0) -> str:
+    done = hpcddp(directory, *words)
     assert (done.returncode == 0) == (code == 0), done.stdout + done.stderr
     return done.stdout
 
@@ -47,16 +43,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("real")
     (directory / "job.yaml").write_text(JOB)
     (directory / "small.py").write_text(MODEL)
-    hpcddp(directory, "submit", "job.yaml", "--cluster", "local", "--follow", code=1)
+    called(directory, "submit", "job.yaml", "--cluster", "local", "--follow", code=1)
     (run,) = (directory / "runs" / "real").iterdir()
-    hpcddp(directory, "submit", "--resume", str(run), "--follow", code=1)
-    hpcddp(directory, "submit", "--resume", str(run), "--follow")
+    called(directory, "submit", "--resume", str(run), "--follow", code=1)
+    called(directory, "submit", "--resume", str(run), "--follow")
     return run
 
 
 @pytest.fixture(scope="module")
 def report(run: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(hpcddp(run.parent, "report", str(run), "--json"))
+    document: dict[str, Any] = json.loads(called(run.parent, "report", str(run), "--json"))
     (found,) = document["runs"]
     return dict(found)
 

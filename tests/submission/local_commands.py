@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from hpcddp.run.directory import RunDirectory
+from tests.command_line import hpcddp
 from tests.waiting import wait_until
 
 
 def submit(directory: Path, *words: str, code: int = 0) -> dict[str, Any]:
     """Submit a command and return what ``--json`` says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "submit", "--cluster", "local", "--json", *words],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = hpcddp(directory, "submit", "--cluster", "local", "--json", *words, environment=environment)
     assert done.returncode == code, done.stdout + done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document

@@ -17,6 +17,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, EventKind, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
 from hpcddp.run.job_records import Decision, read_decision
+from tests.command_line import hpcddp
 from tests.waiting import wait_until, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,7 @@ environment: {env: {HPCDDP_FAULTS: "TEXT", OMP_NUM_THREADS: "1"}}
 batch: {global_batch_size: 64}
 learning_rate: {base: 0.1}
 train: {model: "small:build", dataset: digits, epochs: 40}
+trackers: {use: []}
 launch: {hang_timeout: 5min}
 """
 _TIMEOUT_S = 120.0
@@ -142,16 +144,8 @@ def start(directory: Path, faults: str = "", **lines: str) -> LocalRun:
     if not faults:
         job = job.replace('HPCDDP_FAULTS: "", ', "")
     (directory / "job.yaml").write_text(job)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "submit", "job.yaml", "--cluster", "local", "--json"],
-        cwd=directory,
-        env={**environment, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    done = hpcddp(directory, "submit", "job.yaml", "--cluster", "local", "--json", environment=environment)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     return LocalRun(RunDirectory(Path(answer["run_dir"])), int(answer["job_id"]))

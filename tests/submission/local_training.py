@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from hpcddp.run.directory import RunDirectory
+from tests.command_line import hpcddp
 from tests.waiting import wait_until
 
 MODEL = """
@@ -29,6 +30,7 @@ resources: {tasks_per_node: 2}
 batch: {global_batch_size: 64}
 learning_rate: {base: 0.1}
 train: {model: "slow:build", dataset: digits, epochs: 6}
+trackers: {use: []}
 """
 
 
@@ -52,9 +54,8 @@ def start(directory: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def submit(directory: Path, *words: str) -> tuple[int, str, str]:
-    process = start(directory, *words)
-    out, error = process.communicate(timeout=240)
-    return process.returncode, out, error
+    done = hpcddp(directory, "submit", *words)
+    return done.returncode, done.stdout, done.stderr
 
 
 def run_of(directory: Path) -> RunDirectory:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from hpcddp.run.events import read_events
 from hpcddp.run.ownership import processes_left
 from hpcddp.run.result import Result
 from hpcddp.submission.submit import Submission
+from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.submission.local_commands import ended, program, result, submit
 from tests.waiting import wait_for_text, wait_until, wait_until_gone
@@ -28,14 +28,7 @@ from tests.waiting import wait_for_text, wait_until, wait_until_gone
 
 def called(directory: Path, *words: str) -> str:
     """Call a command and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", *words],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = hpcddp(directory, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -129,8 +122,7 @@ def test_a_program_that_fails_while_it_saves_is_told(tmp_path: Path, ending: str
     os.kill(int(document["job_id"]), signal.SIGTERM)
     run = ended(document)
     assert result(run)["status"] == "cancelled"
-    words = [sys.executable, "-m", "hpcddp", "why", document["run_id"]]
-    why = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    why = called(tmp_path, "why", document["run_id"])
     for text in (why, run.batch_log.read_text()):
         assert ("failed after the request to stop" in text) == (told is not None)
         assert told is None or f"failed after the request to stop: {told}" in text
@@ -356,9 +348,7 @@ def test_a_program_that_only_the_task_misses_is_named_without_a_traceback(tmp_pa
 
 
 def test_the_last_lines_of_a_run_that_failed_lead_to_its_error(tmp_path: Path, golden: GoldenMessages) -> None:
-    words = ("submit", "--cluster", "local", "--follow", "--", sys.executable, "-m", "trian")
-    command = [sys.executable, "-m", "hpcddp", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = hpcddp(tmp_path, "submit", "--cluster", "local", "--follow", "--", sys.executable, "-m", "trian")
     (run,) = (tmp_path / "runs" / "trian").iterdir()
     assert done.returncode == 1
     short_id = run.name.rpartition("-")[2]
@@ -393,14 +383,7 @@ def test_whoever_follows_sees_what_rank_0_prints_and_only_of_this_job(tmp_path: 
         """,
     )
     document = submit(tmp_path, "--tasks-per-node", "2", "--follow", *words, code=1)
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "submit", "--resume", document["run_id"], "--follow"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = hpcddp(tmp_path, "submit", "--resume", document["run_id"], "--follow")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "output of" in line]
     assert "failed" not in done.stderr

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from hpcddp.submission.resume import resume
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import find_to_resume
 from hpcddp.supervise.begin import begin
+from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import make_fake_slurm
 from tests.submission.requests import request_of
@@ -38,19 +38,6 @@ environment: {env: {WORD: "a b"}}
 command: [sh, -c, 'echo "$WORD" >>"$HPCDDP_RUN_DIR/trail"; test -e ready']
 requeue: {max_failures: 0}
 """
-
-
-def hpcddp(directory: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return subprocess.run(
-        [sys.executable, "-m", "hpcddp", *map(str, words)],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def failed_run(directory: Path, *words: str) -> RunDirectory:

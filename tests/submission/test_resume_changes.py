@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -33,6 +32,7 @@ from hpcddp.submission.resume import prepare_resumption, request_with_changes, r
 from hpcddp.submission.submit import prepare, write_run
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import begin_element
+from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
 from tests.submission.local_training import metrics_of, run_of, start, steps_of, submit, wait_for_step, write_job
@@ -562,17 +562,9 @@ def test_a_training_goes_on_with_another_global_batch(directory: Path) -> None:
     document = json.loads(out)["result"]
     assert (document["steps"], document["samples_seen"]) == (total, 6 * 1437)
     assert f"epoch 6/6  step {total}/{total}  " in error
-    explained = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "why", run.run_id], cwd=directory, capture_output=True, text=True, check=True
-    )
+    explained = hpcddp(directory, "why", run.run_id)
     assert ", batch.global_batch_size 64 -> 128\n" in explained.stdout
-    shown = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "status", run.run_id, "--json"],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    shown = hpcddp(directory, "status", run.run_id, "--json")
     assert '"batch.global_batch_size 64 -> 128"' in shown.stdout
 
 

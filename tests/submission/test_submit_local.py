@@ -9,7 +9,6 @@ import pickletools
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import choose_cluster
 from hpcddp.task.__main__ import check_pickle
+from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import make_fake_slurm
 from tests.waiting import wait_until, wait_until_gone
@@ -48,23 +48,11 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def hpcddp(directory: Path, *words: str, secret: str | None = "hunter2") -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+def submit(directory: Path, *options: str, secret: str | None = "hunter2") -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ)
     if secret is not None:
         environment["TEST_SECRET"] = secret
-    return subprocess.run(
-        [sys.executable, "-m", "hpcddp", *words],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def submit(directory: Path, *options: str, secret: str | None = "hunter2") -> subprocess.CompletedProcess[str]:
-    return hpcddp(directory, "submit", "job.yaml", "--cluster", "local", *options, secret=secret)
+    return hpcddp(directory, "submit", "job.yaml", "--cluster", "local", *options, environment=environment)
 
 
 def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

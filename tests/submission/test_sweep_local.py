@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from hpcddp.submission import sweep as submission
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import submit_script
 from hpcddp.submission.sweep import submit_sweep
+from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
 from tests.waiting import wait_until, wait_until_gone
@@ -57,16 +57,7 @@ class LocalSweep:
     directory: Path
 
     def hpcddp(self, *words: str, code: int = 0) -> str:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-        done = subprocess.run(
-            [sys.executable, "-m", "hpcddp", *words],
-            cwd=self.directory,
-            env={**environment, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        done = hpcddp(self.directory, *words, environment={**os.environ, "PYTHONPATH": str(ROOT)})
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
 

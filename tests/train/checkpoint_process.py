@@ -1,9 +1,8 @@
-"""A process that saves: ``checkpoint_process.py RUN ATTEMPT STEP...``; as a training does, without its torch."""
+"""A process that saves as a training does, without its torch; it is forked from one that has imported the package."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import IO
@@ -15,14 +14,44 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.publish import remove_unfinished
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.writer import CheckpointWriter
+from tests.ranks import ForkedProcess
 
 
-def main(run: RunDirectory, attempt: int, steps: list[int]) -> int:
+def start(run: RunDirectory, attempt: int, *steps: int, fault: str = "", best: str | None = None) -> ForkedProcess:
+    """Start a process that saves these steps; its output is in ``output_of(run, attempt)``."""
+    return ForkedProcess(
+        _main,
+        (run, attempt, steps, best),
+        environment={**os.environ, faults.VARIABLE: fault},
+        directory=run.path,
+        output=output_of(run, attempt),
+    )
+
+
+def output_of(run: RunDirectory, attempt: int) -> Path:
+    return run.path / f"output-{attempt}"
+
+
+def _main(run: RunDirectory, attempt: int, steps: tuple[int, ...], best: str | None) -> int:
+    try:
+        _save(run, attempt, steps, best)
+    except HpcddpError as error:
+        print(error.message, flush=True)
+        return int(error.exit_code)
+    return 0
+
+
+def _save(run: RunDirectory, attempt: int, steps: tuple[int, ...], best: str | None) -> None:
     faults.arm(os.environ.get(faults.VARIABLE), rank=0, attempt=attempt)
     run.attempt(attempt).path.mkdir(parents=True, exist_ok=True)
-    best = Best(metric=os.environ["BEST"]) if "BEST" in os.environ else None
     writer = CheckpointWriter(
-        run, attempt=attempt, keep=2, now=time.time, monotonic=time.monotonic, print_line=print, best=best
+        run,
+        attempt=attempt,
+        keep=2,
+        now=time.time,
+        monotonic=time.monotonic,
+        print_line=print,
+        best=None if best is None else Best(metric=best),
     )
     remove_unfinished(run.checkpoints, attempt=attempt)
     writer.keep_best()
@@ -36,17 +65,7 @@ def main(run: RunDirectory, attempt: int, steps: list[int]) -> int:
         )
         writer.start(manifest, {"model.pt": write, "optimizer.pt": write}, reason="test", began=time.monotonic())
         writer.wait()
-    return 0
 
 
 def content(step: int) -> bytes:
     return f"state {step}".encode() * 10_000
-
-
-if __name__ == "__main__":
-    try:
-        code = main(RunDirectory(Path(sys.argv[1])), int(sys.argv[2]), [int(step) for step in sys.argv[3:]])
-    except HpcddpError as error:
-        print(error.message, flush=True)
-        code = int(error.exit_code)
-    sys.exit(code)

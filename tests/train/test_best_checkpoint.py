@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,9 +26,9 @@ from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.errors import TrainingError
 from tests.messages import GoldenMessages
+from tests.train import checkpoint_process
 from tests.train.conftest import Training
 
-PROGRAM = Path(__file__).with_name("checkpoint_process.py")
 # 100 samples in batches of 32: 4 steps per epoch, 20 in all. Saves by epochs would leave most evaluations without one.
 JOB: dict[str, Any] = {"checkpoint": {"every": {"epochs": 9}, "keep": 2}, "train__epochs": 5}
 
@@ -110,16 +107,9 @@ def test_metric_that_does_not_exist_for_these_classes_is_refused(golden: GoldenM
     assert "val_loss, val_accuracy; write one of these" in message
 
 
-def killed_or_ended(run: RunDirectory, attempt: int, *steps: int, fault: str = "") -> int:
+def killed_or_ended(run: RunDirectory, attempt: int, *steps: int, fault: str = "") -> int | None:
     """Return the exit code of a process that saves ``steps`` and keeps the best."""
-    return subprocess.run(
-        [sys.executable, str(PROGRAM), str(run.path), str(attempt), *map(str, steps)],
-        env={**os.environ, faults.VARIABLE: fault, "BEST": "val_f1"},
-        cwd=PROGRAM.parents[2],
-        stdout=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    ).returncode
+    return checkpoint_process.start(run, attempt, *steps, fault=fault, best="val_f1").wait()
 
 
 AFTER_SAVE = ("save.latest", "best", "save.prune")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +22,10 @@ from hpcddp.stop.faults import InjectedError
 from hpcddp.train.checkpoint.writer import CheckpointWriter
 from hpcddp.train.errors import SaveError
 from tests.messages import GoldenMessages
-from tests.train.checkpoint_process import content
-
-PROGRAM = Path(__file__).with_name("checkpoint_process.py")
+from tests.ranks import ForkedProcess
+from tests.train import checkpoint_process
+from tests.train.checkpoint_process import content, output_of
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -65,19 +64,8 @@ def steps_of(run: RunDirectory) -> list[int | None]:
     return [step_of(path) for path in list_checkpoints(run.checkpoints)]
 
 
-def process(run: RunDirectory, attempt: int, *steps: int, fault: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(run.path), str(attempt), *map(str, steps)],
-        env={**os.environ, faults.VARIABLE: fault},
-        cwd=PROGRAM.parents[2],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=60)
-    return process.returncode, said
+def ended(process: ForkedProcess, run: RunDirectory, attempt: int) -> tuple[int | None, str]:
+    return process.wait(), output_of(run, attempt).read_text()
 
 
 def no_warning(text: str) -> None:
@@ -93,8 +81,8 @@ def no_warning(text: str) -> None:
 def test_process_killed_at_any_point_of_a_save_leaves_a_valid_newest_checkpoint(
     run: RunDirectory, point: str, step: int
 ) -> None:
-    killed = process(run, 0, 10, 20, 30, 40, fault=f"kill@{point}:{step}")
-    assert ended(killed) == (-signal.SIGKILL, "")
+    killed = checkpoint_process.start(run, 0, 10, 20, 30, 40, fault=f"kill@{point}:{step}")
+    assert ended(killed, run, 0) == (-signal.SIGKILL, "")
     saved = step if point in ("save.latest", "save.prune") else step - 10
     newest = newest_valid(run.checkpoints, expected=saved > 0, warn=no_warning)
     if newest is None:
@@ -103,18 +91,23 @@ def test_process_killed_at_any_point_of_a_save_leaves_a_valid_newest_checkpoint(
         assert newest.manifest.step == saved
         assert (newest.path / "optimizer.pt").read_bytes() == content(saved)
     # The next attempt goes on, and what was left half written is gone in the end.
-    assert ended(process(run, 1, 40, 50)) == (0, "")
+    assert ended(checkpoint_process.start(run, 1, 40, 50), run, 1) == (0, "")
     assert steps_of(run) == [50, 40]
     assert (run.checkpoints / "latest").read_text() == "step-000050\n"
     assert [path for path in run.checkpoints.iterdir() if left_by(path) == 0] == []
 
 
-def stopped_at(run: RunDirectory, point: str, *steps: int) -> subprocess.Popen[str]:
+def stopped_at(run: RunDirectory, point: str, *steps: int) -> ForkedProcess:
     """Return a process of the first attempt that stands still at a point of its last save."""
-    old = process(run, 0, *steps, fault=f"stop@{point}:{steps[-1]}")
-    _, status = os.waitpid(old.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
+    old = checkpoint_process.start(run, 0, *steps, fault=f"stop@{point}:{steps[-1]}")
+    status = Path(f"/proc/{old.pid}/status")
+    wait_until(lambda: "State:\tT" in status.read_text(), "the stop")
     return old
+
+
+def go_on(process: ForkedProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("point", ["save.begin", "save.file", "save.manifest", "save.rename"])
@@ -124,8 +117,8 @@ def test_attempt_that_is_overtaken_in_the_middle_of_a_save_publishes_nothing(
     old = stopped_at(run, point, 10, 20)
     run.attempt(1).path.mkdir()
     remove_unfinished(run.checkpoints, attempt=1)
-    old.send_signal(signal.SIGCONT)
-    code, message = ended(old)
+    go_on(old)
+    code, message = ended(old, run, 0)
     assert code == 76
     golden.message(message)
     assert "attempt 1 owns the run run" in message
@@ -137,9 +130,9 @@ def test_attempt_that_is_overtaken_in_the_middle_of_a_save_publishes_nothing(
 
 def test_latest_never_goes_back_when_an_overtaken_attempt_wakes_up(run: RunDirectory) -> None:
     old = stopped_at(run, "save.latest", 10, 20)
-    assert ended(process(run, 1, 30, 40)) == (0, "")
-    old.send_signal(signal.SIGCONT)
-    assert ended(old)[0] == 76
+    assert ended(checkpoint_process.start(run, 1, 30, 40), run, 1) == (0, "")
+    go_on(old)
+    assert ended(old, run, 0)[0] == 76
     assert (run.checkpoints / "latest").read_text() == "step-000040\n"
     assert steps_of(run) == [40, 30]
 
@@ -147,8 +140,8 @@ def test_latest_never_goes_back_when_an_overtaken_attempt_wakes_up(run: RunDirec
 def test_overtaken_attempt_that_wakes_up_while_it_removes_old_ones_leaves_the_newest(run: RunDirectory) -> None:
     old = stopped_at(run, "save.prune", 10, 20, 30)
     run.attempt(1).path.mkdir()
-    old.send_signal(signal.SIGCONT)
-    assert ended(old) == (0, "")
+    go_on(old)
+    assert ended(old, run, 0) == (0, "")
     # It had checked the ownership just before.
     assert 30 in steps_of(run)
     assert 20 in steps_of(run)

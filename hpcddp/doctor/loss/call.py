@@ -53,6 +53,17 @@ class Evaluation:
         return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
+def _seed(seed: int) -> None:
+    """Seed the generators that a loss may draw from.
+
+    ``torch.manual_seed`` formats the caller's stack for each kind of device that is not in use, which takes longer than
+    most losses, and keeps it until the device is used.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     """The user's loss, ready to be called."""
@@ -110,7 +121,7 @@ class Loss:
                 warnings.catch_warnings(),
                 as_doctor_error(f"{self.name} failed", UnusableError),
             ):
-                torch.manual_seed(seed)
+                _seed(seed)
                 warnings.simplefilter("ignore")
                 warnings.filterwarnings("error", message=_MISMATCH)
                 return _scalar(self.name, function(*arguments))

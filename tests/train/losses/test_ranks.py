@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.messages import GoldenMessages
+from tests.ranks import run_forked
 from tests.train.losses.cases import CASES, RUNS
+from tests.train.losses.rank import main
 
 pytestmark = pytest.mark.distributed
 WORLD_SIZE = 4
@@ -24,27 +22,10 @@ Results = list[dict[str, dict[str, Tensor]]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Return what every rank computed."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.train.losses.rank", str(folder)]
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(WORLD_SIZE)],
-            cwd=root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD_SIZE)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * WORLD_SIZE, "\n".join(outputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        ended = run_forked(main, (folder, WORLD_SIZE), world_size=WORLD_SIZE, logs=folder)
+    assert ended.codes == [0] * WORLD_SIZE, "\n".join(ended.outputs)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
 
 

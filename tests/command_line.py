@@ -1,0 +1,62 @@
+"""Calls ``hpcddp`` for a test in a process forked from one that has imported it: the imports take most of the time.
+
+Where the start of the interpreter is the subject, a test starts ``python -m hpcddp`` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.ranks import FORKS
+
+
+def hpcddp(
+    directory: Path, *words: str | Path, environment: Mapping[str, str] | None = None, timeout_s: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Run ``hpcddp`` with these words, and return its exit code and what it printed.
+
+    Args:
+        directory: the working directory.
+        words: the arguments.
+        environment: the whole environment; the test's own if it is None.
+        timeout_s: seconds after which the test fails.
+    """
+    arguments = [str(word) for word in words]
+    variables = dict(os.environ if environment is None else environment)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = Path(folder, "out"), Path(folder, "errors")
+        process = FORKS.Process(target=_run, args=(arguments, directory, variables, umask, out, errors))
+        process.start()
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise TimeoutError(f"not within {timeout_s} s: hpcddp {' '.join(arguments)}\n{errors.read_text()}")
+        return subprocess.CompletedProcess(
+            ["hpcddp", *arguments], process.exitcode, out.read_text("utf-8"), errors.read_text("utf-8")
+        )
+
+
+def _run(
+    arguments: list[str], directory: Path, environment: dict[str, str], umask: int, out: Path, errors: Path
+) -> None:
+    from hpcddp.__main__ import main
+
+    # The parent was started long before, by another test.
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    os.umask(umask)
+    for stream, file in ((1, out), (2, errors)):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+    sys.argv[:] = ["hpcddp", *arguments]
+    main()
