@@ -40,7 +40,7 @@ from tests.small_disk import FILLS, make_room, small_disk
 
 RUNS_AT_ONCE = 3
 # Twice as long as in the usual scenarios: faults have something to hit.
-_STEP_S = 0.06
+_STEP_S = 0.18
 _LONGEST_RUN_S = 900
 # Whatever fails here is a fault on purpose, also when it hits one run five times before it has started.
 _SECTIONS: dict[str, dict[str, Any]] = {

@@ -12,6 +12,34 @@ from tests.cluster.jobs import HPCDDP
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.tracked_run import TrackedRun
 
+# One rank raises in the fifth step; the others wait for it.
+RAISES = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(100):
+    dist.all_reduce(torch.ones(1))
+    if step == 5 and os.environ["RANK"] == "{rank}":
+        raise ValueError("my own mistake")
+"""
+# It saves its step when it is told to stop, and goes on from there.
+SAVES = """
+    import os, pathlib, signal, sys, time
+    saved = pathlib.Path("saved")
+    step = int(saved.read_text()) if saved.exists() else 0
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    # In one write: the ranks of a launcher share the log.
+    print(f"begins at {step}\\n", end="", flush=True)
+    for step in range(step, 100):
+        time.sleep(0.1)
+        if told:
+            if os.environ["RANK"] == "0":
+                saved.write_text(str(step + 1))
+            sys.exit(CODE)
+    print("all done", flush=True)
+"""
+
 
 def start(sandbox: Sandbox, directory: Path, *words: str | Path, env: dict[str, str] | None = None) -> TrackedRun:
     """Submit a command from ``directory``."""

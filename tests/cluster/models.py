@@ -1,13 +1,9 @@
 """The text of small models, which tests write into a file beside the job file."""
 
 SMALL_MODEL = """
-import os
-import torch
 from torch import nn
 
-def build(num_classes, fail_on_rank=None, width=32):
-    if fail_on_rank is not None and os.environ["RANK"] == str(fail_on_rank):
-        raise ValueError("no such layer")
+def build(num_classes, width=32):
     return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, width), nn.ReLU(), nn.Linear(width, num_classes))
 """
 # What a task sees: written down by the model of a training, or by a program that the tasks are.

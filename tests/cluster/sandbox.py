@@ -14,7 +14,8 @@ from hpcddp.slurm.commands import show_job
 from hpcddp.slurm.states import ENDED_STATES
 from tests.waiting import wait_until
 
-_POLL_S = 0.2
+# Each question costs some milliseconds, and several tests wait at once.
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

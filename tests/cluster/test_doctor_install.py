@@ -8,10 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.jobs import HPCDDP
 from tests.cluster.sandbox import Sandbox
 from tests.waiting import wait_until
 
+ONE_PACKAGE = pytest.mark.depends_on(
+    "hpcddp/doctor/install", "hpcddp/slurm", "hpcddp/task/rendezvous.py", "tests/cluster/test_doctor_install.py"
+)
 COMMAND = (*HPCDDP, "doctor", "install", "--on-nodes", "--set", "resources.nodelist=n[1-2]", "--json")
 
 
@@ -59,19 +64,30 @@ def on_n2(directory: Path, command: str) -> tuple[str, str]:
     return "--set", f"environment.python={wrapper}"
 
 
-def test_a_node_with_a_file_system_of_its_own_in_place_of_the_run_root_is_named(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
+@ONE_PACKAGE
+def test_a_node_with_a_file_system_and_a_clock_of_its_own_is_named_for_both(sandbox: Sandbox, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
-    cover = f"""exec unshare --mount sh -c 'mount -t tmpfs tmpfs {runs} && exec "$@"' sh "$@\""""
+    (tmp_path / "late.py").write_text(
+        "import runpy, sys, time\n"
+        "real = time.time\n"
+        "time.time = lambda: real() - 60\n"
+        "sys.argv = sys.argv[:1]\n"
+        "runpy.run_module('hpcddp.doctor.install.probe', run_name='__main__')\n"
+    )
+    late = f'exec "$1" -P -u {tmp_path}/late.py'
+    cover = f"""exec unshare --mount sh -c 'mount -t tmpfs tmpfs {runs} && {late}' sh "$@\""""
     findings = examine(sandbox, tmp_path, *on_n2(tmp_path, cover), code=1)
     assert of("run root", findings) == [("error", f"n2 cannot see the file that this machine wrote into {runs}")]
     (remedy,) = (finding["remedy"] for finding in findings if finding["name"] == "run root")
     assert remedy == "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
     assert list(runs.iterdir()) == []
+    ((verdict, found),) = of("clocks", findings)
+    assert verdict == "error"
+    assert re.fullmatch(r"the clock of (n1|this machine) is (59|60|61)\.\d s ahead of that of n2", found)
 
 
+@ONE_PACKAGE
 def test_a_node_without_a_network_is_named(sandbox: Sandbox, tmp_path: Path) -> None:
     findings = examine(sandbox, tmp_path, *on_n2(tmp_path, 'exec unshare --net "$@"'), code=1)
     (there, back) = of("network", findings)
@@ -81,20 +97,7 @@ def test_a_node_without_a_network_is_named(sandbox: Sandbox, tmp_path: Path) -> 
     assert of("run root", findings)[0][0] == "ok"
 
 
-def test_a_clock_that_is_wrong_is_named(sandbox: Sandbox, tmp_path: Path) -> None:
-    (tmp_path / "late.py").write_text(
-        "import runpy, sys, time\n"
-        "real = time.time\n"
-        "time.time = lambda: real() - 60\n"
-        "sys.argv = sys.argv[:1]\n"
-        "runpy.run_module('hpcddp.doctor.install.probe', run_name='__main__')\n"
-    )
-    findings = examine(sandbox, tmp_path, *on_n2(tmp_path, f'exec "$1" -P -u {tmp_path}/late.py'), code=1)
-    ((verdict, found),) = of("clocks", findings)
-    assert verdict == "error"
-    assert re.fullmatch(r"the clock of (n1|this machine) is (59|60|61)\.\d s ahead of that of n2", found)
-
-
+@ONE_PACKAGE
 def test_what_slurm_refuses_is_an_error_with_its_reason(sandbox: Sandbox, tmp_path: Path) -> None:
     findings = examine(sandbox, tmp_path, "--set", "resources.partition=nope", code=1)
     ((verdict, found),) = of("nodes", findings)
@@ -102,6 +105,7 @@ def test_what_slurm_refuses_is_an_error_with_its_reason(sandbox: Sandbox, tmp_pa
     assert "invalid partition specified: nope" in found
 
 
+@ONE_PACKAGE
 def test_nodes_that_do_not_come_are_not_waited_for_and_leave_no_job(sandbox: Sandbox, tmp_path: Path) -> None:
     holder = sandbox.submit("--nodelist=n2", "--exclusive", "--wrap", "sleep 300", cwd=tmp_path)
     sandbox.wait(holder, {"RUNNING"})

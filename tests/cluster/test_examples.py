@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,14 @@ from tests.cluster.sandbox import Sandbox
 from tests.slurm_version import numbers, slurm_version
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = {example: " ".join(words) for words, command in walk(app) for example in examples_of(command)}
+EXAMPLES = {example: words for words, command in walk(app) for example in examples_of(command)}
+# What the commands share.
+SHARED = (
+    "hpcddp/cli/help.py",
+    "hpcddp/cli/job_arguments.py",
+    "hpcddp/cli/options.py",
+    "tests/cluster/test_examples.py",
+)
 
 JOB = """\
 name: my-job
@@ -34,10 +41,20 @@ train: {model: "small:build", dataset: digits, epochs: 2}
 launch: {rendezvous_timeout: 3min}
 """
 SMALL = """\
+import time
 from torch import nn
 
-def build(num_classes):
-    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, num_classes))
+class Small(nn.Sequential):
+    pause_s = 0.0
+
+    def forward(self, images):
+        time.sleep(self.pause_s)
+        return super().forward(images)
+
+def build(num_classes, pause_s=0.0):
+    small = Small(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, num_classes))
+    small.pause_s = pause_s
+    return small
 """
 TRAIN = """\
 import os
@@ -52,7 +69,7 @@ def dice_loss(outputs, targets):
 # The run that examples name, by whatever id. It has been stopped after its first epoch.
 RUN_ID = "20260314-154412-ab12"
 # What must be there before an example of a command.
-_LIVE = "hpcddp submit job.yaml --set train.epochs=1000 --set checkpoint.keep=2"
+_LIVE = "hpcddp submit job.yaml --set train.epochs=1000 --set checkpoint.keep=2 --set train.model_args.pause_s=0.2"
 BEFORE = {
     "cancel": _LIVE,
     "shell": f"{_LIVE} && until ls runs/my-job/*/metrics.jsonl | grep -v {RUN_ID}; do sleep 0.2; done",
@@ -134,8 +151,23 @@ def shell(sandbox: Sandbox, files: Path, tmp_path: Path) -> Iterator[Shell]:
     shutil.rmtree(state, ignore_errors=True)
 
 
-@pytest.mark.depends_on("hpcddp/cli", "tests/cluster/test_examples.py")
-@pytest.mark.parametrize(("example", "name"), EXAMPLES.items())
+def file_of(words: Sequence[str]) -> str:
+    """Return the file that defines a command and its help."""
+    return f"hpcddp/cli/{words[0] if words else 'main'}.py"
+
+
+def test_the_file_of_every_example_is_there() -> None:
+    assert [words for words in EXAMPLES.values() if not (ROOT / file_of(words)).is_file()] == []
+    assert [path for path in SHARED if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("example", "name"),
+    [
+        pytest.param(example, " ".join(words), marks=pytest.mark.depends_on(file_of(words), *SHARED))
+        for example, words in EXAMPLES.items()
+    ],
+)
 def test_example_does_what_it_says(shell: Shell, example: str, name: str) -> None:
     run_id = RUN_ID
     if name in BEFORE:

@@ -13,7 +13,8 @@ from tests.cluster.sandbox import Sandbox
 from tests.manage.crashes import check, crash
 
 
-@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20) if seed != 2)])
+@pytest.mark.long("tests/manage/test_crashes.py crashes ranks on one host, and test_stop_failures.py names the host")
+@pytest.mark.parametrize("seed", range(20))
 def test_the_rank_that_failed_first_is_named_and_all_others_followed(
     sandbox: Sandbox, tmp_path: Path, seed: int
 ) -> None:

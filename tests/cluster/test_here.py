@@ -34,18 +34,27 @@ def says(log: Path, text: str) -> bool:
     return log.exists() and text in log.read_text()
 
 
-def slow_job(directory: Path, *, epochs: int, seconds: float, name: str = "job.yaml") -> Path:
+def slow_job(directory: Path, *, epochs: int, seconds: float) -> Path:
     """Write a training on 2 hosts with a rank each, each forward of which takes so long."""
     shutil.copy(Path(__file__).with_name("traced_model.py"), directory)
     train = {"model": "traced_model:build", "epochs": epochs, "model_args": {"seconds": seconds}}
     sections: Mapping[str, Mapping[str, Any]] = {"train": train, "requeue": {"signal_lead": "30s"}}
-    return write_job(directory, nodes=2, tasks=1, name=name, sections=sections)
+    return write_job(directory, nodes=2, tasks=1, sections=sections)
+
+
+@pytest.fixture(scope="module")
+def expected(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The result of the training as a job of sbatch, without interruption."""
+    job = slow_job(tmp_path_factory.mktemp("reference"), epochs=12, seconds=0.0)
+    submitted = submit(sandbox, job)
+    finished(sandbox, submitted["job_id"])
+    return result_of(RunDirectory(Path(submitted["run_dir"])))
 
 
 def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
-    sandbox: Sandbox, tmp_path: Path, subtests: pytest.Subtests
+    sandbox: Sandbox, tmp_path: Path, expected: dict[str, Any], subtests: pytest.Subtests
 ) -> None:
-    job = slow_job(tmp_path, epochs=2, seconds=0.0)
+    job = slow_job(tmp_path, epochs=12, seconds=0.0)
     with subtests.test("outside of an allocation it says how to get one"):
         done = sandbox.run(*HPCDDP, "submit", str(job), *HERE, cwd=tmp_path, check=False)
         assert done.returncode == 2
@@ -55,9 +64,6 @@ def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
             "give the job to the queue: --cluster slurm\n"
         )
         assert not (tmp_path / "runs").exists()
-    queued = submit(sandbox, job)
-    finished(sandbox, queued["job_id"])
-    expected = result_of(RunDirectory(Path(queued["run_dir"])))
     # One node and one CPU of each more than the job needs.
     with salloc(sandbox, tmp_path, "--nodes=3", "--ntasks-per-node=2", "--time=20") as shell:
         runs: list[RunDirectory] = []
@@ -107,11 +113,8 @@ def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
 
 
 def test_a_run_that_is_cancelled_or_loses_its_allocation_is_saved_and_resumed(
-    sandbox: Sandbox, tmp_path: Path, subtests: pytest.Subtests
+    sandbox: Sandbox, tmp_path: Path, expected: dict[str, Any], subtests: pytest.Subtests
 ) -> None:
-    reference = submit(sandbox, slow_job(tmp_path, epochs=12, seconds=0.0, name="reference.yaml"))
-    finished(sandbox, reference["job_id"])
-    expected = result_of(RunDirectory(Path(reference["run_dir"])))
     job = slow_job(tmp_path, epochs=12, seconds=0.25)
     with salloc(sandbox, tmp_path, "--nodes=2", "--ntasks-per-node=1", "--time=20") as shell:
         run = RunDirectory(Path(shell.submit(job, *HERE)["run_dir"]))
@@ -153,7 +156,7 @@ def test_a_run_that_is_cancelled_or_loses_its_allocation_is_saved_and_resumed(
 def test_ctrl_c_and_a_near_time_limit_save_the_run_and_the_next_one_starts(
     sandbox: Sandbox, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    job = slow_job(tmp_path, epochs=400, seconds=0.05)
+    job = slow_job(tmp_path, epochs=400, seconds=0.2)
     with salloc(sandbox, tmp_path, "--nodes=2", "--ntasks-per-node=1", "--time=20") as shell:
         env = {**sandbox.environment, "SLURM_JOB_ID": shell.job_id}
         with subtests.test("Ctrl-C of --follow saves the run"):

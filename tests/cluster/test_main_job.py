@@ -13,6 +13,7 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm.hostlist import expand
+from tests.cluster.commands import script
 from tests.cluster.jobs import HPCDDP, finished, result_of, submit, write_job
 from tests.cluster.models import SMALL_MODEL
 from tests.waiting import wait_for_text
@@ -61,10 +62,11 @@ FOREIGN = {
 }
 
 
-def test_the_script_without_a_run_id_runs_by_hand_from_any_directory_and_gives_the_same_parameters(
+def test_the_script_without_a_run_id_runs_by_hand_from_any_directory_beside_another_job_and_gives_the_same_parameters(
     sandbox: Sandbox, directory: Path
 ) -> None:
-    job = write_job(directory, sections={"resources": {"mem": "100M"}})
+    # Both jobs are on the same nodes at the same moment.
+    job = write_job(directory, sections={"resources": {"mem": "100M", "nodelist": "n1,n2"}})
     reference = submit(sandbox, job)
     script = directory / "elsewhere" / "job.sbatch"
     script.parent.mkdir()
@@ -80,6 +82,7 @@ def test_the_script_without_a_run_id_runs_by_hand_from_any_directory_and_gives_t
     assert result_of(RunDirectory(by_hand))["parameters_sha256"] == expected
 
 
+@pytest.mark.long("test_stop_signals.py requeues a run with scontrol too, and compares every step")
 def test_a_requeued_job_goes_on_and_ends_with_the_parameters_of_the_uninterrupted_one(
     sandbox: Sandbox, directory: Path
 ) -> None:
@@ -99,15 +102,6 @@ def test_a_requeued_job_goes_on_and_ends_with_the_parameters_of_the_uninterrupte
     assert trained == list(range(1, result["steps"] + 1))
 
 
-def test_two_jobs_on_the_same_nodes_at_the_same_moment_both_finish(sandbox: Sandbox, directory: Path) -> None:
-    job = write_job(directory)
-    both = [submit(sandbox, job) for _ in range(2)]
-    for submitted in both:
-        finished(sandbox, submitted["job_id"])
-    hashes = {result_of(RunDirectory(Path(submitted["run_dir"])))["parameters_sha256"] for submitted in both}
-    assert len(hashes) == 1
-
-
 def test_a_rank_that_never_starts_is_named_with_its_host(sandbox: Sandbox, directory: Path) -> None:
     wrapper = directory / "python"
     wrapper.write_text(
@@ -125,8 +119,17 @@ def test_a_rank_that_never_starts_is_named_with_its_host(sandbox: Sandbox, direc
 
 
 def test_an_exception_on_one_rank_ends_the_job_and_is_named_first(sandbox: Sandbox, directory: Path) -> None:
-    job = write_job(directory, sections={"train": {"model_args": {"fail_on_rank": 1}}})
-    done = sandbox.run(*HPCDDP, "submit", str(job), "--follow", "--json", cwd=directory, check=False, timeout=180)
+    program = script(
+        directory,
+        """
+        import os, time
+        if os.environ["RANK"] == "1":
+            raise ValueError("no such layer")
+        time.sleep(600)
+        """,
+    )
+    words = ("--nodes", "2", "--time", "10", "--follow", "--json", "--", sys.executable, program)
+    done = sandbox.run(*HPCDDP, "submit", *words, cwd=directory, check=False, timeout=180)
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert (document["status"], document["result"]["exit_code"]) == ("failed", 70)
@@ -138,9 +141,9 @@ def test_an_exception_on_one_rank_ends_the_job_and_is_named_first(sandbox: Sandb
 def test_inherited_variables_that_would_override_the_script_are_dropped_and_named(
     sandbox: Sandbox, directory: Path
 ) -> None:
-    job = write_job(directory, nodes=1)
     environment = {"SBATCH_PARTITION": "no-such-partition", "SLURM_NTASKS": "17"}
-    submitted = submit(sandbox, job, env=environment)
+    done = sandbox.run(*HPCDDP, "submit", "--json", "--time", "5", "--", "true", cwd=directory, env=environment)
+    submitted = json.loads(done.stdout)
     assert submitted["dropped_environment"] == ["SBATCH_PARTITION", "SLURM_NTASKS"]
     finished(sandbox, submitted["job_id"])
 

@@ -57,6 +57,14 @@ def test_script_of_the_document_has_nothing_for_shellcheck_to_say(tmp_path: Path
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.depends_on(
+    "docs/own-loop.md",
+    "examples/own_loop.py",
+    "hpcddp/run",
+    "hpcddp/stop",
+    "hpcddp/train",
+    "tests/cluster/test_own_loop.py",
+)
 def test_script_of_the_document_comes_back_and_loses_no_step(sandbox: Sandbox, tmp_path: Path) -> None:
     job, log = submit(sandbox, tmp_path)
     wait_for_step(log, 5)

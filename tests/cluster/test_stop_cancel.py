@@ -25,7 +25,7 @@ from tests.cluster.tracked_run import TrackedRun
 def cancelled_in_training(context: ScenarioContext) -> tuple[TrackedRun, RunComparison]:
     """Cancelled in the middle; then continued, by a new job, to the end."""
     tracked = context.start("run", on=OTHER_HOSTS)
-    tracked.wait_for_steps(60)
+    tracked.wait_for_steps(30)
     report("scancel in the training", cancel(tracked))
     attempts = tracked.attempts
     assert (tracked.sandbox.job(tracked.job_id)["JobState"], attempts) == ("CANCELLED", 1)

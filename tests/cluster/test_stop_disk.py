@@ -40,7 +40,7 @@ def on_small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario
 
 def stopped_on_full_disk(context: ScenarioContext, name: str, kind: str, *, steps: int = 40) -> ScenarioResult:
     """The disk is full from just before a stop until the next start has waited for a time."""
-    tracked = context.start(name, on=OTHER_HOSTS, seconds=0.05)
+    tracked = context.start(name, on=OTHER_HOSTS, seconds=0.15)
     tracked.wait_for_steps(steps)
     traces = [trace_file(tracked.attempt, rank) for rank in range(2)]
     # The model that is under test writes one more line in each step, into the last page of these files.
@@ -156,7 +156,7 @@ def test_a_run_directory_that_is_away_at_a_save_costs_nothing(scenario_result: S
 def test_a_full_disk_at_any_stop_does_not_end_the_run(on_small_disk: ScenarioContext, trial: int) -> None:
     dice = random.Random(trial)
     kind = dice.choice(list(FILLS))
-    assert_went_on(*stopped_on_full_disk(on_small_disk, f"trial-{trial}", kind, steps=dice.randrange(20, 300)))
+    assert_went_on(*stopped_on_full_disk(on_small_disk, f"trial-{trial}", kind, steps=dice.randrange(10, 100)))
 
 
 def away_at_many_ends(context: ScenarioContext) -> list[ScenarioResult]:

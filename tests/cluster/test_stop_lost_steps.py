@@ -124,7 +124,7 @@ def test_a_host_that_was_started_anew_unnoticed_counts_as_lost(scenario_result: 
 
 def hosts_killed(context: ScenarioContext) -> list[ScenarioResult]:
     return [
-        host_killed(context, f"trial-{trial}", steps=random.Random(trial).randrange(20, 300))
+        host_killed(context, f"trial-{trial}", steps=random.Random(trial).randrange(10, 100))
         for trial in range(_TRIALS)
     ]
 

@@ -61,7 +61,7 @@ def nodes_lost(context: ScenarioContext) -> tuple[TrackedRun, RunComparison, lis
     cut, killed = (start_on(context, name, hosts) for name, hosts in (("cut", "n1,n2"), ("killed", "n3,n4")))
     latest = LatestWatch(cut.run.checkpoints)
     for tracked in (cut, killed):
-        tracked.wait_for_steps(60)
+        tracked.wait_for_steps(30)
     with link_cut(context.sandbox, "n1"), without_slurmd(context.sandbox, "n4"):
         for tracked in (cut, killed):
             tracked.wait_for_attempt(1)
@@ -84,7 +84,7 @@ def start_on(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
     others = ",".join(node for node in context.sandbox.nodes if node not in hosts.split(","))
     context.sandbox.run("scontrol", "update", f"NodeName={others}", "State=DRAIN", "Reason=test")
     # It is still at work when Slurm gives up a node that does not answer (SlurmdTimeout).
-    tracked = context.start(name, seconds=0.1, sections={"launch": {"hang_timeout": "20s"}})
+    tracked = context.start(name, seconds=0.35, sections={"launch": {"hang_timeout": "20s"}})
     tracked.wait_until(lambda: tracked.attempts, "a start")
     context.sandbox.run("scontrol", "update", f"NodeName={others}", "State=RESUME")
     return tracked
@@ -93,7 +93,7 @@ def start_on(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
 def controller_ended(context: ScenarioContext) -> ScenarioResult:
     """slurmctld is away when the run wants to be requeued, and comes back."""
     tracked = context.start("ended")
-    tracked.wait_for_steps(60)
+    tracked.wait_for_steps(30)
     with without_controller(context.sandbox):
         tracked.signal(1, signal.SIGUSR2)
         time.sleep(_AWAY_S)
@@ -112,7 +112,7 @@ def controller_away_at_start(context: ScenarioContext) -> ScenarioResult:
 def controller_killed(context: ScenarioContext) -> ScenarioResult:
     # The script of a job with Requeue=0 stays, because Slurm does not repair a requeue of it that was forgotten.
     tracked = context.start("killed", sections={"requeue": {"causes": ["time_limit"]}})
-    tracked.wait_for_steps(60)
+    tracked.wait_for_steps(30)
     tracked.signal(1, signal.SIGUSR2)
     kill_after_requeue(tracked)
     return tracked, context.compare("slurmctld killed after the requeue, back after 2 s", tracked)
@@ -121,7 +121,7 @@ def controller_killed(context: ScenarioContext) -> ScenarioResult:
 def controller_hangs(context: ScenarioContext) -> ScenarioResult:
     """slurmctld takes connections and does not answer, when the run wants to be requeued."""
     tracked = context.start("hangs")
-    tracked.wait_for_steps(60)
+    tracked.wait_for_steps(30)
     pid = str(daemon_pid(context.sandbox, "slurmctld"))
     context.sandbox.inside("kill", "-STOP", pid)
     try:

@@ -18,7 +18,7 @@ from tests.cluster.tracked_run import TrackedRun
 
 # low: ten seconds of grace; low0: none; lowc: twenty, and then cancelled instead of requeued.
 PARTITIONS = ("low", "low0", "lowc")
-SLOW_STEP_S = 0.5
+SLOW_STEP_S = 1.5
 HOSTS = PREEMPTED_HOSTS.split(",")
 
 
@@ -31,7 +31,7 @@ def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, RunCompar
     }
     elements = start_array(context)
     for tracked in (*tracked_runs.values(), elements[0]):
-        tracked.wait_for_steps(10)
+        tracked.wait_for_steps(5)
     preempting = context.preempt()
     # It has the hosts when all have left them.
     tracked_runs["low"].wait_until(lambda: context.sandbox.job(preempting)["JobState"] != "PENDING", "the preemption")

@@ -71,9 +71,9 @@ def _end_moved(context: ScenarioContext, name: str, dice: random.Random) -> RunC
     """A limit of two minutes that is raised for a longer run, or a run that is suspended, at any moment."""
     is_raised = dice.random() < 0.5
     sections: dict[str, dict[str, Any]] = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
-    seconds = 0.25 if is_raised else 0.1
+    seconds = 0.75 if is_raised else 0.3
     tracked = context.start(name, on=OTHER_HOSTS, seconds=seconds, sections=sections)
-    tracked.wait_for_steps(dice.randrange(10, 200))
+    tracked.wait_for_steps(dice.randrange(4, 65))
     if is_raised:
         context.sandbox.run("scontrol", "update", f"JobId={tracked.job_id}", "TimeLimit=+5")
     else:
@@ -113,7 +113,7 @@ def _killed(context: ScenarioContext, name: str, dice: random.Random) -> RunComp
     if dice.random() < 0.3:
         tracked.wait_until(lambda: tracked.attempts and tracked.ranks(), "a task")
     else:
-        tracked.wait_for_steps(dice.randrange(20, 500))
+        tracked.wait_for_steps(dice.randrange(7, 165))
     time.sleep(dice.uniform(0, 2))
     tracked.signal(dice.randrange(2), signal.SIGKILL)
     return context.compare("SIGKILL of a rank at random moments, max_failures 1", tracked)
@@ -125,7 +125,7 @@ def step_daemon_killed_at_any_moment(context: ScenarioContext) -> list[RunCompar
 
 def _step_daemon_killed(context: ScenarioContext, name: str, dice: random.Random) -> RunComparison:
     tracked = context.start(name, on=OTHER_HOSTS)
-    tracked.wait_for_steps(dice.randrange(1, 500))
+    tracked.wait_for_steps(dice.randrange(1, 165))
     kill_step_daemon(tracked.ranks()[dice.randrange(2)])
     return context.compare("slurmstepd killed at random moments", tracked)
 
@@ -198,7 +198,8 @@ def _question_ended(context: ScenarioContext, name: str, hosts: str) -> TrackedR
 
 def killed_in_saves_again(context: ScenarioContext) -> list[tuple[TrackedRun, RunComparison]]:
     """Three times at every point of a save."""
-    return [killed_in_saves(context, points) for points in ((*SAVE_POINTS, *SAVE_POINTS), tuple(reversed(SAVE_POINTS)))]
+    orders = (SAVE_POINTS, SAVE_POINTS, tuple(reversed(SAVE_POINTS)))
+    return [killed_in_saves(context, points, f"killed-{number}") for number, points in enumerate(orders)]
 
 
 def preempted_on_eight_ranks(context: ScenarioContext) -> tuple[TrackedRun, RunComparison]:
@@ -210,9 +211,9 @@ def preempted_on_eight_ranks(context: ScenarioContext) -> tuple[TrackedRun, RunC
 
 def five_preemptions_and_a_time_limit(context: ScenarioContext) -> tuple[TrackedRun, RunComparison]:
     limit: dict[str, dict[str, Any]] = {"resources": {"time_limit": 3}, "requeue": {"signal_lead": "10s"}}
-    tracked = context.start("run", on=PREEMPTED_HOSTS, seconds=0.4, sections=limit)
+    tracked = context.start("run", on=PREEMPTED_HOSTS, seconds=1.2, sections=limit)
     for attempt in range(5):
-        tracked.wait_for_steps(15, attempt=attempt)
+        tracked.wait_for_steps(6, attempt=attempt)
         context.preempt()
         tracked.wait_for_attempt(attempt + 1)
     return tracked, context.compare("five preemptions, then a time limit", tracked)

@@ -30,7 +30,7 @@ def storm(context: ScenarioContext) -> ScenarioResult:
 
 def one_rank_only(context: ScenarioContext) -> ScenarioResult:
     """Only the quicker one of two ranks of different speed is warned."""
-    tracked = context.start("one-rank", on=OTHER_HOSTS, behaviour={"slow_rank": 0}, seconds=0.015)
+    tracked = context.start("one-rank", on=OTHER_HOSTS, behaviour={"slow_rank": 0}, seconds=0.045)
     tracked.wait_for_steps(40)
     tracked.signal(1, signal.SIGUSR2)
     return tracked, context.compare("signal to one rank only, ranks at different speed", tracked)
@@ -57,22 +57,22 @@ def requeued_by_the_user(context: ScenarioContext) -> ScenarioResult:
 def out_of_time(context: ScenarioContext) -> ScenarioResult:
     """A run of two minutes under a limit of two, with no signal but its own clock."""
     sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
-    tracked = context.start("unwarned", on=OTHER_HOSTS, seconds=0.22, sections=sections)
+    tracked = context.start("unwarned", on=OTHER_HOSTS, seconds=0.66, sections=sections)
     return tracked, context.compare("time limit, without Slurm's signal", tracked)
 
 
 def warned_of_the_limit(context: ScenarioContext) -> ScenarioResult:
     """A run of two minutes under a limit of two, and Slurm's warning, which comes up to a minute early."""
     sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": "10s"}}
-    tracked = context.start("warned", on=OTHER_HOSTS, seconds=0.22, sections=sections)
+    tracked = context.start("warned", on=OTHER_HOSTS, seconds=0.66, sections=sections)
     return tracked, context.compare("time limit, with Slurm's signal", tracked)
 
 
 def limit_raised(context: ScenarioContext) -> ScenarioResult:
     """A run of more than two minutes under a limit of two, which is raised."""
     sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
-    tracked = context.start("raised", on=OTHER_HOSTS, seconds=0.25, sections=sections)
-    tracked.wait_for_steps(20)
+    tracked = context.start("raised", on=OTHER_HOSTS, seconds=0.75, sections=sections)
+    tracked.wait_for_steps(10)
     context.sandbox.run("scontrol", "update", f"JobId={tracked.job_id}", "TimeLimit=+5")
     return tracked, context.compare("time limit raised by scontrol update", tracked)
 

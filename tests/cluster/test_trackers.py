@@ -24,7 +24,7 @@ def requeued(context: ScenarioContext) -> TrackedRun:
     tracked = context.start(
         "tracked",
         on=OTHER_HOSTS,
-        epochs=20,
+        epochs=7,
         sections={
             "environment": {"env": {"WANDB_MODE": "offline"}},
             "trackers": {"use": TRACKERS, "tracking_uri": f"file:{context.directory}/mlruns"},

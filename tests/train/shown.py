@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.training import evaluations, steps
-
 Curves = dict[str, list[tuple[int, float]]]
 BLOCK = 32768
 
@@ -28,6 +26,9 @@ def shown_by_tensorboard(run: Path) -> Curves:
 
 def written(run: Path) -> Curves:
     """Return the curves of metrics.jsonl under the trackers' names."""
+    # It imports torch, which the processes of the tests on Slurm do not need.
+    from tests.distributed.training import evaluations, steps
+
     train = {
         f"train/{name}": [(record["step"], record[name]) for record in steps(run)]
         for name in ("epoch", "loss", "lr", "samples_seen", "samples_per_s")
