@@ -11,6 +11,7 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Rank, Start, read_start, write_ranks
 from hpcddp.run.ownership import RunDirectoryError
+from hpcddp.supervise.begin import begin_again
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 from tests.supervise.attempts import LOCAL, SLURM, Scenario
@@ -152,8 +153,6 @@ def test_a_script_whose_next_attempt_was_begun_by_another_one_ends(
         attempt.run.attempt(1).path.mkdir()
         attempt.run.attempt(1).start.write_text("{}")
         return begin_again(attempt, start_of(attempt), SLURM)
-
-    from hpcddp.supervise.begin import begin_again
 
     monkeypatch.setattr("hpcddp.supervise.begin.begin_again", taken)
     ending = scenario.end()

@@ -99,7 +99,7 @@ def test_the_failure_text_of_an_infrastructure_failure_names_max_failures(
 ) -> None:
     record = failure_record(OSError("gone"), exit_code=71, process_state=process_state)
     last_line = failure_text(record).splitlines()[-1]
-    assert_facts(golden.message(last_line), "requeue.max_failures", "how often a job is requeued")
+    assert_facts(golden.message(last_line), "requeue.max_failures", "how often a run goes on")
 
 
 @pytest.mark.parametrize(
