@@ -8,15 +8,11 @@ exception.
 
 from __future__ import annotations
 
-import gc
-
 from hpcddp.stop.listener import LISTENER
 
 if __name__ == "__main__":
     # Before the imports below: they take long enough for a signal to arrive.
     LISTENER.install()
-    # Garbage collections take a tenth of the time of the imports, and free nothing.
-    gc.disable()
 
 import faulthandler
 import hashlib
