@@ -15,7 +15,7 @@
 # shellcheck disable=SC2016,SC2043,SC2317
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
-# shell stays and runs the last section. It survives the signals of scancel --full and --batch too.
+# shell stays and decides what happens next. It survives the signals of scancel --full and --batch too.
 hpcddp_interrupted=
 trap hpcddp_interrupted=yes HUP INT TERM USR1 USR2
 

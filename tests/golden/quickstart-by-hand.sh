@@ -37,7 +37,7 @@ unset "${!SBATCH_@}" "${!SUBMITIT_@}" "${!TORCHELASTIC_@}" "${!HPCDDP_@}" \
  SLURM_USE_MIN_NODES SLURM_WAIT SLURM_WAIT4SWITCH SLURM_WCKEY SLURM_WORKING_DIR
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
-# shell stays and runs the last section. It survives the signals of scancel --full and --batch too.
+# shell stays and decides what happens next. It survives the signals of scancel --full and --batch too.
 hpcddp_interrupted=
 trap hpcddp_interrupted=yes HUP INT TERM USR1 USR2
 

@@ -20,7 +20,7 @@
 export HPCDDP_SWEEP_INDEX=$((${HPCDDP_SWEEP_FIRST:-0} + ${SLURM_ARRAY_TASK_ID:?a sweep runs as a job array}))
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
-# shell stays and runs the last section. It survives the signals of scancel --full and --batch too.
+# shell stays and decides what happens next. It survives the signals of scancel --full and --batch too.
 hpcddp_interrupted=
 trap hpcddp_interrupted=yes HUP INT TERM USR1 USR2
 

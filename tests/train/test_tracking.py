@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ from tests.train.shown import (
 )
 
 pytestmark = pytest.mark.filterwarnings(MLFLOW_OPENS_FILES)
+
+# W&B names the directory of an attempt by the second in which it began.
+WANDB_CLOCK_S = 1.0
 
 NewTraining = Callable[[str], Training]
 
@@ -98,6 +102,14 @@ def test_evaluation_that_is_made_up_for_is_shown(training: Training) -> None:
 WANDB = {**JOB, "trackers": {"use": ["wandb"], "project": "shapes", "entity": "lab"}}
 
 
+def three_attempts_with_wandb(training: Training) -> None:
+    stop(training, after=5, **WANDB)
+    time.sleep(WANDB_CLOCK_S)
+    training.crash(steps=4, attempt=1, **WANDB)
+    time.sleep(WANDB_CLOCK_S)
+    training.train(attempt=2, **WANDB)
+
+
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -108,9 +120,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_wandb_shows_the_attempts_of_a_run_as_one(training: Training) -> None:
-    stop(training, after=5, **WANDB)
-    training.crash(steps=4, attempt=1, **WANDB)
-    training.train(attempt=2, **WANDB)
+    three_attempts_with_wandb(training)
     same(shown_by_wandb(training.run.path), written(training.run.path))
     runs = [record for kind, record in wandb_records(training.run.path) if kind == "run"]
     assert {(run.run_id, run.project, run.entity, run.display_name) for run in runs} == {
@@ -121,9 +131,7 @@ def test_wandb_shows_the_attempts_of_a_run_as_one(training: Training) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_wandb_is_told_how_each_attempt_ended(training: Training) -> None:
-    stop(training, after=5, **WANDB)
-    training.crash(steps=4, attempt=1, **WANDB)
-    training.train(attempt=2, **WANDB)
+    three_attempts_with_wandb(training)
     kinds = [(kind, record) for kind, record in wandb_records(training.run.path) if kind in ("exit", "preempting")]
     assert [(kind, getattr(record, "exit_code", None)) for kind, record in kinds] == [
         ("preempting", None), ("exit", 75), ("exit", 1), ("exit", 0),
