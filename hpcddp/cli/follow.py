@@ -342,7 +342,12 @@ def _numbers(record: MetricsLine, formats: Mapping[str, str]) -> str:
     return "  ".join(formats[name].format(value) for name, value in known.items() if value is not None)
 
 
-_ENDS: Final = {"failure": "failed", "stop": "stopped", "restart": "restarted in its job"}
+_ENDS: Final = {"failure": "failed", "stop": "stopped"}
+# Their reason is that of the stop before them.
+_CONTINUATIONS: Final = {
+    "requeue": "requeued: the run continues when its job starts again",
+    "restart": "restarted: the tasks start again in the same job",
+}
 
 
 def event_line(event: Event) -> str | None:
@@ -354,6 +359,4 @@ def event_line(event: Event) -> str | None:
         return f"continues after step {event.step}"
     if event.kind in _ENDS:
         return f"{_ENDS[event.kind]}: {event.reason}"
-    if event.kind == "requeue":
-        return "requeued: the run continues when its job starts again"
-    return None
+    return _CONTINUATIONS.get(event.kind)

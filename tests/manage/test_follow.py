@@ -178,6 +178,19 @@ def test_a_resumed_run_shows_what_it_does_from_now_on(run: RunDirectory) -> None
     assert [event_line(event) for event in shown.events] == ["started on a node (attempt 1)", "continues after step 10"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("stop", "stopped: rank 1 was killed"),
+        ("restart", "restarted: the tasks start again in the same job"),
+        ("requeue", "requeued: the run continues when its job starts again"),
+        ("save", None),
+    ],
+)
+def test_what_is_said_of_the_end_of_an_attempt(kind: str, line: str | None) -> None:
+    assert event_line(Event(kind=kind, time=1.0, attempt=0, reason="rank 1 was killed")) == line
+
+
 def test_an_evaluation_is_shown_once_through_a_requeue(run: RunDirectory) -> None:
     shown = Recorder()
 

@@ -138,6 +138,13 @@ def test_every_step_waits_for_a_rank_that_is_much_slower(tmp_path: Path, golden:
     assert "median rank needed 16 ms" in sentence
 
 
+def test_a_restart_in_the_same_job_is_told(made: FakeRun) -> None:
+    made.started().steps(1, 10).event("restart", at=30, reason="rank 1 was killed", cause="crash")
+    made.started(attempt=1, at=31).steps(11, 20, at=32)
+    (first, _) = report(made, state="RUNNING").attempts
+    assert (first.outcome, first.is_end_known) == ("crash, restarted", True)
+
+
 def test_without_measured_steps_nothing_is_said_of_the_ranks(made: FakeRun) -> None:
     found = report(made.started().steps(1, 10), state="RUNNING")
     assert (found.data_wait, found.slowest_rank) == (None, None)

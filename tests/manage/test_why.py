@@ -210,6 +210,16 @@ def test_a_stop_that_is_a_requeue_is_one_line(made: FakeRun) -> None:
     ]
 
 
+def test_a_stop_that_is_a_restart_is_one_line(made: FakeRun) -> None:
+    reason = "rank 1 on n2 was killed"
+    made.submitted().started().event("stop", at=50, reason=reason, cause="crash")
+    made.event("restart", at=50, reason=reason, cause="crash", by="hpcddp").ended("finished", steps=400)
+    assert [line.split("  ", 1)[1] for line in why(made).history] == [
+        "attempt 0 began on n1",
+        f"attempt 0 ended, to be started again in its job: {reason}",
+    ]
+
+
 def test_lines_of_the_setup_that_failed_are_in_the_history(made: FakeRun) -> None:
     made.submitted().started().event("warning", at=51, reason="environment.setup: source a.sh ended with exit code 1")
     made.event("warning", at=52, reason="a checkpoint was not written").ended("finished", steps=400)
