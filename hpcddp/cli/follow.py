@@ -342,9 +342,9 @@ def _numbers(record: MetricsLine, formats: Mapping[str, str]) -> str:
     return "  ".join(formats[name].format(value) for name, value in known.items() if value is not None)
 
 
-_ENDS: Final = {"failure": "failed", "stop": "stopped"}
+_END_VERBS: Final = {"failure": "failed", "stop": "stopped"}
 # Their reason is that of the stop before them.
-_CONTINUATIONS: Final = {
+_CONTINUATION_LINES: Final = {
     "requeue": "requeued: the run continues when its job starts again",
     "restart": "restarted: the tasks start again in the same job",
 }
@@ -357,6 +357,6 @@ def event_line(event: Event) -> str | None:
         return f"started on {event.host or 'a node'}{again}"
     if event.kind == "train" and event.step:
         return f"continues after step {event.step}"
-    if event.kind in _ENDS:
-        return f"{_ENDS[event.kind]}: {event.reason}"
-    return _CONTINUATIONS.get(event.kind)
+    if event.kind in _END_VERBS:
+        return f"{_END_VERBS[event.kind]}: {event.reason}"
+    return _CONTINUATION_LINES.get(event.kind)

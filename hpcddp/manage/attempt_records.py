@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hpcddp.errors import HpcddpError
 from hpcddp.manage.run_metrics import AttemptStart, Stretch
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import Event
+from hpcddp.run.events import Event, first_train_event
 from hpcddp.run.failure import read_failures
 from hpcddp.run.job_records import Start, SubmissionRecord, read_exits
 from hpcddp.run.source import Source
@@ -128,15 +128,6 @@ def start_in_log(events: Sequence[Event], number: int) -> Start | None:
         if event.kind == "start" and event.attempt == number:
             return Start(job_id=None, host=event.host or "", time=event.time, is_local=False)
     return None
-
-
-def first_train_event(events: Sequence[Event], number: int) -> Event | None:
-    """Return the event with which an attempt began to train; None if it did not.
-
-    A built-in training records it with the step that it goes on from; a program of the user's own is started then, and
-    the event has no step.
-    """
-    return next((event for event in events if event.kind == "train" and event.attempt == number), None)
 
 
 def attempt_start(attempt: AttemptRecords, events: Sequence[Event]) -> AttemptStart:

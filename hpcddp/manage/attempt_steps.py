@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from hpcddp.manage.attempt_records import AttemptRecords, RunRecords, first_train_event
+from hpcddp.manage.attempt_records import AttemptRecords, RunRecords
 from hpcddp.manage.run_metrics import Stretch
 from hpcddp.run.attempt_end import AttemptEnd, NextStart, attempt_end, events_of_attempt
-from hpcddp.run.events import Event, newest_saved_step
+from hpcddp.run.events import Event, first_train_event, newest_saved_step
 
 
 class Recorder(Enum):

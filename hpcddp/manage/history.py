@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import RECENT_BYTES, Event, read_events
+from hpcddp.run.events import CONTINUATIONS, RECENT_BYTES, Event, read_events
 
 _LINES_SHOWN: Final = 6
 _CAUSES: Final[Mapping[str, str]] = MappingProxyType(
@@ -38,12 +38,12 @@ def history_of(run: RunDirectory) -> tuple[str, ...]:
 
 
 def _lines(events: Sequence[Event]) -> Iterator[str]:
-    explained = {(event.attempt, event.cause) for event in events if event.kind in {"stop", "requeue", "restart"}}
+    explained = {(event.attempt, event.cause) for event in events if event.kind in {"stop", *CONTINUATIONS}}
     for event, next_event in zip_longest(events, events[1:]):
         if event.kind == "cause":
             # Of an attempt that Slurm has killed, this may be all that is known.
             text = None if (event.attempt, event.cause) in explained else _cause_text(event)
-        elif event.kind == "stop" and _is_told_by_requeue(event, next_event):
+        elif event.kind == "stop" and _is_told_by_continuation(event, next_event):
             text = None
         else:
             text = _TEXTS[event.kind](event) if event.kind in _TEXTS else None
@@ -52,10 +52,10 @@ def _lines(events: Sequence[Event]) -> Iterator[str]:
             yield f"{moment}  {text}"
 
 
-def _is_told_by_requeue(stop: Event, next_event: Event | None) -> bool:
+def _is_told_by_continuation(stop: Event, next_event: Event | None) -> bool:
     if next_event is None or next_event.attempt != stop.attempt:
         return False
-    return next_event.kind in {"requeue", "restart"}
+    return next_event.kind in CONTINUATIONS
 
 
 def _cause_text(event: Event) -> str | None:
@@ -81,7 +81,8 @@ def _requeue_text(event: Event) -> str:
 
 
 def _restart_text(event: Event) -> str:
-    return f"attempt {event.attempt} ended, to be started again in its job: {event.reason}{_error_text(event)}"
+    text = f"attempt {event.attempt} ended, and its tasks are started again in the same job"
+    return f"{text}: {event.reason}{_error_text(event)}"
 
 
 def _stop_text(event: Event) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
@@ -31,6 +31,8 @@ EventKind = Literal[
     "progress",
 ]
 _KIND = "event"
+CONTINUATIONS: Final = frozenset({"requeue", "restart"})
+"""Kinds of events with which a run goes on after an attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,3 +134,12 @@ RECENT_BYTES: Final = 8 << 20
 def newest_saved_step(events: Iterable[Event]) -> int:
     """Return the newest step that the events say was saved, or 0."""
     return max((event.step or 0 for event in events if event.kind == "save"), default=0)
+
+
+def first_train_event(events: Sequence[Event], number: int) -> Event | None:
+    """Return the event with which an attempt began to train; None if it did not.
+
+    A built-in training records it with the step that it goes on from; a program of the user's own is started then, and
+    the event has no step.
+    """
+    return next((event for event in events if event.kind == "train" and event.attempt == number), None)

@@ -355,7 +355,7 @@ def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
     if (named := environment.get("SLURM_CONF")) and not Path(named).exists():
         # squeue would wait a minute for it.
         raise SlurmUnavailableError(f"SLURM_CONF is {named!r}, and there is no such file; correct or unset it")
-    plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
+    plain = _without_squeue_options(environment)
     words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
     plain["SLURM_TIME_FORMAT"] = "standard"
     return parse_queue(_output(_query(words, plain, timeout_s=_QUERY_TIMEOUT_S), name="squeue"))
@@ -372,8 +372,12 @@ def step_exists(step_id: str, environment: Mapping[str, str]) -> bool:
         SlurmUnavailableError: squeue is not installed, or the controller does not answer.
         SlurmCommandError: the controller refused the request.
     """
-    plain = {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
+    plain = _without_squeue_options(environment)
     return bool(ask("squeue", f"--steps={step_id}", "--noheader", "--format=%i", environment=plain).strip())
+
+
+def _without_squeue_options(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))}
 
 
 def priority(job_id: str, environment: Mapping[str, str]) -> str | None:

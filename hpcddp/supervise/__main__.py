@@ -37,6 +37,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     end_parser = commands_of.add_parser("end")
     end_parser.add_argument("--code", type=int, required=True)
     end_parser.add_argument("--cancelled", action="store_true")
+    end_parser.add_argument("--may-restart", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -119,7 +120,13 @@ def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
-    ending = end(attempt, code=options.code, environment=environment, cancelled=options.cancelled)
+    ending = end(
+        attempt,
+        code=options.code,
+        environment=environment,
+        cancelled=options.cancelled,
+        may_restart=options.may_restart,
+    )
     write_message(ending.text)
     if ending.next_attempt is not None:
         _print_attempt(ending.next_attempt)

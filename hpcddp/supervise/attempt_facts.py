@@ -46,12 +46,14 @@ class AttemptFacts:
         environment: the batch script's environment.
         code: what srun (or the local controller) exited with: the highest exit code of the tasks.
         cancelled: whether the user ended the job on this machine.
+        may_restart: whether the batch script can start the tasks again.
     """
 
     attempt: AttemptDirectory
     environment: Mapping[str, str]
     code: int
     cancelled: bool = False
+    may_restart: bool = False
 
     def read_records(self) -> bool:
         """Read and keep what the ranks have written; return whether the file system of the attempt has answered."""
@@ -112,7 +114,9 @@ class AttemptFacts:
     def _can_restart(self, attempts_without_progress: int) -> bool:
         """Return whether the tasks can be started again in this job, without a requeue."""
         start = self.start
-        if self.spec.requeue.recovery == "requeue" or start is None or not had_met(self.attempt):
+        if not self.may_restart or self.spec.requeue.recovery == "requeue":
+            return False
+        if start is None or not had_met(self.attempt):
             return False
         if start.start_number > 0 and attempts_without_progress > 0:
             # The last restart did not help; other nodes may.
@@ -125,7 +129,7 @@ class AttemptFacts:
             return False
         lead = self.spec.signal_lead
         has_time = has_time_for_restart(
-            self.attempt,
+            self.attempt.number,
             start,
             self.events,
             job=job,

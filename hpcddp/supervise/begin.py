@@ -21,7 +21,7 @@ from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
-from hpcddp.run.job_records import Start, newest_start, write_start
+from hpcddp.run.job_records import Start, newest_start, read_start, write_start
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
     check_run_directory,
@@ -30,6 +30,7 @@ from hpcddp.run.ownership import (
     raise_if_fenced,
     refuse_another_training,
 )
+from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
@@ -177,7 +178,7 @@ def begin(
     return "" if attempt is None else str(attempt.path)
 
 
-def begin_again(attempt: AttemptDirectory, previous: Start, environment: Mapping[str, str]) -> AttemptDirectory:
+def begin_again(attempt: AttemptDirectory, environment: Mapping[str, str]) -> AttemptDirectory:
     """Begin the attempt after one that has ended, in the same start of its job; wait for space if the disk is full.
 
     The process that has recorded the end of the attempt calls this, so nothing is to be checked anew. ``begin`` refuses
@@ -185,13 +186,16 @@ def begin_again(attempt: AttemptDirectory, previous: Start, environment: Mapping
 
     Args:
         attempt: the attempt that has ended.
-        previous: its start.
         environment: the batch script's environment.
 
     Raises:
         FencedError: another script has begun the next attempt.
-        DiskFullError: the disk is still full after ten minutes.
+        DiskFullError: the disk is still full after ten minutes; the result is written.
+        RecordError: the start of the attempt that has ended cannot be read.
     """
+    previous = read_start(attempt)
+    if previous is None:
+        raise RecordError(f"{attempt.start} is missing", path=attempt.start)
     now = time.time()
     limiting_job = slurm_job_id(environment) or allocation_of(environment)
     start = replace(

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import Event, append_event, read_events
+from hpcddp.run.events import CONTINUATIONS, Event, append_event, read_events
 from hpcddp.stop.reasons import Cause
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A budget of requeues.
+    """A budget of requeues and restarts.
 
     Args:
         field: its field in the job file.
@@ -46,7 +46,7 @@ def count_requeues(events: Sequence[Event]) -> Mapping[Cause, int]:
     for event in events:
         if event.kind == "resume":
             counts.clear()
-        elif event.kind in {"requeue", "restart"} and event.by != "user":
+        elif event.kind in CONTINUATIONS and event.by != "user":
             counts[event.known_cause] += 1
     return counts
 
@@ -99,7 +99,7 @@ def why_used_up(requeues: Mapping[Cause, int], requeue: Requeue, cause: Cause) -
     """Return why another requeue after ``cause`` is not allowed, or None while it is.
 
     Args:
-        requeues: how often the run was requeued before, for each cause.
+        requeues: how often the run was requeued or restarted before, for each cause.
         requeue: the section of the job file.
         cause: why the attempt ended.
     """

@@ -68,7 +68,14 @@ class Ending:
     next_attempt: AttemptDirectory | None = None
 
 
-def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str], cancelled: bool = False) -> Ending:
+def end(
+    attempt: AttemptDirectory,
+    *,
+    code: int,
+    environment: Mapping[str, str],
+    cancelled: bool = False,
+    may_restart: bool = False,
+) -> Ending:
     """Decide whether the run is restarted or requeued, and carry the decision out.
 
     Args:
@@ -76,8 +83,16 @@ def end(attempt: AttemptDirectory, *, code: int, environment: Mapping[str, str],
         code: what srun (or the local controller) exited with; it hides the cause, but for 75: all ranks have stopped.
         environment: the batch script's environment.
         cancelled: whether the user ended the job on this machine.
+        may_restart: whether the batch script starts the tasks again if there is a next attempt.
     """
-    read_facts = partial(AttemptFacts, attempt=attempt, environment=environment, code=code, cancelled=cancelled)
+    read_facts = partial(
+        AttemptFacts,
+        attempt=attempt,
+        environment=environment,
+        code=code,
+        cancelled=cancelled,
+        may_restart=may_restart,
+    )
     try:
         attempt_facts = _wait_for_records(read_facts)
         if attempt_facts is None:
@@ -278,21 +293,23 @@ def _stop(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
 
 def _restart(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     """Begin the next attempt in this job."""
-    from hpcddp.supervise.begin import begin_again
+    from hpcddp.supervise.begin import DiskFullError, begin_again
 
-    attempt, start = attempt_facts.attempt, attempt_facts.start
-    if start is None:
-        raise ValueError("an attempt without a start is not restarted")
+    attempt = attempt_facts.attempt
     with _write_errors_printed(attempt.run.result):
         attempt.run.result.unlink(missing_ok=True)
     _append_stop(attempt_facts)
     _append(attempt_facts, "restart", _why(attempt_facts), cause=str(attempt_facts.cause), by="hpcddp")
     try:
-        next_attempt = begin_again(attempt, start, attempt_facts.environment)
+        next_attempt = begin_again(attempt, attempt_facts.environment)
     except FencedError:
         return _leave_to_newer_attempt(attempt_facts, _FENCED, code)
-    except HpcddpError as error:
-        return _stop(attempt_facts, replace(action, kind=ActionKind.STOP, why=error.message), code)
+    except DiskFullError as error:
+        # The result is written already.
+        return Ending(exit_code=error.exit_code, text=error.message)
+    except OSError as error:
+        why = f"the next attempt cannot be created in {attempt.run.attempts} ({error.strerror})"
+        return _stop(attempt_facts, replace(action, kind=ActionKind.STOP, why=why), code)
     where = "" if attempt_facts.job_id is None else f" in job {attempt_facts.job_id}"
     next_step = f"Its tasks are started again{where}, and {_next_attempt_text(attempt_facts)}."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step), next_attempt=next_attempt)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import Event
+from hpcddp.run.events import Event, first_train_event
+from hpcddp.run.files import exists, open_regular
 from hpcddp.run.job_records import Start
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import end_time_of
@@ -18,15 +20,18 @@ _SIGNAL_EARLY_S: Final = 60.0
 # srun ends some moments before slurmctld has heard of it from all nodes.
 _STEP_PATIENCE_S: Final = 10.0
 _POLL_S: Final = 0.5
+# A record that is torn has no line end.
+_STEP_ID: Final = re.compile(rb"([0-9]+\.[0-9]+)\n")
+_LONGEST_STEP_ID: Final = 64
 
 
 def had_met(attempt: AttemptDirectory) -> bool:
     """Return whether the ranks of an attempt had met: where they could not start, other nodes may do better."""
-    return attempt.ranks.exists()
+    return exists(attempt.ranks)
 
 
 def has_time_for_restart(
-    attempt: AttemptDirectory,
+    number: int,
     start: Start,
     events: Sequence[Event],
     *,
@@ -37,7 +42,7 @@ def has_time_for_restart(
     """Return whether a job lasts longer than a restart, and then a save before its end.
 
     Args:
-        attempt: the attempt that has ended; its ranks had met.
+        number: the number of the attempt that has ended.
         start: its start.
         events: the events of the run.
         job: Slurm's record of the job.
@@ -47,10 +52,8 @@ def has_time_for_restart(
     end_time = end_time_of(job, {}, now=now)
     if end_time is None:
         return True
-    began_work = attempt.ranks.stat().st_mtime
-    for event in events:
-        if event.kind == "train" and event.attempt == attempt.number:
-            began_work = event.time
+    train_event = first_train_event(events, number)
+    began_work = now if train_event is None else train_event.time
     start_up_s = max(0.0, began_work - start.time)
     return end_time - now > start_up_s + lead_s + _SIGNAL_EARLY_S
 
@@ -60,11 +63,8 @@ def step_has_ended(attempt: AttemptDirectory) -> bool:
 
     It waits some seconds for the end of the step. Where nothing is known of the step, a requeue ends it with the job.
     """
-    try:
-        step_id = attempt.step.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return False
-    if not step_id:
+    step_id = _read_step_id(attempt)
+    if step_id is None:
         return False
     try:
         return wait_until(
@@ -72,3 +72,13 @@ def step_has_ended(attempt: AttemptDirectory) -> bool:
         )
     except commands.SlurmCommandError:
         return False
+
+
+def _read_step_id(attempt: AttemptDirectory) -> str | None:
+    """Return the id of the step of the tasks; None if it is not recorded, or the record is damaged."""
+    try:
+        with open_regular(attempt.step) as (stream, _):
+            match = _STEP_ID.fullmatch(stream.read(_LONGEST_STEP_ID))
+    except OSError:
+        return None
+    return None if match is None else match[1].decode()

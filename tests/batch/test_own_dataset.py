@@ -128,5 +128,7 @@ def test_a_plan_says_that_an_argument_is_unknown_to_the_data_set(tmp_path: Path,
     (tmp_path / "mine.py").write_text("def make(split, size=3): return [0] * size\n")
     count = count_samples(train_section(dataset_args={"sise": 4}), directory=tmp_path, python=sys.executable)
     assert count.samples is None
-    assert "unexpected keyword argument 'sise'" in golden.message(count.note or "")
+    # Python 3.13 adds a suggestion.
+    suggestion = ". Did you mean 'size'?"
+    assert "unexpected keyword argument 'sise'" in golden.message(count.note or "", {suggestion: ""})
     assert "would end the job too" in (count.note or "")

@@ -179,8 +179,8 @@ def test_errors_survive_pickling_with_their_values() -> None:
 
 
 def started(command: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a shell, where ``hpcddp`` is this one."""
-    function = f'hpcddp() {{ {sys.executable} -c "from hpcddp.cli.main import main; main()" "$@"; }}'
+    """Run a command in a shell, where ``hpcddp`` is this one, which imports nothing from the working directory."""
+    function = f'hpcddp() {{ {sys.executable} -P -c "from hpcddp.cli.main import main; main()" "$@"; }}'
     return subprocess.run(
         ["bash", "-c", f"{function}; {command}"],
         cwd=directory,

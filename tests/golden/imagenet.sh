@@ -202,7 +202,7 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
   # prints the directory of the next attempt. It ignores signals, because Slurm signals the whole job at a requeue.
   HPCDDP_ATTEMPT_DIR=$(
     trap '' HUP INT TERM USR1 USR2
-    "$hpcddp_python" -P -m hpcddp.supervise end --code "$hpcddp_code"
+    "$hpcddp_python" -P -m hpcddp.supervise end --may-restart --code "$hpcddp_code"
   )
   hpcddp_code=$?
 done

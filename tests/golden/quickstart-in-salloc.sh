@@ -209,14 +209,14 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
       wait "$hpcddp_tasks"
       hpcddp_code=$?
     done
-    unset hpcddp_tasks
   fi
+  unset hpcddp_tasks
 
   # Decides what happens next, and prints the result of the attempt. If the tasks are to be started again in this job, it
   # prints the directory of the next attempt. It ignores signals, because Slurm signals the whole job at a requeue.
   HPCDDP_ATTEMPT_DIR=$(
     trap '' HUP INT TERM USR1 USR2
-    "$hpcddp_python" -P -m hpcddp.supervise end --code "$hpcddp_code" "${hpcddp_cancelled[@]}"
+    "$hpcddp_python" -P -m hpcddp.supervise end --may-restart --code "$hpcddp_code" "${hpcddp_cancelled[@]}"
   )
   hpcddp_code=$?
 done

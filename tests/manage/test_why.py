@@ -216,7 +216,7 @@ def test_a_stop_that_is_a_restart_is_one_line(made: FakeRun) -> None:
     made.event("restart", at=50, reason=reason, cause="crash", by="hpcddp").ended("finished", steps=400)
     assert [line.split("  ", 1)[1] for line in why(made).history] == [
         "attempt 0 began on n1",
-        f"attempt 0 ended, to be started again in its job: {reason}",
+        f"attempt 0 ended, and its tasks are started again in the same job: {reason}",
     ]
 
 

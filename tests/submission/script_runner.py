@@ -24,7 +24,12 @@ case " $* " in
     [[ -z $ATTEMPT ]] || mkdir -p "$ATTEMPT"
     printf '%s' "$ATTEMPT"; exit "${BEGIN_CODE:-0}" ;;
   *" hpcddp.supervise end "*) printf '%s\0' "$@" > "$RECORD/end"
-    cat /proc/self/status > "$RECORD/end-status"; exit "${END_CODE:-0}" ;;
+    cat /proc/self/status > "$RECORD/end-status"
+    while [[ -e $RECORD/hold-end ]]; do sleep 0.02; done
+    if [[ ${RESTARTS:-0} -gt 0 && ! -e $RECORD/attempts/1 ]]; then
+      mkdir "$RECORD/attempts/1"; echo "$RECORD/attempts/1"; exit 75
+    fi
+    exit "${END_CODE:-0}" ;;
   *" hpcddp.supervise watch "*) printf '%s\0' "$@" > "$RECORD/watch" ;;
   *) printf '%s\0' "$@" > "$RECORD/task"; printf '%s\0' "$0" > "$RECORD/program"; env -0 > "$RECORD/environment"
     echo "this is the task"
@@ -115,6 +120,12 @@ class ScriptRunner:
         """Return the words that a program was called with, or [] if it was not."""
         path = self.record / name
         return path.read_bytes().decode().split("\0")[:-1] if path.exists() else []
+
+    def end_options(self) -> list[str]:
+        """Return the options of the last call of ``supervise end``, but for the one that every script gives."""
+        command, options = self.words("end")[:5], self.words("end")[5:]
+        assert command == ["-P", "-m", "hpcddp.supervise", "end", "--may-restart"]
+        return options
 
 
 def script_of(runner: ScriptRunner, *, launcher: Cluster = "slurm", run_id: str | None = "r1", **fields: Any) -> str:

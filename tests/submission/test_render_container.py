@@ -81,7 +81,7 @@ def test_a_container_without_hpcddp_is_said_in_one_sentence(
     if launcher == "local":
         install_controller(runner)
     assert runner.run(script_of(runner, launcher=launcher, environment=apptainer_job())) == (0, "")
-    assert runner.words("end")[5] == "2"
+    assert runner.end_options()[1] == "2"
     message = golden.message((runner.record / "attempts" / "0" / "rank-0.log").read_text())
     assert message.startswith("No module named 'hpcddp'\nhpcddp: ")
     assert "python3 in the container" in message

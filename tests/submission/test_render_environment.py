@@ -125,4 +125,4 @@ def test_a_signal_during_the_activation_starts_no_task(runner: ScriptRunner, lau
     (runner.record / "hold").unlink()
     assert runner.end_of(process) == 75
     assert runner.words("task") == []
-    assert runner.words("end")[4:6] == ["--code", "143"]
+    assert runner.end_options()[:2] == ["--code", "143"]

@@ -74,7 +74,26 @@ def test_the_code_of_the_tasks_goes_to_the_end_and_the_code_of_the_end_is_the_jo
 ) -> None:
     code, errors = runner.run(script_of(runner, launcher=launcher), TASK_CODE="137", END_CODE="70")
     assert (code, errors) == (70, "")
-    assert runner.words("end")[-2:] == ["--code", "137"]
+    assert runner.end_options()[-2:] == ["--code", "137"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_tasks_start_again_if_the_end_prints_the_next_attempt(runner: ScriptRunner, launcher: Cluster) -> None:
+    assert runner.run(script_of(runner, launcher=launcher), RESTARTS="1", END_CODE="70") == (70, "")
+    assert f"HPCDDP_ATTEMPT_DIR={runner.record}/attempts/1" in runner.words("environment")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_signal_during_the_end_starts_no_task_again(runner: ScriptRunner, launcher: Cluster) -> None:
+    (runner.record / "hold-end").touch()
+    process = runner.start(script_of(runner, launcher=launcher), RESTARTS="1")
+    wait_until((runner.record / "end-status").exists, "the end", 30)
+    process.send_signal(signal.SIGTERM)
+    (runner.record / "hold-end").unlink()
+    assert runner.end_of(process) == 0
+    assert f"HPCDDP_ATTEMPT_DIR={runner.record}/attempts/0" in runner.words("environment")
+    cancelled = [] if launcher == "slurm" else ["--cancelled"]
+    assert runner.end_options() == ["--code", "143", *cancelled]
 
 
 def test_a_run_that_has_finished_is_left_alone(runner: ScriptRunner) -> None:
@@ -106,7 +125,7 @@ def test_the_shell_survives_the_warning_and_the_end_of_its_time_and_still_gets_t
         process.send_signal(number)
     (runner.record / "hold").unlink()
     assert runner.end_of(process) == 75
-    assert runner.words("end")[4:6] == ["--code", "75"]
+    assert runner.end_options()[:2] == ["--code", "75"]
 
 
 def scancel_in(runner: ScriptRunner) -> None:
@@ -139,7 +158,7 @@ def test_in_an_allocation_ending_the_shell_signals_the_tasks_and_not_srun_and_th
     (runner.record / "hold").unlink()
     runner.end_of(process)
     assert (runner.record / "scancel").read_text() == "--signal=TERM 12.3\n"
-    assert runner.words("end")[-3:] == ["--code", "0", "--cancelled"]
+    assert runner.end_options()[-3:] == ["--code", "0", "--cancelled"]
 
 
 def test_in_an_allocation_srun_starts_the_tasks_of_a_local_job_and_the_watch_warns_them(runner: ScriptRunner) -> None:
@@ -151,7 +170,7 @@ def test_in_an_allocation_srun_starts_the_tasks_of_a_local_job_and_the_watch_war
     assert f"HPCDDP_LOCAL_JOB_ID={process.pid}" in runner.words("environment")
     wait_until((runner.record / "watch").exists, "the watch", 30)
     assert runner.words("watch")[-1] == "--warn"
-    assert runner.words("end")[-2:] == ["--code", "0"]
+    assert runner.end_options()[-2:] == ["--code", "0"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -164,7 +183,7 @@ def test_on_this_machine_ending_the_shell_ends_the_tasks(runner: ScriptRunner, n
     (runner.record / "hold").unlink()
     runner.end_of(process)
     assert (runner.record / "signals").read_text() == "TERM\n"
-    assert runner.words("end")[-3:] == ["--code", "0", "--cancelled"]
+    assert runner.end_options()[-3:] == ["--code", "0", "--cancelled"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -178,7 +197,7 @@ def test_a_shell_that_is_told_to_end_before_its_tasks_start_starts_none_and_stil
     (runner.record / "hold-begin").unlink()
     assert runner.end_of(process) == 75
     assert runner.words("task") == []
-    assert runner.words("end")[4:6] == ["--code", "143"]
+    assert runner.end_options()[:2] == ["--code", "143"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -208,7 +227,7 @@ def test_whatever_setup_lines_do_the_job_goes_on_from_the_directory_of_submissio
     finally:
         os.kill(int((runner.record / "helper").read_text()), signal.SIGKILL)
     assert (runner.record / "directory").read_text() == f"{runner.directory}\n"
-    assert runner.words("end")[-2:] == ["--code", "1"]
+    assert runner.end_options()[-2:] == ["--code", "1"]
 
 
 def test_a_secret_that_is_not_set_is_named_before_anything_starts(runner: ScriptRunner, golden: GoldenMessages) -> None:

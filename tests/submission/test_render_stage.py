@@ -39,7 +39,7 @@ def test_the_data_is_copied_before_the_tasks_start(stages: ScriptRunner, launche
         f"--target={STAGE['target']}",
     ]
     assert stages.words("task")
-    assert stages.words("end")[-2:] == ["--code", "0"]
+    assert stages.end_options()[-2:] == ["--code", "0"]
 
 
 def test_each_node_copies_once_whatever_ranks_it_has(stages: ScriptRunner) -> None:
@@ -53,7 +53,7 @@ def test_each_node_copies_once_whatever_ranks_it_has(stages: ScriptRunner) -> No
 def test_where_the_copy_fails_no_task_starts_and_the_end_gets_its_code(stages: ScriptRunner, launcher: Cluster) -> None:
     stages.run(script_of(stages, launcher=launcher, environment={"stage": STAGE}), STAGE_CODE="71")
     assert not (stages.record / "task").exists()
-    assert stages.words("end")[5:6] == ["71"]
+    assert stages.end_options()[1:2] == ["71"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -65,4 +65,4 @@ def test_a_signal_during_the_copy_starts_no_task_and_the_end_decides(stages: Scr
     (stages.record / "hold-stage").unlink()
     process.wait(timeout=30)
     assert not (stages.record / "task").exists()
-    assert stages.words("end")[5:6] == ["143"]
+    assert stages.end_options()[1:2] == ["143"]

@@ -41,6 +41,7 @@ class Scenario:
         path = directory / "job.yaml"
         path.write_text(job + more)
         self.environment = environment
+        self.may_restart = True
         self.directory = directory
         self.text = dump_job(load_job(path).spec, environment_values=False)
         self.attempt = self.begin(environment)
@@ -106,7 +107,9 @@ class Scenario:
         write_failure(self.attempt, record)
 
     def end(self, *, code: int = 137, cancelled: bool = False) -> Ending:
-        return supervisor.end(self.attempt, code=code, environment=self.environment, cancelled=cancelled)
+        return supervisor.end(
+            self.attempt, code=code, environment=self.environment, cancelled=cancelled, may_restart=self.may_restart
+        )
 
     @property
     def result(self) -> dict[str, Any] | None:

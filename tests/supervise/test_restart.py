@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -99,11 +101,11 @@ def test_tasks_that_never_met_are_not_started_on_the_same_nodes(scenario: Scenar
     assert slurm.calls == ["requeue 7"]
 
 
-@pytest.mark.parametrize("step", ["7.0\n", "", None], ids=["it runs", "not known", "without a record"])
+@pytest.mark.parametrize("step", ["7.0\n", "", "7.", "7.0", "x\n", "7.0\n" * 50, None])
 def test_a_step_that_may_still_run_is_ended_by_a_requeue(
     scenario: Scenario, slurm: FakeSlurm, step: str | None
 ) -> None:
-    """Where a slurmstepd was killed, Slurm would let the next step wait for it."""
+    """Where a slurmstepd was killed, Slurm would let the next step wait for it. The record may also be damaged."""
     slurm.running_steps = ["7.0"]
     if step is None:
         scenario.attempt.step.unlink()
@@ -111,6 +113,36 @@ def test_a_step_that_may_still_run_is_ended_by_a_requeue(
         scenario.attempt.step.write_text(step)
     assert scenario.end().next_attempt is None
     assert slurm.calls == ["requeue 7"]
+
+
+def test_a_pipe_in_place_of_the_record_of_the_step_is_not_waited_for(scenario: Scenario, slurm: FakeSlurm) -> None:
+    scenario.attempt.step.unlink()
+    os.mkfifo(scenario.attempt.step)
+    assert scenario.end().next_attempt is None
+    assert slurm.calls == ["requeue 7"]
+
+
+def test_a_script_that_cannot_start_the_tasks_again_is_requeued(scenario: Scenario, slurm: FakeSlurm) -> None:
+    scenario.may_restart = False
+    assert scenario.end().next_attempt is None
+    assert slurm.calls == ["requeue 7"]
+
+
+def test_an_attempt_that_cannot_be_created_stops_the_run(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("hpcddp.supervise.begin.write_start", fail)
+    ending = scenario.end()
+    assert (ending.exit_code, ending.next_attempt) == (75, None)
+    assert_facts(
+        golden.message(ending.text), "the next attempt cannot be created", "Permission denied", scenario.resume
+    )
+    assert scenario.result is not None
+    assert scenario.result["status"] == "stopped"
+    assert [kind for kind, _ in scenario.events()][-2:] == ["restart", "stop"]
 
 
 @pytest.mark.parametrize(("seconds", "is_restarted"), [(185, False), (200, True)])
@@ -148,11 +180,10 @@ def test_no_other_script_of_the_same_start_of_the_job_may_begin(scenario: Scenar
 def test_a_script_whose_next_attempt_was_begun_by_another_one_ends(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def taken(attempt: AttemptDirectory, previous: Start, environment: object) -> AttemptDirectory:
-        del previous, environment
+    def taken(attempt: AttemptDirectory, environment: dict[str, str]) -> AttemptDirectory:
         attempt.run.attempt(1).path.mkdir()
         attempt.run.attempt(1).start.write_text("{}")
-        return begin_again(attempt, start_of(attempt), SLURM)
+        return begin_again(attempt, environment)
 
     monkeypatch.setattr("hpcddp.supervise.begin.begin_again", taken)
     ending = scenario.end()
