@@ -57,16 +57,22 @@ def stopped_on_full_disk(context: ScenarioContext, name: str, kind: str, *, step
 
 
 def full_before_a_program_starts(context: ScenarioContext) -> TrackedRun:
-    """The disk is full from the beginning of a command's attempt until its tasks have waited for space."""
+    """The disk is full from just before a command's tasks begin until they have waited for space."""
     directory = context.directory / "program"
     directory.mkdir()
+    gate = directory / "gate"
+    # slurmstepd runs it just before each task.
+    prolog = directory / "prolog"
+    prolog.write_text(f"#!/bin/sh\n: >{directory}/waits-$SLURM_PROCID\nuntil [ -e {gate} ]; do sleep 0.1; done\n")
+    prolog.chmod(0o700)
+    setup = f"environment.setup=['export SLURM_TASK_PROLOG={prolog}']"
     program = (sys.executable, script(directory, "print('at work')"))
-    words = ("--nodes", "2", "--nodelist", OTHER_HOSTS, "--time", "5", "--", *program)
+    words = ("--nodes", "2", "--nodelist", OTHER_HOSTS, "--time", "5", "--set", setup, "--", *program)
     tracked = start(context.sandbox, directory, *words)
-    logs = [tracked.run.attempt(0).rank_log(rank) for rank in range(2)]
-    tracked.wait_until(lambda: all(log.exists() for log in logs), "the logs of the tasks")
+    tracked.wait_until(lambda: len(list(directory.glob("waits-*"))) == 2, "the prologs of the tasks", timeout_s=60)
     FILLS["bytes"](context.directory)
     try:
+        gate.touch()
         meeting = tracked.run.attempt(0).ranks
         tracked.wait_until(meeting.exists, "the meeting of the ranks")
         time.sleep(10)
