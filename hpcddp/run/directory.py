@@ -230,6 +230,10 @@ class AttemptDirectory:
         """The run's user's request to save and requeue it."""
         return self.path / "requeue-requested.json"
 
+    def survivor(self, step: int) -> Path:
+        """Return the file by which one of the ranks that are left takes the save of a step."""
+        return self.path / f"survivor-{step}"
+
     def rank_world(self, rank: int) -> Path:
         """Return the file in which one rank of a command reports that its program has started a world of its own."""
         return self.path / f"world-rank-{rank}.json"

@@ -31,9 +31,21 @@ from hpcddp.errors import UserError
 VARIABLE: Final = "HPCDDP_FAULTS"
 """The environment variable that describes faults; a job file sets it in ``environment.env``."""
 
-Point = Literal["step", "save.begin", "save.file", "save.manifest", "save.rename", "save.latest", "save.prune", "best"]
-"""The points of injection: a step boundary, before each part of a save (``save.begin``: before all of it), and before
-``checkpoints/best`` moves."""
+Point = Literal[
+    "step",
+    "backward",
+    "update",
+    "evaluation",
+    "save.begin",
+    "save.file",
+    "save.manifest",
+    "save.rename",
+    "save.latest",
+    "save.prune",
+    "best",
+]
+"""The points of injection: a step boundary, in a step before its last backward and before its update, before an
+evaluation, before each part of a save (``save.begin``: before all of it), and before ``checkpoints/best`` moves."""
 
 POINTS: Final[tuple[Point, ...]] = get_args(Point)
 SAVE_POINTS: Final = tuple(point for point in POINTS if point.startswith("save."))

@@ -143,6 +143,9 @@ def _exit_with_record(attempt: AttemptDirectory, error: BaseException, *, exit_c
     save_failure(attempt, record)
     sys.stderr.write(failure_text(record))
     sys.stderr.flush()
+    if record.secondary and PROCESS_STATE.save_last_step is not None:
+        PROCESS_STATE.heartbeat.expect_long()
+        PROCESS_STATE.save_last_step()
     exit_after_failure(record.exit_code, attempt)
 
 

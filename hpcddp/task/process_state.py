@@ -56,6 +56,7 @@ class ProcessState:
         cause: returns why the job ends; None if that is not known.
         collective_trace: returns the trace of the newest collectives as JSON, None without one; None before the process
             group is open.
+        save_last_step: saves the last step of all ranks when other ranks have gone; None where that is not possible.
         saves_alone: whether this rank can save after other ranks have gone; true for a ``command``.
     """
 
@@ -67,6 +68,7 @@ class ProcessState:
         self.heartbeat = Heartbeat()
         self.cause: Callable[[], Cause | None] = _unknown_cause
         self.collective_trace: Callable[[], str | None] | None = None
+        self.save_last_step: Callable[[], None] | None = None
         self.saves_alone = False
         self._first_step = threading.Lock()
         self._training = False
@@ -88,6 +90,10 @@ class ProcessState:
     def prevent_training(self) -> bool:
         """Prevent the training, and return whether it had not begun."""
         return self._first_step.acquire(blocking=False)
+
+    def offer_survivor(self, save: Callable[[], None]) -> None:
+        """Keep the function that saves the last step when other ranks have gone."""
+        self.save_last_step = save
 
     def record(
         self,

@@ -87,6 +87,8 @@ def end_hung_rank(
     try:
         _keep_collectives(attempt, process_state)
     finally:
+        if record.waiting and process_state.save_last_step is not None:
+            process_state.save_last_step()
         _wait_for_peer_records(attempt, world_size)
         end(ExitCode.HANG, attempt)
 

@@ -257,6 +257,7 @@ def _train(inputs: TaskInputs) -> None:
             deadline=_deadline(attempt),
             ask_end=_ask_end(inputs.environment),
             heartbeat=_heartbeat(spec, attempt, world_size=env.world_size),
+            offer_survivor=PROCESS_STATE.offer_survivor,
         )
         if spec.entrypoint is not None:
             inputs.environment.update({METRICS_FILE: str(attempt.run.metrics), "HPCDDP_ATTEMPT": str(attempt.number)})

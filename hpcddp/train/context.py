@@ -32,6 +32,10 @@ def unknown_cause() -> str | None:
     return None
 
 
+def _ignore_survivor(_: Callable[[], None]) -> None:
+    pass
+
+
 def _allowed_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
@@ -59,6 +63,7 @@ class TrainContext:
         deadline: the end of the job as the attempt began.
         ask_end: asks Slurm for the end of the job, in a thread of rank 0; None = it does not move.
         heartbeat: records when this rank made progress.
+        offer_survivor: called with a function that saves the last step of all ranks when other ranks have gone.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
         write_line: prints one line to rank 0's log.
@@ -76,6 +81,7 @@ class TrainContext:
     deadline: Deadline = field(default_factory=Deadline)
     ask_end: Callable[[], KnownEnd | None] | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    offer_survivor: Callable[[Callable[[], None]], None] = _ignore_survivor
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     write_line: Callable[[str], None] = _write_line
@@ -105,6 +111,15 @@ class TrainContext:
     def is_main(self) -> bool:
         """Whether this rank writes the run's files."""
         return self.rank == 0
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether no rank makes an update before it can record its step, so that it can save the step alone.
+
+        So the run loses no step where it may go on after a rank has died. NCCL does not tell the host in time that a
+        collective has failed.
+        """
+        return self.world_size > 1 and self.device.type == "cpu" and self.spec.requeue.max_failures > 0
 
     def print_on_rank_0(self, text: str) -> None:
         """Print one line, on rank 0 only."""

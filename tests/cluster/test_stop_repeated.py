@@ -243,11 +243,10 @@ def test_a_cancel_at_any_moment_is_final_and_leaves_a_checkpoint(scenario_result
 
 
 @after_scenario(killed_at_any_moment)
-def test_death_at_any_moment_costs_at_most_the_steps_since_the_last_checkpoint(
-    scenario_result: list[RunComparison],
-) -> None:
+def test_death_at_any_moment_costs_no_step_that_was_made(scenario_result: list[RunComparison]) -> None:
+    # The step in which a rank dies is begun twice.
     assert [
-        comparison for comparison in scenario_result if not comparison.has_same_result or comparison.steps_lost > 24
+        comparison for comparison in scenario_result if not comparison.has_same_result or comparison.steps_lost > 1
     ] == []
 
 

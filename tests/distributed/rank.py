@@ -19,6 +19,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop import faults
 from hpcddp.stop.reasons import StopReason
+from hpcddp.task.attribution import is_peer_loss
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop.blocks import Blocks
@@ -40,9 +41,16 @@ def main(plan_path: Path, rank: int) -> int:
     )
     code = 0
     for job in plan["jobs"]:
+        survivors: list[Callable[[], None]] = []
         try:
-            run_training(context_of(job, rank, plan["world_size"]))
+            run_training(context_of(job, rank, plan["world_size"], survivors.append))
             code = 0
+        except RuntimeError as error:
+            if is_peer_loss(error):
+                # As the boundary of a task does.
+                for save in survivors:
+                    save()
+            raise
         except HpcddpError as error:
             traceback.print_exc()
             code = int(error.exit_code)
@@ -63,7 +71,9 @@ def block_length(steps: int | None) -> Callable[[Blocks], int]:
     return MEASURED_BLOCK_LENGTH if steps is None else lambda _: steps
 
 
-def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
+def context_of(
+    job: dict[str, Any], rank: int, world_size: int, offer_survivor: Callable[[Callable[[], None]], None]
+) -> TrainContext:
     run = RunDirectory(Path(job["run"]))
     # Not before: an attempt that is there already fences those before it.
     run.attempt(job.get("attempt", 0)).path.mkdir(parents=True, exist_ok=True)
@@ -96,4 +106,5 @@ def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
         attempt=job.get("attempt", 0),
         threads=1,
         stop_reason=stop_reason,
+        offer_survivor=offer_survivor,
     )

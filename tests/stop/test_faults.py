@@ -41,7 +41,7 @@ def test_nothing_armed_means_nothing_happens(text: str | None) -> None:
         ("kill", "it is not ACTION"),
         ("kill@step:x", "it is not ACTION"),
         ("explode@step", "one of kill, exception, oserror, exit, stop, sleep"),
-        ("kill@save.middle", "one of step, save.begin, save.file"),
+        ("kill@save.middle", "one of step, backward, update, evaluation, save.begin"),
         ("kill@step,host=1", "host is neither rank nor attempt"),
         ("kill=NOTHING@step", "kill does not go with NOTHING"),
         ("exit@step", "exit does not go with no value"),

@@ -85,6 +85,7 @@ class SaveSettings:
         optional: names of the objects that have no file while their state is empty.
         save_context: returns a context that all ranks enter while rank 0 reads the states, for the collectives that the
             states need; takes the optimizer steps done.
+        save_alone_context: the same for a save of one rank alone, without collectives.
         broadcast_save_errors: whether rank 0 broadcasts the result of the last write, so that every rank raises its
             error. False in the built-in training: its steps must not wait for the disk, and srun ends the other ranks
             after rank 0.
@@ -100,6 +101,7 @@ class SaveSettings:
     described_as: str = "the objects of the Checkpointer"
     optional: Container[str] = ()
     save_context: Callable[[int], AbstractContextManager[None]] = _no_context
+    save_alone_context: Callable[[int], AbstractContextManager[None]] = _no_context
     broadcast_save_errors: bool = True
     checks_contract: bool = True
     now: Callable[[], float] = time.time
@@ -225,16 +227,7 @@ class Checkpointer:
         settings = self._settings
         self._attempt, self._restored = attempt, True
         if distributed.rank() == 0:
-            self._writer = CheckpointWriter(
-                self._run,
-                attempt=attempt,
-                keep=self._keep,
-                best=self._best,
-                metrics=self._metrics_file(),
-                now=settings.now,
-                monotonic=settings.monotonic,
-                print_line=settings.print_line,
-            )
+            self._writer = self._make_writer()
             # An attempt that was killed may have published a checkpoint and not yet looked at its metric.
             self._writer.keep_best()
         if checkpoint is None:
@@ -284,6 +277,40 @@ class Checkpointer:
                     name: partial(self._dump, content) for name, content in self._staging.copy(self._files()).items()
                 }
                 self._writer.start(self._manifest(step, document), writers, reason=reason, began=began)
+
+    def save_alone(self, step: int, facts: Mapping[str, Any], *, reason: str) -> SaveOutcome | None:
+        """Write the state of this rank, after other ranks have gone, and wait; no collective.
+
+        Args:
+            step: optimizer steps done.
+            facts: as for ``save``.
+            reason: why a save is made, in a few words, for the event log.
+
+        Returns:
+            The result of the write.
+
+        Raises:
+            FencedError: another process owns the directory.
+        """
+        began = self._settings.monotonic()
+        writer = self._writer or self._make_writer()
+        with self._settings.save_alone_context(step):
+            files = {name: partial(torch.save, content) for name, content in self._files().items()}
+            writer.start(self._manifest(step, facts), files, reason=reason, began=began)
+            return writer.wait()
+
+    def _make_writer(self) -> CheckpointWriter:
+        settings = self._settings
+        return CheckpointWriter(
+            self._run,
+            attempt=self._attempt,
+            keep=self._keep,
+            best=self._best,
+            metrics=self._metrics_file(),
+            now=settings.now,
+            monotonic=settings.monotonic,
+            print_line=settings.print_line,
+        )
 
     def settle(self) -> None:
         """Report the result of the last write if it has ended, without waiting and without a collective.

@@ -160,6 +160,7 @@ def make_replica(setting: Setting) -> Replica:
         learning_rate=setting.schedule.position(setting.schedule.steps.start.step).learning_rate,
         unused_parameters=_on_any_rank(placement.device, flag=has_unused),
         fixed_micro_batch=setting.plan.batch.per_device_batch_size is not None,
+        keeps_steps=context.keeps_steps,
     )
 
 
@@ -234,7 +235,9 @@ def make_loop(
         context,
         setting.schedule,
         replica,
-        stepper=Stepper(replica, setting.plan.batch, context.train, batches, context.rank),
+        stepper=Stepper(
+            replica, setting.plan.batch, context.train, batches, context.rank, keeps_buffers=context.keeps_steps
+        ),
         evaluator=evaluator,
         checkpointer=checkpointer,
         metrics=metrics,

@@ -37,6 +37,7 @@ from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop.assembly import Setting, change_start, derive_setting, make_loop, make_replica, notes_of
 from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.loop.state import TrainingProgress, make_checkpointer, progress_of, restore
+from hpcddp.train.loop.survivor import Survivor
 from hpcddp.train.model.models import count_parameters
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision, set_up_backends
@@ -107,9 +108,12 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     metrics = None
     if context.is_main:
         metrics = _open_files(setting, replica, progress)
+    loop = make_loop(setting, replica, checkpointer, metrics, replace(progress, metrics_lines=()))
+    if context.keeps_steps:
+        context.offer_survivor(Survivor(context, replica, loop, checkpointer).save)
     with tracked(context, first_step=progress.step):
         try:
-            progress = make_loop(setting, replica, checkpointer, metrics, progress).run()
+            progress = loop.run()
         finally:
             checkpointer.abandon()
         if context.is_main:
@@ -164,7 +168,7 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     context = setting.context
     raise_if_fenced(context.run, context.attempt)
     write_plan_record(context.run, {**setting.plan.as_json(), "total_steps": setting.schedule.total_steps})
-    keep_until(context.run.metrics, progress.step, progress.evaluated_step)
+    keep_until(context.run.metrics, progress.step, progress.evaluated_step, last_lines=progress.metrics_lines)
     append_event(
         context.run.events,
         kind="train",

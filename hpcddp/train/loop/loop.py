@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from hpcddp.run.job_records import RankStepTimes, write_step_times
-from hpcddp.run.metrics_file import MetricsFile
+from hpcddp.run.metrics_file import MetricsFile, metrics_line
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import collective_device
 from hpcddp.train.errors import NonFiniteError, StoppedError
-from hpcddp.train.loop.agreement import StepPart, StepSums
+from hpcddp.train.loop.agreement import Agreed, StepPart, StepSums
 from hpcddp.train.loop.blocks import Blocks, MadeStep
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
 from hpcddp.train.loop.schedule import Position, Schedule
@@ -27,6 +29,9 @@ from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.noise import NoiseScale
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.stopper import RunStopper
+
+# Rank 0 writes each record at once, unless the disk does not take it.
+_LINES_KEPT: Final = 100
 
 
 class Loop:
@@ -62,8 +67,9 @@ class Loop:
         self._blocks = Blocks(
             world_size=context.world_size,
             # The ranks must agree in each step on whether they skip it.
-            always_one_step=context.world_size == 1 or self._skips_nonfinite,
+            always_one_step=context.world_size == 1 or self._skips_nonfinite or context.keeps_steps,
         )
+        self._last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._stopper = RunStopper(context, checkpointer)
         self._guard = ReplicaGuard(context.train.replica_check_every)
         # The step of the checkpoint that this attempt began with; None if it began with step 0.
@@ -73,6 +79,11 @@ class Loop:
         self._step_began_at = self._began_at
         self._saved_at = self._began_at
         self._save_is_agreed = False
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done and recorded."""
+        return self._progress.step
 
     def run(self) -> TrainingProgress:
         """Train to the end and return the final progress.
@@ -102,9 +113,16 @@ class Loop:
 
     def _make_step(self, position: Position) -> None:
         """Compute the gradient, start the agreement in the last step of a block, and update or skip."""
-        computed = self._stepper.compute(position)
-        # Before the update, so that the ranks can still skip it, and so that the sums arrive beside it.
-        self._agree(position, computed.part)
+        if self._context.keeps_steps and self._stepper.part_is_loss_alone:
+            # Beside the reduction of the gradients, after which the sums are awaited.
+            computed = self._stepper.compute(position, lambda loss: self._agree(position, StepPart(loss)))
+        else:
+            computed = self._stepper.compute(position)
+            # Before the update, so that the ranks can still skip it, and so that the sums arrive beside it.
+            self._agree(position, computed.part)
+        shared_statistics = self._replica.shared_statistics
+        if shared_statistics is not None:
+            shared_statistics.start(self._replica.samples)
         skipped = self._update_or_skip(computed)
         ended_at = self._context.monotonic()
         step = MadeStep(
@@ -143,16 +161,20 @@ class Loop:
 
     def _update_or_skip(self, computed: ComputedStep) -> bool:
         """Update the parameters, or skip the update on all ranks; return whether it was skipped."""
-        # Only skip waits for the agreement.
-        if self._skips_nonfinite and self._blocks.current_step_is_nonfinite():
-            self._stepper.skip(computed)
-            return True
+        if self._skips_nonfinite or self._context.keeps_steps:
+            is_nonfinite = self._blocks.current_step_is_nonfinite()
+            if self._skips_nonfinite and is_nonfinite:
+                self._stepper.skip()
+                return True
+        if self._replica.shared_statistics is not None:
+            self._replica.shared_statistics.keep()
+        faults.inject("update", step=self._progress.step)
         self._stepper.update(computed)
         return False
 
     def _record_agreed_steps(self) -> None:
-        """Record the steps of the block before the current one, and where steps are long those of this one too."""
-        waits = self._blocks.steps_are_long
+        """Record the steps of the block before the current one, and those of this one too where that costs nothing."""
+        waits = self._blocks.steps_are_long or self._context.keeps_steps
         # This agreement was started in an earlier step and has arrived by now, so reading it does not block.
         self._record_previous_block()
         self._blocks.close_if_complete()
@@ -171,9 +193,10 @@ class Loop:
     def _record_previous_block(self) -> None:
         """Read the agreement of the block before the current one, if there is one to read, and record its steps."""
         block = self._blocks.read_previous()
-        if block is None:
-            return
-        steps, agreed = block
+        if block is not None:
+            self._record_block(*block)
+
+    def _record_block(self, steps: Sequence[MadeStep], agreed: Agreed) -> None:
         if agreed.save:
             self._save_is_agreed = True
         self._stopper.set_agreed(agreed.stop)
@@ -223,7 +246,7 @@ class Loop:
         return noise.observed(small=small, large=large, shares=self._schedule.shares(position.units))
 
     def _write_metrics(self, step: MadeStep, loss: float, *, skipped: bool) -> None:
-        if self._metrics is None:
+        if self._metrics is None and not self._context.keeps_steps:
             return
         position = step.position
         record = {
@@ -239,7 +262,13 @@ class Loop:
             record["noise_scale"] = self._progress.noise.samples
         if skipped:
             record["skipped"] = True
-        self._metrics.add(record)
+        self._add_record(record)
+
+    def _add_record(self, record: Mapping[str, Any]) -> None:
+        if self._context.keeps_steps:
+            self._last_lines.append(metrics_line(record))
+        if self._metrics is not None:
+            self._metrics.add(record)
 
     def _stop_evaluate_or_save(self, position: Position) -> None:
         """Stop, or evaluate and save, as the schedule and the agreement say; the same on all ranks."""
@@ -289,6 +318,7 @@ class Loop:
         ) from None
 
     def _evaluate(self) -> None:
+        faults.inject("evaluation", step=self._progress.step)
         began_at = self._context.monotonic()
         try:
             evaluation = self._evaluator.evaluate(
@@ -299,11 +329,8 @@ class Loop:
             self._save_and_stop()
         self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
         epoch = self._progress.epoch - 1
-        if self._metrics is not None:
-            seconds = round(self._context.monotonic() - began_at, 3)
-            self._metrics.add(
-                {"step": self._progress.step, "epoch": epoch, **evaluation.as_record(), "eval_s": seconds}
-            )
+        seconds = round(self._context.monotonic() - began_at, 3)
+        self._add_record({"step": self._progress.step, "epoch": epoch, **evaluation.as_record(), "eval_s": seconds})
         loss = math.nan if self._progress.last_loss is None else self._progress.last_loss
         self._context.print_on_rank_0(
             f"epoch {epoch + 1}/{self._schedule.epochs}, step {self._progress.step}/{self._schedule.total_steps}: "
@@ -342,6 +369,20 @@ class Loop:
     def _flush(self) -> None:
         if self._metrics is not None:
             self._metrics.flush()
+
+    def last_made_step(self) -> TrainingProgress:
+        """Return the progress after the last step that all ranks have made, and put back a step that was begun.
+
+        Called when no collective may be entered any more, with ``keeps_steps``. Rank 0's metrics file may lack the
+        last lines, so they are in the progress.
+
+        Raises:
+            NonFiniteError: the loss of that step is not finite, and train.nonfinite_loss is stop.
+        """
+        self._stepper.put_back()
+        for steps, agreed in self._blocks.read_made():
+            self._record_block(steps, agreed)
+        return replace(self._progress_now(), metrics_lines=tuple(self._last_lines))
 
     def _progress_now(self) -> TrainingProgress:
         wall_s = self._wall_s_before + self._context.monotonic() - self._began_at

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.jobfile.sections import Train
+from hpcddp.stop import faults
 from hpcddp.train.buffers import copy_buffers, restore_buffers
 from hpcddp.train.data.parts import MicroBatch
 from hpcddp.train.errors import UserCodeError
@@ -35,17 +36,19 @@ T = TypeVar("T")
 _TIMED_ON_GPU_EVERY: Final = 16
 
 
+def _ignore(_: Tensor) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedStep:
     """A step whose gradients are averaged over the ranks, and whose update has still to be made or skipped.
 
     Args:
         part: this rank's part of the sums of the step.
-        buffers_before: the model's buffers before the step; None if the step cannot be skipped.
     """
 
     part: StepPart
-    buffers_before: list[Tensor] | None
 
 
 class Stepper:
@@ -54,26 +57,47 @@ class Stepper:
     Args:
         plan: the split of global batches.
         batches: this rank's micro-batches in order, without empty ones.
+        keeps_buffers: whether a step that was begun can be put back.
 
     Attributes:
         timer: the parts of the steps in which this rank waits for no other.
     """
 
     def __init__(
-        self, replica: Replica, plan: BatchPlan, train: Train, batches: Iterator[MicroBatch], rank: int
+        self,
+        replica: Replica,
+        plan: BatchPlan,
+        train: Train,
+        batches: Iterator[MicroBatch],
+        rank: int,
+        *,
+        keeps_buffers: bool = False,
     ) -> None:
         self._replica = replica
         self._plan = plan
         self._train = train
         self._batches = batches
         self._rank = rank
+        self._keeps_buffers = keeps_buffers or train.nonfinite_loss == "skip"
+        # The model's buffers before the step that was begun; None if there is none, or if they are not kept.
+        self._buffers_before: list[Tensor] | None = None
         self._loss = choose_loss(train, replica.placeholder.device)
         self._shares = functools.cache(plan.rank_share)
         forward_waits = self._loss.reduction is Reduction.GLOBAL or synchronised_batch_norms(replica.model)
         self.timer = StepTimer(replica.placeholder.device, times_forward=not forward_waits)
 
-    def compute(self, position: Position) -> ComputedStep:
-        """Take the micro-batches of a step, and compute the gradient of its global batch and this rank's sums."""
+    @property
+    def part_is_loss_alone(self) -> bool:
+        """Whether this rank's part of the sums of a step is known before its last backward."""
+        return self._replica.norms is None and not self._checks_gradient
+
+    def compute(self, position: Position, on_loss: Callable[[Tensor], None] = _ignore) -> ComputedStep:
+        """Take the micro-batches of a step, and compute the gradient of its global batch and this rank's sums.
+
+        Args:
+            position: the step.
+            on_loss: called with this rank's sum of losses, float64, before the backward that reduces the gradients.
+        """
         replica = self._replica
         self.timer.begin_step()
         if replica.norms is not None:
@@ -82,16 +106,15 @@ class Stepper:
             replica.statistics.begin()
         seed_step(self._train.seed, position.step, self._rank, replica.placeholder.device)
         set_learning_rate(replica.optimizer, position.learning_rate)
-        buffers_before = None
-        if self._train.nonfinite_loss == "skip":
-            buffers_before = copy_buffers(replica.model)
-        loss_sum = self._accumulate(position)
+        if self._keeps_buffers:
+            self._buffers_before = copy_buffers(replica.model)
+        loss_sum = self._accumulate(position, on_loss)
         if replica.statistics is not None:
             replica.statistics.merge()
         replica.scaler.unscale_(replica.optimizer)
         nonfinite = self._nonfinite_gradient()
         norms = self._gradient_norms(position)
-        return ComputedStep(part=StepPart(loss_sum, nonfinite, norms), buffers_before=buffers_before)
+        return ComputedStep(part=StepPart(loss_sum, nonfinite, norms))
 
     def update(self, computed: ComputedStep) -> None:
         """Update the parameters with the gradient of a computed step."""
@@ -102,21 +125,33 @@ class Stepper:
         update(self._replica, self._train.clip_grad_norm, overflowed)
         self._end_step()
 
-    def skip(self, computed: ComputedStep) -> None:
+    def skip(self) -> None:
         """Leave parameters and buffers as they were before a computed step; ``train.nonfinite_loss`` is skip."""
-        if computed.buffers_before is not None:
-            restore_buffers(self._replica.model, computed.buffers_before)
+        self.put_back()
         self._end_step()
 
+    def put_back(self) -> None:
+        """Set the buffers to their values before the step that was begun; a step that was updated stays."""
+        if self._buffers_before is not None:
+            restore_buffers(self._replica.model, self._buffers_before)
+
     def _end_step(self) -> None:
+        self._buffers_before = None
         self._replica.scaler.update()
         self._replica.optimizer.zero_grad(set_to_none=True)
         self.timer.end_step()
 
-    def _accumulate(self, position: Position) -> Tensor:
+    def _accumulate(self, position: Position, on_loss: Callable[[Tensor], None]) -> Tensor:
         """Run forward and backward of all micro-steps and return this rank's sum of losses, float64."""
         shares = self._shares(position.units, self._rank)
         losses: list[Tensor] = []
+
+        def add_loss(loss: Tensor) -> None:
+            losses.append(loss)
+            if len(losses) == len(shares):
+                faults.inject("backward", step=position.step)
+                on_loss(_total(losses))
+
         for micro_step, share in enumerate(shares):
             reduction: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             if micro_step < len(shares) - 1:
@@ -126,16 +161,16 @@ class Stepper:
             with reduction:
                 if share:
                     batch = self.timer.next_batch(self._batches)
-                    losses.append(self._backward(batch, position.samples))
+                    self._backward(batch, position.samples, add_loss)
                 else:
                     # Rank 0 has samples whenever some rank has.
                     others_have_samples = self._shares(position.units, 0)[micro_step] > 0
-                    losses.append(self._backward_nothing(position.samples, others_have_samples=others_have_samples))
+                    self._backward_nothing(position.samples, add_loss, others_have_samples=others_have_samples)
         self._refuse_unreached(position)
-        return sum(losses[1:], start=losses[0])
+        return _total(losses)
 
-    def _backward(self, batch: MicroBatch, global_samples: int) -> Tensor:
-        """Run one micro-step and return its sum of losses, float64, without gradient."""
+    def _backward(self, batch: MicroBatch, global_samples: int, add_loss: Callable[[Tensor], None]) -> None:
+        """Run one micro-step; ``add_loss`` takes its sum of losses, float64, without gradient, before the backward."""
         inputs, labels = batch
         replica = self._replica
         replica.samples += len(labels)
@@ -144,27 +179,29 @@ class Stepper:
         with replica.precision.autocast():
             share = self._share(len(labels), global_samples)
             loss = self.timer.forward(lambda: self._loss.of_share(replica.parallel(inputs), labels, share), len(labels))
+        add_loss(loss.logged * global_samples)
         torch.autograd.backward(replica.scaler.scale(loss.backward))
-        return loss.logged * global_samples
 
-    def _backward_nothing(self, global_samples: int, *, others_have_samples: bool) -> Tensor:
-        """Run one micro-step without samples and return its sum of losses, like ``_backward``.
+    def _backward_nothing(
+        self, global_samples: int, add_loss: Callable[[Tensor], None], *, others_have_samples: bool
+    ) -> None:
+        """Run one micro-step without samples, like ``_backward``.
 
-        The sum is 0, except for a loss with reduction ``global``, which every rank computes and logs a part of.
+        Its sum of losses is 0, except for a loss with reduction ``global``, which every rank computes and logs a part
+        of.
         """
         device = self._replica.placeholder.device
-        logged = torch.zeros((), dtype=torch.float64, device=device)
 
         def loss_of(outputs: ModelOutputs) -> Tensor:
             if self._loss.reduction is not Reduction.GLOBAL:
+                add_loss(torch.zeros((), dtype=torch.float64, device=device))
                 return zero_loss(outputs)
             labels = torch.empty(0, dtype=torch.int64, device=device)
             loss = self._loss.of_share(no_rows(outputs), labels, self._share(0, global_samples))
-            logged.copy_(loss.logged)
+            add_loss(loss.logged * global_samples)
             return loss.backward
 
         self._replica.backward_placeholder(others_have_samples=others_have_samples, loss_of=loss_of)
-        return logged * global_samples
 
     def _share(self, samples: int, global_samples: int) -> Share:
         return Share(samples=samples, global_samples=global_samples, world_size=self._plan.world_size)
@@ -187,9 +224,11 @@ class Stepper:
 
     def _nonfinite_gradient(self) -> Tensor | None:
         """Return whether a gradient is nonfinite; None if that does not skip the step."""
-        if self._train.nonfinite_loss != "skip" and not self._replica.scaler.is_enabled():
-            return None
-        return nonfinite_gradient(self._replica.model)
+        return nonfinite_gradient(self._replica.model) if self._checks_gradient else None
+
+    @property
+    def _checks_gradient(self) -> bool:
+        return self._train.nonfinite_loss == "skip" or self._replica.scaler.is_enabled()
 
     def _gradient_norms(self, position: Position) -> Tensor | None:
         """Return this rank's part of the squared lengths of gradients; None if they are not measured."""
@@ -200,6 +239,10 @@ class Stepper:
         # get_scale() would wait for the device.
         scale = replica.scaler.scale(torch.ones((), dtype=torch.float64, device=replica.placeholder.device))
         return replica.norms.read(replica.model, share=share, samples=position.units, scale=scale)
+
+
+def _total(losses: Sequence[Tensor]) -> Tensor:
+    return sum(losses[1:], start=losses[0])
 
 
 def _first_without_gradient(model: nn.Module) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -103,6 +104,88 @@ class OrderedStatistics:
         """Return one number for each running statistic from one for each layer."""
         sizes = [2 * layer.num_features for layer in self._layers]
         return torch.cat([value.expand(size) for value, size in zip(of_layers.unbind(), sizes, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class RankRows:
+    """State of all ranks after a step, known to each of them.
+
+    Args:
+        samples: samples that each rank has trained on, ``[W]``.
+        buffers: the buffers of local BatchNorm, ``[W, ...]`` by name, one row per rank.
+    """
+
+    samples: list[int]
+    buffers: dict[str, Tensor]
+
+
+class SharedStatistics:
+    """Lets every rank know the buffers of local BatchNorm of all ranks, for a save after a rank has died.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = {id(buffer) for layer in local_batch_norms(model) for buffer in layer.buffers(recurse=False)}
+        self._buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) in layers}
+        self._gathered: list[Tensor] = []
+        self._work: dist.Work | None = None
+        self._rows: Tensor | None = None
+
+    @torch.no_grad()
+    def start(self, samples: int) -> None:
+        """Start to gather the buffers after a step; a collective.
+
+        Args:
+            samples: samples that this rank has trained on.
+        """
+        # A float64 holds each of their numbers exactly.
+        parts = [buffer.reshape(-1).double() for buffer in self._buffers.values()]
+        row = torch.cat([*parts, torch.tensor([samples], dtype=torch.float64)])
+        self._gathered = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+        self._work = dist.all_gather(self._gathered, row, async_op=True)
+
+    def keep(self) -> None:
+        """Wait for what was gathered last: from now on ``rows`` returns it."""
+        if self._work is not None:
+            self._work.wait()
+            self._rows = torch.stack(self._gathered)
+
+    def rows(self) -> RankRows | None:
+        """Return what was kept last; None before the first step."""
+        if self._rows is None:
+            return None
+        sizes = [buffer.numel() for buffer in self._buffers.values()]
+        *parts, samples = torch.split(self._rows, [*sizes, 1], dim=1)
+        buffers = {
+            name: part.reshape(-1, *buffer.shape).to(buffer.dtype)
+            for (name, buffer), part in zip(self._buffers.items(), parts, strict=True)
+        }
+        return RankRows([int(count) for count in samples.flatten().tolist()], buffers)
+
+
+@contextmanager
+def merged_from_rows(model: nn.Module, rows: RankRows) -> Iterator[None]:
+    """Give the model the buffers of all ranks, merged as by ``merged_buffers``, within the block; no collective."""
+    own = copy_buffers(model)
+    weights = torch.tensor(rows.samples, dtype=torch.float64)
+    buffers = dict(model.named_buffers())
+    for name, values in rows.buffers.items():
+        buffers[name].copy_(values[0])
+    for prefix in [name.removesuffix("running_mean") for name in rows.buffers if name.endswith("running_mean")]:
+        means, variances = (rows.buffers[prefix + name].double() for name in ("running_mean", "running_var"))
+        mean = _weighted_mean(means, weights)
+        buffers[f"{prefix}running_mean"].copy_(mean)
+        buffers[f"{prefix}running_var"].copy_(_weighted_mean(variances + (means - mean).square(), weights))
+    try:
+        yield
+    finally:
+        restore_buffers(model, own)
+
+
+def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
+    return (weights @ rows) / weights.sum()
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from hpcddp.jobfile.sections import Optimizer, Train
 from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.model.compiler import leave_compiler_out
-from hpcddp.train.model.merging import OrderedStatistics, merged_buffers
+from hpcddp.train.model.merging import OrderedStatistics, SharedStatistics, merged_buffers
 from hpcddp.train.model.noise import GradientNorms
-from hpcddp.train.model.normalisation import absent, keep_uncompiled, synchronised_batch_norms
+from hpcddp.train.model.normalisation import absent, keep_uncompiled, local_batch_norms, synchronised_batch_norms
 from hpcddp.train.model.objective import ModelOutputs, zero_loss
 from hpcddp.train.precision import Precision
 
@@ -153,6 +153,8 @@ class Replica:
         norms: measures this rank's gradient; None without ``train.noise_scale``.
         samples: samples that this rank has trained on, which weight its running statistics in merges.
         statistics: merges running statistics in every step; None = only evaluations and checkpoints see them merged.
+        shared_statistics: gathers running statistics in every step, so that each rank can save those of all ranks; None
+            where no rank may have to, or where there is nothing to gather.
         needed: with one rank, the parameters that must get a gradient in every step.
     """
 
@@ -166,6 +168,7 @@ class Replica:
     norms: GradientNorms | None = None
     samples: int = 0
     statistics: OrderedStatistics | None = None
+    shared_statistics: SharedStatistics | None = None
     needed: tuple[nn.Parameter, ...] = ()
 
     @property
@@ -239,6 +242,7 @@ def build_replica(
     learning_rate: float,
     unused_parameters: bool,
     fixed_micro_batch: bool = False,
+    keeps_steps: bool = False,
 ) -> Replica:
     """Return the replica of a model that is on its device.
 
@@ -252,6 +256,7 @@ def build_replica(
         learning_rate: the rate of the first step.
         unused_parameters: whether some parameters may get no gradient, on some rank in some step.
         fixed_micro_batch: whether the micro-batches are the same for every number of ranks, in the order of the ranks.
+        keeps_steps: whether a rank may have to save a step alone.
 
     Raises:
         ModelError: the precision is fp16, and a parameter is complex.
@@ -266,6 +271,8 @@ def build_replica(
         model.compile()
     else:
         leave_compiler_out()
+    # The averaged statistics of a dead rank are not known.
+    shares_statistics = keeps_steps and ema is None and not fixed_micro_batch
     parallel = model if dist.get_world_size() == 1 else _in_ddp(model, device, unused_parameters=unused_parameters)
     replica = Replica(
         model=model,
@@ -277,6 +284,7 @@ def build_replica(
         ema=ema,
         norms=GradientNorms(parallel) if isinstance(parallel, DistributedDataParallel) and train.noise_scale else None,
         statistics=OrderedStatistics(model) if fixed_micro_batch and dist.get_world_size() > 1 else None,
+        shared_statistics=SharedStatistics(model) if shares_statistics and local_batch_norms(model) else None,
         needed=() if unused_parameters else tuple(p for p in model.parameters() if p.requires_grad),
     )
     model.train()
