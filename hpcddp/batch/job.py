@@ -90,6 +90,7 @@ def plan_job(
     *,
     samples: int | None,
     smallest_group: int | None = None,
+    world_size: int | None = None,
     noise: MeasuredNoise | None = None,
     notes: Sequence[str] = (),
 ) -> JobPlan:
@@ -99,6 +100,7 @@ def plan_job(
         spec: the job.
         samples: N, samples of its training data, or groups with ``unit: group``; None = unknown.
         smallest_group: samples of the smallest group; None = unknown, or the unit is a sample.
+        world_size: ranks; None = as many as the job asks for.
         noise: a measured gradient noise scale; ignored for a batch of groups.
         notes: notes to put first, for instance why ``samples`` is unknown.
 
@@ -108,7 +110,7 @@ def plan_job(
     """
     batch = plan_batch(
         global_batch_size=spec.global_batch_size,
-        world_size=spec.world_size,
+        world_size=spec.world_size if world_size is None else world_size,
         samples=samples,
         max_per_device_batch_size=spec.batch.max_per_device_batch_size,
         grad_accum_steps=spec.batch.grad_accum_steps,

@@ -160,6 +160,13 @@ class JobSpec(Section):
             return self.train.device
         return "cuda" if self.uses_gpus else "cpu"
 
+    @property
+    def survives(self) -> bool:
+        """Whether the ranks that are left after a death may go on: in the built-in training on CPUs."""
+        may_fail = self.requeue.max_failures > 0 and self.requeue.recovery == "auto"
+        is_one_run = self.sweep is None and self.environment.container is None
+        return self.train is not None and self.device == "cpu" and self.world_size > 1 and may_fail and is_one_run
+
 
 _UNIONS = (Union, UnionType)
 

@@ -292,7 +292,7 @@ class Requeue(Section):
         "auto",
         description="How the run goes on after such a failure. `restart` starts the tasks again in the same job, which "
         "keeps its nodes; where that is not possible, the job is requeued. `requeue` always gives the nodes back. "
-        "`auto` is the cheapest way that is exact, today `restart`.",
+        "`auto` is the cheapest way that is exact: the ranks that are left go on, else `restart`.",
     )
     max_attempts_without_progress: int = Field(
         2, ge=1, description="Attempts without a new step, after which the run stops."

@@ -111,6 +111,7 @@ _TEXTS: Final[Mapping[str, Callable[[Event], str | None]]] = MappingProxyType(
         "resume": _resume_text,
         "requeue": _requeue_text,
         "restart": _restart_text,
+        "recovery": lambda event: f"attempt {event.attempt}{_step_text(event)}: {event.reason}",
         "stop": _stop_text,
         "failure": lambda event: f"attempt {event.attempt} failed{_step_text(event)}{_error_text(event)}",
         "finish": lambda event: f"attempt {event.attempt} finished{_step_text(event)}{_error_text(event)}",

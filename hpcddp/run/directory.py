@@ -196,6 +196,15 @@ class AttemptDirectory:
         return self.path / "rendezvous.json"
 
     @property
+    def members(self) -> Path:
+        """Where the membership service of this attempt listens."""
+        return self.path / "members.json"
+
+    def newcomer_log(self, number: int) -> Path:
+        """Return what srun says of the newest process that has taken the place of a rank."""
+        return self.path / f"newcomer-{number}.log"
+
+    @property
     def decision(self) -> Path:
         """Where this attempt's ranks agreed to stop, and why."""
         return self.path / "decision.json"

@@ -23,6 +23,7 @@ EventKind = Literal[
     "save",
     "requeue",
     "restart",
+    "recovery",
     "resume",
     "failure",
     "finish",

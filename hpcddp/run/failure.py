@@ -352,6 +352,11 @@ def exits_in(text: str) -> dict[int, str]:
     return exits
 
 
+def exits_of_tasks(attempt: AttemptDirectory) -> dict[int, str]:
+    """Return how tasks of an attempt ended, as srun has reported it so far; see ``exits_in``."""
+    return exits_in(_since_start(attempt))
+
+
 def _numbers(text: str) -> list[int]:
     numbers: list[int] = []
     for part in filter(None, text.split(",")):

@@ -67,6 +67,11 @@ class Heartbeat:
         return self._step
 
     @property
+    def slowest_s(self) -> float:
+        """The longest time between two heartbeats after the first step, in seconds."""
+        return self._slowest_s
+
+    @property
     def first_timeout_s(self) -> float:
         """How long the watchdog waits before the first step, and at most ever, in seconds."""
         return max(_FIRST_TIMEOUT_S, _FIRST_FACTOR * self._configured_s)

@@ -79,6 +79,8 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "foreign_prefixes": FOREIGN_PREFIXES,
         "foreign_variables": foreign_step_options(directive.flag for directive in directives),
         "directives": directives,
+        # srun says in the log of a submitted run how a task has ended.
+        "survives": spec.survives and request.cluster == "slurm" and run_id is not None,
         "nodes": spec.resources.nodes,
         "tasks": spec.tasks,
         "tasks_per_node": spec.tasks_per_node,

@@ -1,4 +1,4 @@
-"""The command line of the batch script: ``python -m hpcddp.supervise begin``, ``stage``, ``watch`` and ``end``.
+"""The command line of the batch script: ``python -m hpcddp.supervise``, and begin, stage, watch, members or end.
 
 Each command imports its own modules alone: every start and every end of a job waits for them.
 """
@@ -9,7 +9,9 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from hpcddp.errors import HpcddpError, printable, write_message
 from hpcddp.run.directory import AttemptDirectory
@@ -34,6 +36,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     watch_parser = commands_of.add_parser("watch")
     watch_parser.add_argument("--pid", type=int, required=True)
     watch_parser.add_argument("--warn", action="store_true")
+    members_parser = commands_of.add_parser("members")
+    members_parser.add_argument("--pid", type=int, required=True)
+    members_parser.add_argument("task", nargs=argparse.REMAINDER)
     end_parser = commands_of.add_parser("end")
     end_parser.add_argument("--code", type=int, required=True)
     end_parser.add_argument("--cancelled", action="store_true")
@@ -45,13 +50,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run one of the commands and return the exit code of this process."""
     options = _parse(arguments)
     try:
-        if options.command == "end":
-            return _end(options, environment)
-        if options.command == "stage":
-            return _stage(options, environment)
-        if options.command == "watch":
-            return _watch(options, environment)
-        return _begin(options, environment)
+        return _COMMANDS[options.command](options, environment)
     except HpcddpError as error:
         write_message(error.message)
         return error.exit_code
@@ -113,6 +112,14 @@ def _watch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     return ExitCode.FINISHED
 
 
+def _members(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    from hpcddp.supervise.recovery import serve_members
+
+    attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
+    serve_members(attempt, options.pid, options.task, environment=environment)
+    return ExitCode.FINISHED
+
+
 def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from hpcddp.supervise.end import end
 
@@ -137,6 +144,11 @@ def _print_attempt(attempt: AttemptDirectory) -> None:
     """Print the directory of an attempt, whose tasks the script starts next."""
     sys.stderr.write(beginning(attempt))
     sys.stdout.write(f"{attempt.path}\n")
+
+
+_COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace, Mapping[str, str]], int]]] = MappingProxyType(
+    {"begin": _begin, "stage": _stage, "watch": _watch, "members": _members, "end": _end}
+)
 
 
 if __name__ == "__main__":

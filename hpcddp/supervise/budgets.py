@@ -38,9 +38,10 @@ BUDGETS: Mapping[Cause, Budget] = MappingProxyType(
 
 
 def count_requeues(events: Sequence[Event]) -> Mapping[Cause, int]:
-    """Return how often a run was requeued or restarted for each cause, since a person last submitted it.
+    """Return how often a run went on after each cause, since a person last submitted it.
 
-    A requeue that the user of the run requested is not counted.
+    It was requeued, its tasks were started again, or the ranks that were left went on. A requeue that the user of the
+    run requested is not counted.
     """
     counts: Counter[Cause] = Counter()
     for event in events:
@@ -48,6 +49,8 @@ def count_requeues(events: Sequence[Event]) -> Mapping[Cause, int]:
             counts.clear()
         elif event.kind in CONTINUATIONS and event.by != "user":
             counts[event.known_cause] += 1
+        elif event.kind == "recovery" and event.known_cause is Cause.CRASH:
+            counts[Cause.CRASH] += 1
     return counts
 
 

@@ -101,7 +101,7 @@ def watch(
                 f"{overdue[0].sentence}, and srun still waits {overdue[0].patience_s:.0f} s later; it is ended, for a "
                 "slurmstepd was probably killed"
             )
-            _end(srun)
+            end_step(srun)
             return
         longest_pause_s = min(poll_s, _POLL_NEAR_THE_END_S) if job_end.left_s() < _NEAR_THE_END_S else poll_s
         # On the host of an interactive shell no other process ends this one.
@@ -322,7 +322,7 @@ def _other_hosts(environment: Mapping[str, str]) -> list[str]:
     return [host for host in hosts if host != own_host(environment)]
 
 
-def _end(srun: Process) -> None:
+def end_step(srun: Process) -> None:
     """Let srun end its step; kill it if it does not."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

@@ -54,12 +54,14 @@ class ExchangeError(Exception):
     """The other side is not of this attempt, or has closed the connection."""
 
 
-def _code(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
+def code_of(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
+    """Return the code of a message: its kind and its content, in the connection of these random numbers."""
     return hmac.digest(key, kind + b"\0" + numbers + content, "sha256")
 
 
-def _message(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
-    return _LENGTH.pack(len(content)) + _code(key, kind, numbers, content) + content
+def message(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
+    """Return a message as it is sent: the length of its content, its code, its content."""
+    return _LENGTH.pack(len(content)) + code_of(key, kind, numbers, content) + content
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +149,7 @@ class ExchangeServer:
         """Send a reply to all ranks that are there."""
         for client in self._ranks.values():
             with suppress(OSError):
-                client.connection.send(_message(self._key, _REPLY, client.numbers, reply))
+                client.connection.send(message(self._key, _REPLY, client.numbers, reply))
 
     def _accept(self) -> None:
         for _ in range(_MOST_ACCEPTED_AT_ONCE):
@@ -195,20 +197,20 @@ class ExchangeServer:
             ValueError: it is not a rank of this attempt.
             OSError: it has closed the connection.
         """
-        number, message = bytes(client.received[:_NUMBER_BYTES]), bytes(client.received[_NUMBER_BYTES:])
-        if len(message) < _HEAD_BYTES:
+        number, hello = bytes(client.received[:_NUMBER_BYTES]), bytes(client.received[_NUMBER_BYTES:])
+        if len(hello) < _HEAD_BYTES:
             return
-        (length,) = _LENGTH.unpack_from(message)
-        code, content = message[_LENGTH.size : _HEAD_BYTES], message[_HEAD_BYTES:]
+        (length,) = _LENGTH.unpack_from(hello)
+        code, content = hello[_LENGTH.size : _HEAD_BYTES], hello[_HEAD_BYTES:]
         if length > LONGEST_MESSAGE or len(content) > length:
             raise ValueError("too long")
         if len(content) < length:
             return
         numbers = client.number + number
-        if not hmac.compare_digest(code, _code(self._key, _HELLO, numbers, content)):
+        if not hmac.compare_digest(code, code_of(self._key, _HELLO, numbers, content)):
             raise ValueError("not of this attempt")
         rank = self._rank_of(content)
-        client.connection.send(_message(self._key, _ACCEPT, numbers, b""))
+        client.connection.send(message(self._key, _ACCEPT, numbers, b""))
         if rank in self._ranks:
             # The rank has connected again.
             self._close(self._ranks[rank])
@@ -262,7 +264,7 @@ class ExchangeClient:
             self.own_address = str(self._connection.getsockname()[0]).removeprefix("::ffff:")
             number = secrets.token_bytes(_NUMBER_BYTES)
             self._numbers = self._receive(_NUMBER_BYTES, deadline) + number
-            self._connection.sendall(number + _message(key, _HELLO, self._numbers, hello))
+            self._connection.sendall(number + message(key, _HELLO, self._numbers, hello))
             self._read(_ACCEPT, deadline)
         except BaseException:
             self._connection.close()
@@ -294,7 +296,7 @@ class ExchangeClient:
         if length > LONGEST_MESSAGE:
             raise ExchangeError("a message is not from rank 0 of this attempt")
         content = self._receive(length, deadline)
-        if not hmac.compare_digest(head[_LENGTH.size :], _code(self._key, kind, self._numbers, content)):
+        if not hmac.compare_digest(head[_LENGTH.size :], code_of(self._key, kind, self._numbers, content)):
             raise ExchangeError("a message is not from rank 0 of this attempt")
         return content
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.job import JobSpec
 
 
+NEWCOMER: Final = "HPCDDP_NEWCOMER"
+"""Set for a process that takes the place of a rank that has died."""
+
+
 def _unknown_cause() -> Cause | None:
     return None
 
@@ -57,6 +61,7 @@ class ProcessState:
         collective_trace: returns the trace of the newest collectives as JSON, None without one; None before the process
             group is open.
         save_last_step: saves the last step of all ranks when other ranks have gone; None where that is not possible.
+        is_newcomer: whether this process takes the place of another one, and has not yet been taken in.
         saves_alone: whether this rank can save after other ranks have gone; true for a ``command``.
     """
 
@@ -69,6 +74,7 @@ class ProcessState:
         self.cause: Callable[[], Cause | None] = _unknown_cause
         self.collective_trace: Callable[[], str | None] | None = None
         self.save_last_step: Callable[[], None] | None = None
+        self.is_newcomer = False
         self.saves_alone = False
         self._first_step = threading.Lock()
         self._training = False
@@ -77,6 +83,7 @@ class ProcessState:
         """Set rank and host from the environment of the process, even if the rank environment as a whole is wrong."""
         self.rank, self.host = own_rank(environment), own_host(environment)
         self.has_srun = "SUBMITIT_LOCAL_GLOBALID" not in environment
+        self.is_newcomer = NEWCOMER in environment
 
     def start_training(self) -> None:
         """Record that the training has begun, at the first vote of this rank.
@@ -90,10 +97,6 @@ class ProcessState:
     def prevent_training(self) -> bool:
         """Prevent the training, and return whether it had not begun."""
         return self._first_step.acquire(blocking=False)
-
-    def offer_survivor(self, save: Callable[[], None]) -> None:
-        """Keep the function that saves the last step when other ranks have gone."""
-        self.save_last_step = save
 
     def record(
         self,

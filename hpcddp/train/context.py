@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -19,7 +20,15 @@ from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import Deadline, KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import StopReason
+from hpcddp.train.checkpoint.memory import MemoryCheckpoint
+from hpcddp.train.data.parts import Data
 from hpcddp.train.errors import TrainingError
+from hpcddp.train.tracking.opening import TrackingKeeper
+
+
+def never_pause() -> bool:
+    """Return that no rank waits to join."""
+    return False
 
 
 def never_stop() -> StopReason:
@@ -32,7 +41,42 @@ def unknown_cause() -> str | None:
     return None
 
 
-def _ignore_survivor(_: Callable[[], None]) -> None:
+class Survivor(Protocol):
+    """What a rank can do alone, after other ranks have gone."""
+
+    data: Data
+
+    @property
+    def smallest_world(self) -> int:
+        """The fewest ranks that can go on with the same result."""
+
+    def save(self) -> None:
+        """Save the last step that all ranks have made, unless another rank does."""
+
+    def state(self) -> MemoryCheckpoint | None:
+        """Return the state after that step; None where this rank does not have all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How a process group has taken the place of another one.
+
+    Args:
+        state: this rank's state; None on a rank that is new.
+        data: the data set that this rank has opened; None on a rank that is new.
+        source: the rank whose state all ranks take.
+        shares_state: whether the state is sent: some rank is new, or behind.
+        completes_records: whether rank 0 has not written all records: it is another process than before, or behind.
+    """
+
+    state: MemoryCheckpoint | None
+    data: Data | None
+    source: int
+    shares_state: bool
+    completes_records: bool
+
+
+def _ignore_survivor(_: Survivor) -> None:
     pass
 
 
@@ -63,7 +107,11 @@ class TrainContext:
         deadline: the end of the job as the attempt began.
         ask_end: asks Slurm for the end of the job, in a thread of rank 0; None = it does not move.
         heartbeat: records when this rank made progress.
-        offer_survivor: called with a function that saves the last step of all ranks when other ranks have gone.
+        offer_survivor: called with what this rank can do when other ranks have gone.
+        recovery: how this process group has taken the place of another one in this attempt; None for the first one.
+        trackers: keeps the trackers of a rank that may go on after an error; None where it may not.
+        is_paused: called on every rank when it votes; returns whether the ranks are to leave the process group after
+            the step, so that another rank can join.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
         write_line: prints one line to rank 0's log.
@@ -81,7 +129,10 @@ class TrainContext:
     deadline: Deadline = field(default_factory=Deadline)
     ask_end: Callable[[], KnownEnd | None] | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    offer_survivor: Callable[[Callable[[], None]], None] = _ignore_survivor
+    offer_survivor: Callable[[Survivor], None] = _ignore_survivor
+    recovery: Recovery | None = None
+    trackers: TrackingKeeper | None = None
+    is_paused: Callable[[], bool] = never_pause
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     write_line: Callable[[str], None] = _write_line
@@ -119,7 +170,7 @@ class TrainContext:
         So the run loses no step where it may go on after a rank has died. NCCL does not tell the host in time that a
         collective has failed.
         """
-        return self.world_size > 1 and self.device.type == "cpu" and self.spec.requeue.max_failures > 0
+        return self.spec.world_size > 1 and self.device.type == "cpu" and self.spec.requeue.max_failures > 0
 
     def print_on_rank_0(self, text: str) -> None:
         """Print one line, on rank 0 only."""

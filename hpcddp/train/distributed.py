@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 import torch.distributed as dist
@@ -107,6 +107,18 @@ def process_group(
     dist.barrier()
     with _exit_after(_TEARDOWN_TIMEOUT):
         dist.destroy_process_group()
+
+
+_ABANDONED: Final[list[dist.ProcessGroup | None]] = []
+
+
+def abandon_process_group() -> None:
+    """Forget the default process group after another rank has gone, without waiting for what it still does.
+
+    Freeing it would wait for collectives that never end, so it stays in memory.
+    """
+    _ABANDONED.append(dist.group.WORLD)
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager

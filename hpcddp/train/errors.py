@@ -60,6 +60,12 @@ class SaveError(TrainingError):
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
+class PausedError(TrainingError):
+    """All ranks have left the loop after the same step, so that another rank can join them."""
+
+    kind = "paused"
+
+
 class StoppedError(TrainingError):
     """All ranks agreed to stop after the same step; its state is saved, unless the save failed.
 

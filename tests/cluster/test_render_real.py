@@ -178,7 +178,7 @@ def test_the_batch_script_passes_on_what_the_user_wrote(sent: list[Sent]) -> Non
         assert job.words("begin") == ["-P", "-m", "hpcddp.supervise", *begin]
         assert (job.record / "job.yaml").read_bytes().decode() == dump_job(job.job.spec, environment_values=False)
         assert job.words("module") == ["load", job.value]
-        assert job.words("end") == ["-P", "-m", "hpcddp.supervise", "end", "--code", "0"]
+        assert job.words("end") == ["-P", "-m", "hpcddp.supervise", "end", "--may-restart", "--code", "0"]
 
 
 def test_the_logs_lie_where_the_user_said(sent: list[Sent]) -> None:

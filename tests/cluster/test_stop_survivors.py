@@ -1,39 +1,242 @@
-"""A rank dies or hangs: those that are left save their last step, and the same job goes on from it."""
+"""A rank dies or hangs: the others go on and a new process joins them, or they save their step and the job goes on."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch  # noqa: TID253
 
-from tests.cluster.scenarios import OTHER_HOSTS, ScenarioContext, ScenarioResult, after_scenario
+from hpcddp.run.checkpoints import newest_valid
+from tests.cluster.scenarios import (
+    EPOCHS,
+    OTHER_HOSTS,
+    STEPS_PER_EPOCH,
+    ScenarioContext,
+    ScenarioResult,
+    after_scenario,
+)
+from tests.cluster.tracked_run import TrackedRun, processes_with
+
+Sections = Mapping[str, Mapping[str, Any]]
+
+STEPS = EPOCHS * STEPS_PER_EPOCH
+_ROUNDING = 1e-12
 
 
-def killed(context: ScenarioContext) -> ScenarioResult:
-    return _survived(context, "SIGKILL of a rank, max_failures 1", signal.SIGKILL)
+def start(context: ScenarioContext, *, max_failures: int = 1, behaviour: dict[str, float] | None = None) -> TrackedRun:
+    """Start a training of four ranks whose ranks that are left may go on, and wait until it is at work."""
+    sections = {"requeue": {"max_failures": max_failures}}
+    tracked = context.start("run", nodes=2, tasks=2, on=OTHER_HOSTS, sections=sections, behaviour=behaviour)
+    tracked.wait_for_steps(30)
+    return tracked
 
 
-def crashed(context: ScenarioContext) -> ScenarioResult:
-    return _survived(context, "segmentation fault of rank 0, max_failures 1", signal.SIGSEGV, rank=0)
+def finish(context: ScenarioContext, tracked: TrackedRun) -> tuple[TrackedRun, TrackedRun]:
+    """Wait for the end of a run; return it, and the undisturbed one."""
+    reference = context.references.of(2, 2)
+    tracked.wait_until_finished()
+    return tracked, reference
 
 
-def stopped(context: ScenarioContext) -> ScenarioResult:
+def wait_for_world(tracked: TrackedRun, size: int) -> None:
+    """Wait until the newest recovery of a run has so many ranks."""
+
+    def is_reached() -> bool:
+        recoveries = tracked.events("recovery")
+        return bool(recoveries) and recoveries[-1].facts["world_size"] == size
+
+    tracked.wait_until(is_reached, f"{size} ranks", timeout_s=60)
+
+
+def rank_1_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    tracked = start(context)
+    tracked.signal(1, signal.SIGKILL)
+    return finish(context, tracked)
+
+
+def rank_0_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    tracked = start(context)
+    tracked.signal(0, signal.SIGSEGV)
+    return finish(context, tracked)
+
+
+def pair_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """Two ranks die at once, one of them rank 0."""
+    tracked = start(context)
+    ranks = tracked.ranks()
+    for rank in (0, 3):
+        tracked.signal(rank, signal.SIGKILL, ranks)
+    return finish(context, tracked)
+
+
+def _records(tracked: TrackedRun, key: str) -> list[dict[str, Any]]:
+    lines = (json.loads(line) for line in tracked.run.metrics.read_text().splitlines())
+    return [line for line in lines if key in line]
+
+
+def _parameters(tracked: TrackedRun) -> torch.Tensor:
+    checkpoint = newest_valid(tracked.run.checkpoints, expected=True, warn=print)
+    assert checkpoint is not None
+    state = torch.load(checkpoint.path / "model.pt", weights_only=True)
+    return torch.cat([tensor.reshape(-1) for tensor in state.values()])
+
+
+def assert_same(tracked: TrackedRun, reference: TrackedRun) -> None:
+    """Assert that a run has one record for each step and evaluation, with the numbers of the undisturbed run."""
+    for key, number in (("loss", "loss"), ("val_samples", "val_loss")):
+        found, expected = _records(tracked, key), _records(reference, key)
+        assert [record["step"] for record in found] == [record["step"] for record in expected]
+        for record, other in zip(found, expected, strict=True):
+            assert record[number] == pytest.approx(other[number], abs=_ROUNDING)
+    assert float((_parameters(tracked) - _parameters(reference)).abs().max()) <= _ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("dead", "left"),
+    [
+        pytest.param(["rank 1 on n3"], 3, marks=after_scenario(rank_1_killed), id="one rank"),
+        pytest.param(["rank 0 on n3"], 3, marks=[after_scenario(rank_0_killed), pytest.mark.long], id="rank 0"),
+        pytest.param(
+            ["rank 0 on n3", "rank 3 on n4"], 2, marks=[after_scenario(pair_killed), pytest.mark.long], id="two ranks"
+        ),
+    ],
+)
+def test_the_others_go_on_without_a_step_lost_and_new_processes_join_them(
+    scenario_result: tuple[TrackedRun, TrackedRun], dead: list[str], left: int
+) -> None:
+    tracked, reference = scenario_result
+    job = tracked.sandbox.job(tracked.job_id)
+    assert (tracked.attempts, job["JobState"], job["Restarts"]) == (1, "COMPLETED", "0")
+    assert [event.kind for event in tracked.events("train")] == ["train"]
+    death, *joins = tracked.events("recovery")
+    assert (death.cause, death.facts["world_size"]) == ("crash", left)
+    assert all(f"{rank} was lost" in (death.reason or "") for rank in dead)
+    assert joins[-1].facts["world_size"] == 4
+    assert_same(tracked, reference)
+
+
+def failures_used_up(context: ScenarioContext) -> TrackedRun:
+    """A second rank dies, and only one failure is allowed."""
+    tracked = start(context, max_failures=1)
+    tracked.signal(1, signal.SIGKILL)
+    wait_for_world(tracked, 4)
+    tracked.signal(2, signal.SIGKILL)
+    tracked.wait_for_end("FAILED", timeout_s=120)
+    return tracked
+
+
+@after_scenario(failures_used_up)
+def test_a_run_whose_failures_are_used_up_saves_its_step_and_ends(scenario_result: TrackedRun) -> None:
+    (saved,) = [event for event in scenario_result.events("save") if event.reason == "other ranks have gone"]
+    assert saved.step == _records(scenario_result, "loss")[-1]["step"]
+    (failure,) = scenario_result.events("failure")
+    assert "requeue.max_failures is 1, all used up" in scenario_result.log()
+    assert failure.attempt == 0
+
+
+def user_code_raised(context: ScenarioContext) -> TrackedRun:
+    """The user's code raises on one rank."""
+    tracked = context.start(
+        "run",
+        nodes=2,
+        tasks=2,
+        on=OTHER_HOSTS,
+        sections={"requeue": {"max_failures": 5}},
+        behaviour={"raise_at": 40},
+    )
+    tracked.wait_for_end("FAILED", timeout_s=120)
+    return tracked
+
+
+def user_code_left(context: ScenarioContext) -> TrackedRun:
+    """The user's code ends one rank."""
+    tracked = context.start(
+        "run", nodes=2, tasks=2, on=OTHER_HOSTS, sections={"requeue": {"max_failures": 1}}, behaviour={"exit_at": 40}
+    )
+    tracked.wait_until(lambda: tracked.attempts == 2, "the restart", timeout_s=120)
+    context.sandbox.run("scancel", tracked.job_id)
+    return tracked
+
+
+@after_scenario(user_code_raised)
+def test_the_users_own_error_is_never_survived(scenario_result: TrackedRun) -> None:
+    assert (scenario_result.attempts, scenario_result.result["exit_code"]) == (1, 70)
+    assert "a bug in the user's model" in scenario_result.result["reason"]
+    assert scenario_result.events("recovery") == []
+
+
+@pytest.mark.long
+@after_scenario(user_code_left)
+def test_a_rank_that_its_code_ends_is_not_survived(scenario_result: TrackedRun) -> None:
+    assert scenario_result.events("recovery") == []
+    assert [event.cause for event in scenario_result.events("restart")] == ["crash"]
+
+
+def service_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """The membership service is killed, and then a rank."""
+    tracked = start(context)
+    for process in processes_with(f"HPCDDP_ATTEMPT_DIR={tracked.attempt.path}"):
+        if "members" in process.argv:
+            os.kill(process.pid, signal.SIGKILL)
+    time.sleep(1)
+    tracked.signal(1, signal.SIGKILL)
+    return finish(context, tracked)
+
+
+@pytest.mark.long
+@after_scenario(service_killed)
+def test_without_the_service_the_next_death_ends_in_a_restart(
+    scenario_result: tuple[TrackedRun, TrackedRun],
+) -> None:
+    tracked, reference = scenario_result
+    assert tracked.events("recovery") == []
+    assert [event.cause for event in tracked.events("restart")] == ["crash"]
+    assert_same(tracked, reference)
+
+
+def stopped_after_recovery(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """The time limit is near after a recovery."""
+    tracked = start(context)
+    tracked.signal(1, signal.SIGKILL)
+    wait_for_world(tracked, 3)
+    tracked.signal(2, signal.SIGUSR2)
+    return finish(context, tracked)
+
+
+@pytest.mark.long
+@after_scenario(stopped_after_recovery)
+def test_ranks_that_went_on_stop_together(scenario_result: tuple[TrackedRun, TrackedRun]) -> None:
+    tracked, reference = scenario_result
+    (requeue,) = tracked.events("requeue")
+    assert requeue.cause == "time_limit"
+    assert_same(tracked, reference)
+
+
+def restarted_after_kill(context: ScenarioContext) -> ScenarioResult:
+    return _restarted(context, "SIGKILL of a rank, max_failures 1", signal.SIGKILL)
+
+
+def restarted_after_crash(context: ScenarioContext) -> ScenarioResult:
+    return _restarted(context, "segmentation fault of rank 0, max_failures 1", signal.SIGSEGV, rank=0)
+
+
+def restarted_after_stop(context: ScenarioContext) -> ScenarioResult:
     hang = {"launch": {"hang_timeout": "10s"}}
-    return _survived(context, "SIGSTOP of a rank, max_failures 1", signal.SIGSTOP, sections=hang)
+    return _restarted(context, "SIGSTOP of a rank, max_failures 1", signal.SIGSTOP, sections=hang)
 
 
-def _survived(
-    context: ScenarioContext,
-    fault: str,
-    number: signal.Signals,
-    *,
-    rank: int = 1,
-    sections: Mapping[str, Mapping[str, Any]] | None = None,
+def _restarted(
+    context: ScenarioContext, fault: str, number: signal.Signals, *, rank: int = 1, sections: Sections | None = None
 ) -> ScenarioResult:
-    """A signal ends or stops a rank between two saves."""
-    tracked = context.start("run", on=OTHER_HOSTS, sections={"requeue": {"max_failures": 1}, **(sections or {})})
+    """A signal ends or stops a rank between two saves; the ranks that are left may not go on."""
+    requeue = {"max_failures": 1, "recovery": "restart"}
+    tracked = context.start("run", on=OTHER_HOSTS, sections={"requeue": requeue, **(sections or {})})
     tracked.wait_for_steps(40)
     tracked.signal(rank, number)
     return tracked, context.compare(fault, tracked)
@@ -42,9 +245,9 @@ def _survived(
 @pytest.mark.parametrize(
     "signal_name",
     [
-        pytest.param("SIGKILL", marks=after_scenario(killed)),
-        pytest.param("SIGSEGV", marks=after_scenario(crashed)),
-        pytest.param("SIGSTOP", marks=after_scenario(stopped)),
+        pytest.param("SIGKILL", marks=after_scenario(restarted_after_kill)),
+        pytest.param("SIGSEGV", marks=[after_scenario(restarted_after_crash), pytest.mark.long]),
+        pytest.param("SIGSTOP", marks=after_scenario(restarted_after_stop)),
     ],
 )
 def test_the_rank_that_is_left_saves_its_step_and_the_job_goes_on_from_it(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -63,8 +62,6 @@ class Traced(nn.Module):
             raise ValueError("a bug in the user's model")
         if self.forwards == self.behaviour.get("stuck_at"):
             time.sleep(3600)
-        if self.forwards == self.behaviour.get("die_at"):
-            os.kill(os.getpid(), signal.SIGKILL)
         if self.forwards == self.behaviour.get("exit_at"):
             os._exit(0)
         return scores * torch.nan if self.forwards == self.behaviour.get("nan_at") else scores
@@ -86,8 +83,8 @@ def build(num_classes: int, *, missing_on: int | None = None, **behaviour: float
         num_classes: the data's.
         missing_on: a rank that looks for a file that is not there.
         behaviour: ``seconds`` that a step takes until there is a file ``fast``, three times as long on ``slow_rank``;
-            and what ``rank`` (1 if not given) does at its n-th forward: ``raise_at``, ``stuck_at``, ``die_at``,
-            ``exit_at`` (0), ``nan_at``.
+            and what ``rank`` (1 if not given) does at its n-th forward: ``raise_at``, ``stuck_at``, ``exit_at``
+            (0), ``nan_at``.
     """
     if os.environ["RANK"] == str(missing_on):
         Path("/no/such/place/weights.pt").read_bytes()

@@ -20,7 +20,7 @@ from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop import faults
 from hpcddp.stop.reasons import StopReason
 from hpcddp.task.attribution import is_peer_loss
-from hpcddp.train.context import TrainContext
+from hpcddp.train.context import Survivor, TrainContext
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop.blocks import Blocks
 from hpcddp.train.loop.job import run_training
@@ -41,15 +41,15 @@ def main(plan_path: Path, rank: int) -> int:
     )
     code = 0
     for job in plan["jobs"]:
-        survivors: list[Callable[[], None]] = []
+        survivors: list[Survivor] = []
         try:
             run_training(context_of(job, rank, plan["world_size"], survivors.append))
             code = 0
         except RuntimeError as error:
             if is_peer_loss(error):
                 # As the boundary of a task does.
-                for save in survivors:
-                    save()
+                for survivor in survivors:
+                    survivor.save()
             raise
         except HpcddpError as error:
             traceback.print_exc()
@@ -72,7 +72,7 @@ def block_length(steps: int | None) -> Callable[[Blocks], int]:
 
 
 def context_of(
-    job: dict[str, Any], rank: int, world_size: int, offer_survivor: Callable[[Callable[[], None]], None]
+    job: dict[str, Any], rank: int, world_size: int, offer_survivor: Callable[[Survivor], None]
 ) -> TrainContext:
     run = RunDirectory(Path(job["run"]))
     # Not before: an attempt that is there already fences those before it.

@@ -54,6 +54,26 @@ def test_two_ranks_train_stop_and_resume_without_the_compiler(name: str, tmp_pat
     assert "finished: 8 steps" in outcome.outputs[0]
 
 
+# A rank whose peers have died opens a second process group, and must not wait for the compiler to load.
+_OPENS_TWO_GROUPS = """
+import sys
+import torch.distributed as dist
+from hpcddp.train.distributed import abandon_process_group
+from hpcddp.train.model.compiler import leave_compiler_out
+
+leave_compiler_out()
+for _ in range(2):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    abandon_process_group()
+print("torch._dynamo.eval_frame" in sys.modules)
+"""
+
+
+def test_a_second_process_group_does_not_load_the_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", _OPENS_TWO_GROUPS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 def test_code_that_compiles_finds_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", _COMPILES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -293,7 +293,8 @@ def test_ranks_that_run_different_numbers_of_steps_are_told(tmp_path: Path) -> N
     run = ended(submit(tmp_path, "--tasks-per-node", "2", "--set", "requeue.max_failures=3", *uneven))
     assert result(run)["exit_code"] == 70
     reason = result(run)["reason"]
-    assert re.match(r"rank 1 on \S+ ended with exit code 0 while rank 0 on \S+ was still in all_reduce \(", reason)
+    # On a busy machine torch may abort at the end of a program that leaves its process group open.
+    assert re.match(r"rank 1 on \S+ ended( with exit code 0)? while rank 0 on \S+ was still in all_reduce \(", reason)
     assert "different numbers of steps" in reason
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.fields import Best
-from hpcddp.run.checkpoints import Checkpoint, Manifest
+from hpcddp.run.checkpoints import Checkpoint, FileRecord, Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.evaluations import Mode
 from hpcddp.run.events import append_event
@@ -30,6 +30,7 @@ from hpcddp.run.job_records import Start, write_start
 from hpcddp.run.metrics_log import METRICS_FILE
 from hpcddp.run.moved import is_same_directory
 from hpcddp.train import distributed
+from hpcddp.train.checkpoint.memory import MemoryCheckpoint
 from hpcddp.train.checkpoint.staging import Staging
 from hpcddp.train.checkpoint.start import agree_on_start, load_file, loading, refuse_another_contract
 from hpcddp.train.checkpoint.writer import CheckpointWriter, SaveOutcome
@@ -298,6 +299,19 @@ class Checkpointer:
             files = {name: partial(torch.save, content) for name, content in self._files().items()}
             writer.start(self._manifest(step, facts), files, reason=reason, began=began)
             return writer.wait()
+
+    def state_alone(self, step: int, facts: Mapping[str, Any]) -> MemoryCheckpoint:
+        """Return the state of this rank, after other ranks have gone; no collective.
+
+        Args:
+            step: optimizer steps done.
+            facts: as for ``save``.
+        """
+        with self._settings.save_alone_context(step):
+            contents = self._files()
+            # A restore asks whether there is a file, not what it is.
+            files = dict.fromkeys(contents, FileRecord(size=0, sha256=""))
+            return MemoryCheckpoint.of(replace(self._manifest(step, facts), files=files), contents)
 
     def _make_writer(self) -> CheckpointWriter:
         settings = self._settings

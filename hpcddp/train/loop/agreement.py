@@ -30,7 +30,8 @@ _PER_STEP: Final = 4
 # different reasons, the largest wins.
 _SECONDS: Final = 0
 _SAVE: Final = 1
-_REQUESTS: Final = _SAVE + 1 + max(StopReason)
+_PAUSE: Final = _SAVE + 1 + max(StopReason)
+_REQUESTS: Final = _PAUSE + 1
 
 # A number is the sum of these many parts, each a multiple of its unit with at most 38 bits before it: 2**15 ranks can
 # be added in float64 without rounding. What is smaller than the last unit, 2**-148, is lost; a number of 2**80 or more,
@@ -47,11 +48,13 @@ class Votes:
 
     Args:
         save: whether a save is due; only rank 0 reads its clock.
+        pause: whether the ranks are to leave their process group after this step, so that another rank can join.
         seconds: mean duration of the rank's last steps; 0 if there was none.
     """
 
     save: bool = False
     stop: StopReason = StopReason.NONE
+    pause: bool = False
     seconds: float = 0.0
 
 
@@ -87,6 +90,7 @@ class Agreed:
     steps: tuple[StepSums, ...]
     save: bool = False
     stop: StopReason = StopReason.NONE
+    pause: bool = False
     seconds: float = 0.0
 
 
@@ -201,6 +205,7 @@ def _request_numbers(votes: Votes) -> list[float]:
     numbers = [0.0] * _REQUESTS
     numbers[_SECONDS] = votes.seconds
     numbers[_SAVE] = float(votes.save)
+    numbers[_PAUSE] = float(votes.pause)
     if votes.stop:
         numbers[_SAVE + votes.stop] = 1.0
     return numbers
@@ -218,6 +223,7 @@ def _agreed_of(step_numbers: Sequence[float], request_numbers: Sequence[float]) 
         steps=tuple(_step_sums(step_numbers[first : first + _PER_STEP]) for first in first_numbers),
         save=request_numbers[_SAVE] > 0,
         stop=stop,
+        pause=request_numbers[_PAUSE] > 0,
         seconds=request_numbers[_SECONDS],
     )
 

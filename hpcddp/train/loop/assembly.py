@@ -69,12 +69,14 @@ def derive_setting(context: TrainContext) -> Setting:
         TrainingError: the number of ranks is not the one that the job asks for.
     """
     spec, train = context.spec, context.train
-    data = open_data(train)
+    data = _opened_before(context) or open_data(train)
     refuse_other_data(data, rank=context.rank, world_size=context.world_size, device=context.device)
     if spec.batch.group is not None:
         data = with_groups(data, spec.batch.group, context.device)
     smallest_group = None if data.groups is None else data.groups.smallest
-    plan = plan_job(spec, samples=data.units, smallest_group=smallest_group)
+    # The ranks of a recovery may be fewer than those of the job.
+    world_size = None if context.recovery is None else context.world_size
+    plan = plan_job(spec, samples=data.units, smallest_group=smallest_group, world_size=world_size)
     scaled = scaled_hyperparameters(spec)
     if plan.batch.world_size != context.world_size:
         raise TrainingError(
@@ -100,6 +102,13 @@ def derive_setting(context: TrainContext) -> Setting:
         placement=Placement(context.device, precision.dtype, channels_last=train.channels_last),
         workers=choose_workers(train.num_workers, data, min(context.cpus, spec.resources.cpus_per_task)),
     )
+
+
+def _opened_before(context: TrainContext) -> Data | None:
+    """Return the data that this process has opened for other ranks; None where it must be opened."""
+    if context.recovery is None or context.spec.batch.group is not None:
+        return None
+    return context.recovery.data
 
 
 def change_start(setting: Setting, start: BatchStart) -> Setting:

@@ -28,7 +28,8 @@ from hpcddp.run.metrics_file import MetricsFile
 from hpcddp.run.ownership import BATCH, raise_if_fenced
 from hpcddp.run.plan import write_plan_record
 from hpcddp.run.result import FINISHED, Result, finish_run
-from hpcddp.train.checkpoint.start import agree_on_start, refuse_another_contract
+from hpcddp.train.checkpoint.memory import broadcast_checkpoint
+from hpcddp.train.checkpoint.start import Found, agree_on_start, refuse_another_contract
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.identity import tensor_bytes
 from hpcddp.train.data.parts import Data
@@ -71,7 +72,7 @@ def run_training(context: TrainContext) -> None:
         FencedError: another attempt owns the run.
         PlanError: the batch does not fit the data or the model.
     """
-    start = agree_on_start(context.run, context.attempt, print_line=context.print_on_rank_0, check=progress_of)
+    start = _find_start(context)
     if start.finished:
         context.print_on_rank_0(f"run {context.run.run_id} has finished already; nothing to do")
         return
@@ -92,6 +93,16 @@ def run_training(context: TrainContext) -> None:
     dist.barrier()
 
 
+def _find_start(context: TrainContext) -> Found:
+    recovery = context.recovery
+    if recovery is None:
+        return agree_on_start(context.run, context.attempt, print_line=context.print_on_rank_0, check=progress_of)
+    state = recovery.state
+    if recovery.shares_state:
+        state = broadcast_checkpoint(state, recovery.source)
+    return Found(finished=False, checkpoint=state)
+
+
 def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     set_up_backends(Precision(context.train.precision, context.device.type), deterministic=context.train.deterministic)
     setting = derive_setting(context)
@@ -110,8 +121,8 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
         metrics = _open_files(setting, replica, progress)
     loop = make_loop(setting, replica, checkpointer, metrics, replace(progress, metrics_lines=()))
     if context.keeps_steps:
-        context.offer_survivor(Survivor(context, replica, loop, checkpointer).save)
-    with tracked(context, first_step=progress.step):
+        context.offer_survivor(Survivor(context, replica, loop, setting, checkpointer))
+    with tracked(context, first_step=progress.step, keeper=context.trackers):
         try:
             progress = loop.run()
         finally:
@@ -167,8 +178,12 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     """Write the plan, the event and the start-up lines, and drop metrics that are later than the checkpoint."""
     context = setting.context
     raise_if_fenced(context.run, context.attempt)
+    if context.recovery is not None:
+        if context.recovery.completes_records:
+            _complete_metrics(context, progress)
+        return context.metrics_file()
     write_plan_record(context.run, {**setting.plan.as_json(), "total_steps": setting.schedule.total_steps})
-    keep_until(context.run.metrics, progress.step, progress.evaluated_step, last_lines=progress.metrics_lines)
+    _complete_metrics(context, progress)
     append_event(
         context.run.events,
         kind="train",
@@ -180,6 +195,11 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     for line in _start_up_lines(setting, replica, progress):
         context.print_on_rank_0(line)
     return context.metrics_file()
+
+
+def _complete_metrics(context: TrainContext, progress: TrainingProgress) -> None:
+    """Drop lines that are later than the state from which the training goes on, and add those that are missing."""
+    keep_until(context.run.metrics, progress.step, progress.evaluated_step, last_lines=progress.metrics_lines)
 
 
 def _origin_text(progress: TrainingProgress, unit: Unit) -> str:

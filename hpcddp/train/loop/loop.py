@@ -18,7 +18,7 @@ from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import collective_device
-from hpcddp.train.errors import NonFiniteError, StoppedError
+from hpcddp.train.errors import NonFiniteError, PausedError, StoppedError
 from hpcddp.train.loop.agreement import Agreed, StepPart, StepSums
 from hpcddp.train.loop.blocks import Blocks, MadeStep
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
@@ -79,6 +79,7 @@ class Loop:
         self._step_began_at = self._began_at
         self._saved_at = self._began_at
         self._save_is_agreed = False
+        self._pause_is_agreed = False
 
     @property
     def step(self) -> int:
@@ -90,6 +91,7 @@ class Loop:
 
         Raises:
             StoppedError: the ranks agreed to stop; the state is saved.
+            PausedError: the ranks agreed to leave the process group, so that another rank can join.
             NonFiniteError: a loss is not finite, and train.nonfinite_loss is stop.
             DriftError: the replicas of the ranks are no longer equal.
         """
@@ -104,6 +106,9 @@ class Loop:
             self._checkpointer.settle()
             self._stop_evaluate_or_save(position)
             self._context.heartbeat.at_step(position.step + 1)
+            if self._pause_is_agreed and position.step + 1 < self._schedule.total_steps:
+                self._flush()
+                raise PausedError(f"all ranks have paused after step {position.step + 1}")
         self._context.heartbeat.expect_long()
         # A save flushes the metrics, but an attempt that only evaluated has saved nothing.
         self._flush()
@@ -148,7 +153,9 @@ class Loop:
             self._start_agreement()
 
     def _start_agreement(self) -> None:
-        self._blocks.start_agreement(save=self._save_is_due(), stop=self._stopper.vote())
+        self._blocks.start_agreement(
+            save=self._save_is_due(), stop=self._stopper.vote(), pause=self._context.is_paused()
+        )
 
     def _save_is_due(self) -> bool:
         """Return whether this rank asks for a save because of the time since the last one."""
@@ -199,6 +206,8 @@ class Loop:
     def _record_block(self, steps: Sequence[MadeStep], agreed: Agreed) -> None:
         if agreed.save:
             self._save_is_agreed = True
+        if agreed.pause:
+            self._pause_is_agreed = True
         self._stopper.set_agreed(agreed.stop)
         for step, sums in zip(steps, agreed.steps, strict=True):
             self._record_step(step, sums)

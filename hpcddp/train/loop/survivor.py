@@ -6,9 +6,15 @@ import threading
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from hpcddp.batch.job import plan_job
+from hpcddp.batch.plan import refuse_single_over_ranks
+from hpcddp.batch.refusals import PlanError
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
+from hpcddp.train.checkpoint.memory import MemoryCheckpoint
 from hpcddp.train.context import TrainContext
+from hpcddp.train.loop.assembly import Setting
 from hpcddp.train.loop.loop import Loop
 from hpcddp.train.loop.state import TrainingProgress
 from hpcddp.train.model.normalisation import local_batch_norms, synchronised_batch_norms
@@ -26,16 +32,48 @@ class Survivor:
         context: the job and this rank.
         replica: the state that the training changes.
         loop: the loop, before its first step.
+        setting: what stays the same while the ranks are these.
         checkpointer: the checkpointer of the run.
     """
 
-    def __init__(self, context: TrainContext, replica: Replica, loop: Loop, checkpointer: Checkpointer) -> None:
+    def __init__(
+        self, context: TrainContext, replica: Replica, loop: Loop, setting: Setting, checkpointer: Checkpointer
+    ) -> None:
         self._context, self._replica, self._loop, self._checkpointer = context, replica, loop, checkpointer
+        self._plan = setting.plan.batch
+        self.data = setting.data
+        """The opened data set."""
         self._resumed_step = loop.step
         # The watchdog may save while the main thread waits for ranks that have gone.
         self._lock = threading.Lock()
         self._is_done = False
         self._own_buffers = [(name, buffer, buffer.clone()) for name, buffer in _own_buffers(replica)]
+
+    @property
+    def smallest_world(self) -> int:
+        """The fewest ranks that can go on with the same result.
+
+        The ranks can be fewer where the global batch can be split over them, and where no rank has statistics or noise
+        of its own (docs/batch.md, "What stays the same, and what does not").
+        """
+        world_size = self._context.spec.world_size
+        if self._context.spec.requeue.recovery != "auto" or _depends_on_ranks(self._replica):
+            return world_size
+        while world_size > 1 and self._can_be_split(world_size - 1):
+            world_size -= 1
+        return world_size
+
+    def _can_be_split(self, world_size: int) -> bool:
+        batch = self._plan
+        try:
+            plan = plan_job(
+                self._context.spec, samples=batch.samples, smallest_group=batch.smallest_group, world_size=world_size
+            ).batch
+            if synchronised_batch_norms(self._replica.model):
+                refuse_single_over_ranks(plan)
+        except PlanError:
+            return False
+        return batch.global_batch_size >= world_size
 
     def save(self) -> None:
         """Save the last step that all ranks have made, unless another rank does; print what came of it.
@@ -51,6 +89,14 @@ class Survivor:
             except Exception as error:  # noqa: BLE001  the process ends with its first error, whatever comes of this
                 outcome = f"the last step is not saved ({error})"
             self._context.write_line(f"hpcddp: other ranks have gone; {outcome}")
+
+    def state(self) -> MemoryCheckpoint | None:
+        """Return the state after the last step that all ranks have made; None where this rank does not have it."""
+        with self._lock:
+            progress = self._loop.last_made_step()
+            if self._changed_buffer() is not None:
+                return None
+            return self._checkpointer.state_alone(progress.step, progress.as_document())
 
     def _save(self) -> str:
         progress = self._loop.last_made_step()
@@ -82,6 +128,13 @@ class Survivor:
         except FileExistsError:
             return False
         return True
+
+
+def _depends_on_ranks(replica: Replica) -> bool:
+    """Return whether the result depends on which rank computes a sample."""
+    has_dropout = any(isinstance(module, _DropoutNd) and module.p > 0 for module in replica.model.modules())
+    has_own_statistics = bool(local_batch_norms(replica.model)) and replica.statistics is None
+    return has_dropout or has_own_statistics
 
 
 def _own_buffers(replica: Replica) -> list[tuple[str, torch.Tensor]]:

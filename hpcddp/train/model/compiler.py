@@ -35,6 +35,7 @@ class _UnusedCompiler(ModuleType):
     def __init__(self) -> None:
         super().__init__(_NAME)
         self.utils = _Utilities()
+        self.trace_rules = _TraceRules()
 
     def graph_break(self) -> None:
         """Mark where compiled code ends; there is none."""
@@ -56,6 +57,14 @@ class _Utilities:
 
     def __getattr__(self, name: str) -> object:
         return getattr(_loaded().utils, name)
+
+
+class _TraceRules:
+    def clear_lru_cache(self) -> None:
+        """Forget the rules; a process group that opens asks for it, and there are none."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(_loaded().trace_rules, name)
 
 
 def _loaded() -> Any:  # noqa: ANN401  the compiler's functions are not typed

@@ -1,0 +1,375 @@
+"""The membership service of an attempt: which ranks train together, and who goes on when one of them dies.
+
+It runs beside srun, on the host of the batch script. Each rank keeps a connection to it (``hpcddp.task.member``). The
+ranks that train together are a *generation*. When the process of a rank dies, the service tells the others that their
+generation is broken, waits until each has left it, and lets those that are left form the next one. A new process of the
+same rank joins a later generation. docs/design/members.md has the protocol and its failure cases.
+
+Whoever cannot go on here is told to end: each rank then saves its last step, and the batch script decides.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from hpcddp.task.channel import Channel, ChannelClosedError
+
+# How long a rank may take to leave a broken generation beyond two of its longest steps, and to form the next one.
+_LEAVE_S: Final = 3.0
+_FORM_S: Final = 20.0
+# How long srun may take to say how a task has ended.
+_CAUSE_S: Final = 5.0
+_POLL_S: Final = 0.02
+_SLOW_POLL_S: Final = 0.5
+# Connections that have not proven yet that they know the key.
+_MOST_GREETING: Final = 256
+# So often may a generation break before a step is made.
+_MOST_AT_A_STEP: Final = 3
+# How srun says that a task was ended by a signal, which is not what a program does by itself: signal(7), strsignal(3).
+_ENDED_BY_SIGNAL: Final = ("Killed", "Segmentation fault", "Bus error", "Aborted", "Out Of Memory")
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A rank that is connected.
+
+    Args:
+        number: its number among the tasks of the job, which it keeps in each generation.
+        channel: the connection to it.
+        place: where it runs, as ``start_newcomer`` takes it.
+        identity: what must be the same for all.
+        left: what it has said when it left the generation; None while it trains.
+        is_done: whether it has said that it ends by itself.
+    """
+
+    number: int
+    channel: Channel
+    place: Mapping[str, str]
+    identity: Mapping[str, str]
+    left: Mapping[str, Any] | None = None
+    is_done: bool = False
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Optimizer steps done when it left, and those at its last evaluation; (-1, -1) for a new process."""
+        if self.left is None:
+            return -1, -1
+        return int(self.left["step"]), int(self.left["evaluated_step"])
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens in case that it becomes rank 0."""
+        return 0 if self.left is None else int(self.left["port"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A generation that has taken the place of another one.
+
+    Args:
+        dead: the numbers of the ranks that had died, and how.
+        joined: the numbers of the ranks that are new.
+        world_size: how many ranks it has.
+        step: optimizer steps done.
+        seconds: from the death, or from the last step before a join, until the ranks train again.
+    """
+
+    dead: Mapping[int, str]
+    joined: Sequence[int]
+    world_size: int
+    step: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Change:
+    """A change of generation that is under way.
+
+    Args:
+        began: when, on the monotonic clock.
+        dead: how those that have died were ended, by number; None while srun has not said it.
+        deadline: until when all must have left, on the monotonic clock; infinity before a join.
+    """
+
+    began: float
+    deadline: float
+    dead: dict[int, str | None] = field(default_factory=dict)
+
+
+Phase = Literal["gathering", "training", "leaving", "forming", "ended"]
+
+
+class MemberService:
+    """Keeps the members of an attempt.
+
+    Args:
+        listener: a listening socket.
+        key: the attempt's key.
+        world_size: ranks of the job.
+        most_failures: how many generations may break.
+        exit_of: returns how a task has ended, in srun's words, or None while srun has not said it.
+        start_newcomer: starts a new process for a number, at its place.
+        on_recovery: called when a generation has taken the place of another one.
+        monotonic: seconds on a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        *,
+        world_size: int,
+        most_failures: int,
+        exit_of: Callable[[int], str | None],
+        start_newcomer: Callable[[int, Mapping[str, str]], None],
+        on_recovery: Callable[[Recovery], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listener, self._key, self._world_size = listener, key, world_size
+        self._failures_left = most_failures
+        self._exit_of, self._start_newcomer, self._on_recovery = exit_of, start_newcomer, on_recovery
+        self._monotonic = monotonic
+        self._greeting = threading.Semaphore(_MOST_GREETING)
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._phase: Phase = "gathering"
+        self._generation = 0
+        self._members: dict[int, _Member] = {}
+        self._newcomers: dict[int, _Member] = {}
+        self._places: dict[int, Mapping[str, str]] = {}
+        self._smallest_world = world_size
+        self._change = _Change(0.0, 0.0)
+        self._formed: set[int] = set()
+        self._must_end = False
+        # The number of the member that is rank 0.
+        self._rank_0 = 0
+        self._joined: list[int] = []
+        self._step = 0
+        self._broken_at_step: tuple[int, int] = (-1, 0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the ranks were told to end."""
+        return self._phase == "ended"
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the ranks were told to end because of a failure; else the run ends by itself."""
+        return self._must_end
+
+    def start(self) -> None:
+        """Begin to accept connections, in a thread."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def step(self, *, most_s: float = _SLOW_POLL_S) -> None:
+        """Handle what has happened, and what is due; wait for ``most_s`` at most if nothing has."""
+        timeout_s = min(_POLL_S, most_s) if self._phase in {"leaving", "forming"} else most_s
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            pass
+        else:
+            event()
+        if self._phase in {"leaving", "forming"}:
+            self._go_on_if_possible()
+
+    def end(self, why: str) -> None:
+        """Tell all ranks to save and end."""
+        if self._phase == "ended":
+            return
+        self._phase = "ended"
+        self._must_end = True
+        for member in (*self._members.values(), *self._newcomers.values()):
+            member.channel.send({"end": why})
+
+    def _accept(self) -> None:
+        while True:
+            self._greeting.acquire()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Read what one connection sends, in a thread of its own, and hand it to the thread of the service."""
+        try:
+            channel = Channel(connection, self._key, is_service=True)
+            hello = channel.receive()
+            member = _Member(int(hello["number"]), channel, dict(hello["place"]), dict(hello["identity"]))
+        except (ChannelClosedError, KeyError, TypeError, ValueError):
+            connection.close()
+            return
+        finally:
+            self._greeting.release()
+        channel.greeted()
+        self._events.put(lambda: self._join(member, hello))
+        try:
+            while True:
+                document = channel.receive()
+                self._events.put(lambda document=document: self._hear(member, document))  # type: ignore[misc]
+        except ChannelClosedError:
+            channel.close()
+            self._events.put(lambda: self._lose(member))
+
+    def _join(self, member: _Member, hello: Mapping[str, Any]) -> None:
+        is_newcomer = hello.get("left") is not None
+        if self._phase == "ended" or (self._phase != "gathering" and not is_newcomer):
+            member.channel.close()
+            return
+        member.channel.send({"welcome": self._generation})
+        if is_newcomer:
+            self._join_as_newcomer(member, hello["left"])
+            return
+        self._members[member.number] = member
+        self._places[member.number] = member.place
+        if len(self._members) == self._world_size:
+            self._phase = "training"
+
+    def _join_as_newcomer(self, member: _Member, left: Mapping[str, Any]) -> None:
+        others = next(iter(self._members.values()), None)
+        if member.number in self._members or others is None or member.identity != others.identity:
+            member.channel.send({"end": "this process is not like the other ranks"})
+            return
+        member.left = left
+        self._newcomers[member.number] = member
+        if self._phase == "training":
+            self._pause()
+
+    def _pause(self) -> None:
+        """Ask the ranks to leave their generation after a step, so that newcomers can join."""
+        self._phase = "leaving"
+        self._change = _Change(self._monotonic(), float("inf"))
+        self._tell({"pause": self._generation})
+
+    def _hear(self, member: _Member, document: Mapping[str, Any]) -> None:
+        if "done" in document:
+            member.is_done = True
+            # The run has finished, or stops: nobody goes on after it.
+            self._phase = "ended"
+        elif "failed" in document:
+            member.is_done = True
+            self.end(f"rank {member.number} has failed")
+        elif "smallest_world" in document:
+            self._smallest_world = int(document["smallest_world"])
+        elif "told" in document and self._phase == "leaving":
+            deadline = self._monotonic() + _LEAVE_S + 2 * float(document["step_s"])
+            self._change.deadline = max(self._change.deadline, deadline)
+        elif document.get("left") == self._generation:
+            member.left = document
+        elif document.get("formed") == self._generation:
+            self._formed.add(member.number)
+
+    def _lose(self, member: _Member) -> None:
+        """Handle the end of a connection."""
+        if self._newcomers.get(member.number) is member:
+            del self._newcomers[member.number]
+            return
+        if member.is_done or self._members.get(member.number) is not member or self._phase == "ended":
+            return
+        del self._members[member.number]
+        if self._phase in {"gathering", "forming"}:
+            self.end(f"rank {member.number} has gone while the ranks met")
+            return
+        now = self._monotonic()
+        if self._phase == "training" or not self._change.dead:
+            self._phase = "leaving"
+            self._change = _Change(now, now + _LEAVE_S)
+            self._tell({"broken": self._generation})
+        self._change.dead[member.number] = None
+
+    def _tell(self, document: Mapping[str, Any]) -> None:
+        for member in self._members.values():
+            member.channel.send(document)
+
+    def _go_on_if_possible(self) -> None:
+        now = self._monotonic()
+        if self._phase == "forming":
+            if self._formed >= self._members.keys():
+                self._train_again()
+            elif now > self._change.deadline:
+                self.end("the ranks that are left did not meet in time")
+            return
+        for number, how in self._change.dead.items():
+            if how is None:
+                self._change.dead[number] = self._exit_of(number)
+        unknown = [number for number, how in self._change.dead.items() if how is None]
+        own = [number for number, how in self._change.dead.items() if how and not how.startswith(_ENDED_BY_SIGNAL)]
+        if own:
+            self.end(f"rank {own[0]} has ended by itself ({self._change.dead[own[0]]})")
+        elif unknown and now > self._change.began + _CAUSE_S:
+            self.end(f"rank {unknown[0]} has gone, and srun does not say why")
+        elif not unknown and all(member.left is not None for member in self._members.values()):
+            self._form()
+        elif now > self._change.deadline:
+            self.end("a rank did not leave the broken generation in time")
+
+    def _form(self) -> None:
+        """Let the ranks that are there form the next generation, if that is possible."""
+        positions = {member.position for member in self._members.values()}
+        position = max(positions, default=(0, 0))
+        step = position[0]
+        if self._change.dead and not self._may_break_again(step):
+            return
+        joining = [number for number in self._newcomers if number not in self._members]
+        everyone = self._members | {number: self._newcomers[number] for number in joining}
+        if len(everyone) < self._smallest_world or not self._members:
+            self.end(f"{len(everyone)} ranks are too few for the same result")
+            return
+        numbers = sorted(everyone)
+        highest = min(number for number, member in self._members.items() if member.position == position)
+        first = everyone[numbers[0]]
+        self._generation += 1
+        for rank, number in enumerate(numbers):
+            formation = {
+                "generation": self._generation,
+                "rank": rank,
+                "world_size": len(numbers),
+                "address": first.channel.other_address,
+                "port": first.port,
+                "source": numbers.index(highest),
+                "shares_state": bool(joining) or len(positions) > 1,
+                "completes_records": numbers[0] != self._rank_0 or first.position < position,
+            }
+            everyone[number].channel.send({"form": formation})
+        for member in everyone.values():
+            member.left = None
+        self._rank_0 = numbers[0]
+        self._members, self._newcomers = everyone, {}
+        self._joined, self._step = joining, step
+        self._formed = set()
+        self._phase = "forming"
+        self._change.deadline = self._monotonic() + _FORM_S
+
+    def _may_break_again(self, step: int) -> bool:
+        """Count a broken generation; tell the ranks to end, and return False, if that were one too many."""
+        at_step, count = self._broken_at_step
+        count = count + 1 if at_step == step else 1
+        self._broken_at_step = (step, count)
+        if count >= _MOST_AT_A_STEP:
+            self.end(f"{count} generations have broken in the step after step {step}")
+            return False
+        if self._failures_left == 0:
+            self.end("requeue.max_failures is used up")
+            return False
+        self._failures_left -= 1
+        return True
+
+    def _train_again(self) -> None:
+        dead = {number: how or "" for number, how in self._change.dead.items()}
+        seconds = self._monotonic() - self._change.began
+        self._phase = "training"
+        self._on_recovery(
+            Recovery(
+                dead=dead, joined=tuple(self._joined), world_size=len(self._members), step=self._step, seconds=seconds
+            )
+        )
+        for number in dead:
+            self._start_newcomer(number, self._places[number])
+        if self._newcomers:
+            self._pause()

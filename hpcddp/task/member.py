@@ -1,0 +1,195 @@
+"""A rank as a member of its attempt: what it hears from the membership service, and how it leaves a generation.
+
+A thread reads what the service sends. When the generation is broken, it shuts down the connections of gloo: a
+collective that waits for the dead rank, or for ranks that have left, then fails at once.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hpcddp.stop.heartbeat import Heartbeat
+from hpcddp.task.channel import Channel, ChannelClosedError
+
+# How long a rank whose collective has failed waits for the service to say that the generation is broken.
+_BREAK_S: Final = 3.0
+# How long the main thread has to end after the service has said so, beyond two of its longest steps.
+_END_S: Final = 3.0
+# How long a rank that has left its generation waits for the next one, beyond four of its longest steps.
+_FORMATION_S: Final = 60.0
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formation:
+    """The next generation, as one of its ranks sees it.
+
+    Args:
+        generation: its number.
+        rank: this process's rank in it.
+        world_size: how many ranks it has.
+        address: where its rank 0 listens.
+        port: on which port.
+        source: the rank whose state all take.
+        shares_state: whether some rank has another state, or none.
+        completes_records: whether rank 0 has not written all records: it is another process than before, or behind.
+    """
+
+    generation: int
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    source: int
+    shares_state: bool
+    completes_records: bool
+
+
+class Member:
+    """This process as a member.
+
+    Args:
+        channel: the connection to the service.
+        heartbeat: the progress of this rank, which says how long its steps take.
+        end: ends the process, after saving what can be saved; called in another thread if the main thread does not end
+            by itself.
+    """
+
+    def __init__(self, channel: Channel, heartbeat: Callable[[], Heartbeat], end: Callable[[str], None]) -> None:
+        self._channel, self._heartbeat, self._end = channel, heartbeat, end
+        self._generation = 0
+        self._sockets: dict[str, int] = {}
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._broken, self._paused = threading.Event(), threading.Event()
+        self._cutting = threading.Lock()
+        threading.Thread(target=self._listen, name="hpcddp-member", daemon=True).start()
+
+    @property
+    def own_address(self) -> str:
+        """This host's address on the route to the service."""
+        return self._channel.own_address
+
+    def is_paused(self) -> bool:
+        """Return whether the service asks the ranks to leave their generation after a step."""
+        return self._paused.is_set()
+
+    def begin(self, generation: int, before: Mapping[str, int]) -> None:
+        """Begin a generation whose process group is open.
+
+        Args:
+            generation: its number.
+            before: the sockets that this process had open before the group (``open_sockets``).
+        """
+        with self._cutting:
+            self._generation = generation
+            self._sockets = {name: number for name, number in open_sockets().items() if name not in before}
+        self._channel.send({"formed": generation})
+
+    def is_broken(self) -> bool:
+        """Return whether the generation is broken, after a collective has failed; wait some seconds for the answer."""
+        return self._broken.wait(_BREAK_S)
+
+    def leave(self, step: int, evaluated_step: int, listener: socket.socket) -> Formation | None:
+        """Leave the generation, and wait for the next one.
+
+        Args:
+            step: optimizer steps done.
+            evaluated_step: those at the last evaluation; 0 before the first.
+            listener: listens in case that this process becomes rank 0.
+
+        Returns:
+            The next generation; None if this process must end.
+        """
+        port = int(listener.getsockname()[1])
+        left = {"left": self._generation, "step": step, "evaluated_step": evaluated_step, "port": port}
+        self._channel.send(left)
+        # The service gives up earlier; it may have been stopped.
+        return self.wait_for_formation(_FORMATION_S + 4 * self._heartbeat().slowest_s)
+
+    def wait_for_formation(self, timeout_s: float | None = None) -> Formation | None:
+        """Wait for the generation that this process is to be a part of; None if it must end, or at the timeout."""
+        try:
+            answer = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            answer = None
+        if answer is None:
+            return None
+        self._broken.clear()
+        self._paused.clear()
+        return Formation(**answer)
+
+    def allow(self, smallest_world: int) -> None:
+        """Say how many ranks must be left for the same result."""
+        self._channel.send({"smallest_world": smallest_world})
+
+    def done(self) -> None:
+        """Say that this process ends by itself, and the run with it."""
+        self._channel.send({"done": True})
+
+    def failed(self) -> None:
+        """Say that this process ends because it has failed."""
+        self._channel.send({"failed": True})
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._hear(self._channel.receive())
+        except ChannelClosedError:
+            # The training goes on without the service; the next death ends the attempt.
+            self._answers.put(None)
+
+    def _hear(self, document: Mapping[str, Any]) -> None:
+        if document.get("broken") == self._generation:
+            self._channel.send({"told": self._generation, "step_s": self._heartbeat().slowest_s})
+            self._broken.set()
+            self._cut()
+        elif document.get("pause") == self._generation:
+            self._paused.set()
+        elif "form" in document:
+            self._answers.put(dict(document["form"]))
+        elif "end" in document:
+            self._answers.put(None)
+            self._broken.set()
+            self._cut()
+            threading.Thread(target=self._end_later, args=(document["end"],), daemon=True).start()
+
+    def _end_later(self, why: str) -> None:
+        time.sleep(_END_S + 2 * self._heartbeat().slowest_s)
+        self._end(why)
+
+    def _cut(self) -> None:
+        """Shut down the connections of the process group."""
+        with self._cutting:
+            now = open_sockets()
+            for name, descriptor in self._sockets.items():
+                # The descriptor may be that of another socket by now.
+                if now.get(name) == descriptor:
+                    _shut_down(descriptor)
+
+
+def open_sockets() -> dict[str, int]:
+    """Return the descriptors of the open sockets of this process, by the names of the sockets."""
+    sockets = {}
+    for entry in _DESCRIPTORS.iterdir():
+        with suppress(OSError):
+            name = str(entry.readlink())
+            if name.startswith("socket:"):
+                sockets[name] = int(entry.name)
+    return sockets
+
+
+def _shut_down(descriptor: int) -> None:
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family in {socket.AF_INET, socket.AF_INET6}:
+            # Raises for a socket that listens: gloo aborts the process if that is shut down.
+            connection.getpeername()
+            connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,387 @@
+"""The training of a task: its ranks train together, in one generation after the other.
+
+A *generation* is the ranks that train together. Where the membership service runs, the ranks that are left after a
+death form the next one, and a new process joins a later one (docs/design/members.md).
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Timer
+from typing import TYPE_CHECKING, Any, Final
+
+from hpcddp.errors import printable
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.polling import wait_until
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.job_records import read_members_address, read_start
+from hpcddp.run.metrics_log import METRICS_FILE
+from hpcddp.slurm.job import ask_end, slurm_job_id
+from hpcddp.slurm.rank_env import PLACE, RankEnv
+from hpcddp.stop.deadline import KnownEnd
+from hpcddp.stop.heartbeat import Heartbeat
+from hpcddp.stop.listener import LISTENER, write_to_stderr
+from hpcddp.stop.reasons import ExitCode, StopReason
+from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, save_failure
+from hpcddp.task.channel import ChannelClosedError, connect
+from hpcddp.task.local_peers import exit_after_failure
+from hpcddp.task.meeting import deadline_of, meet_ranks
+from hpcddp.task.member import Formation, Member, open_sockets
+from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
+from hpcddp.task.rendezvous import Identity, PeerFailedError, RendezvousError, bind_port, interface_of
+from hpcddp.task.watchdog import start_watchdog, trace_variables
+from hpcddp.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+    from hpcddp.train.checkpoint.memory import MemoryCheckpoint
+    from hpcddp.train.context import Recovery, Survivor
+    from hpcddp.train.data.parts import Data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Generation:
+    """Ranks that train together, as one of them sees them.
+
+    Args:
+        number: 0 for those with which the attempt began.
+        env: the rank.
+        address: rank 0's host.
+        port: the port that rank 0 listens on.
+        listener: rank 0's listening socket; None on the other ranks.
+        recovery: how they have taken the place of other ones; None for those with which the attempt began.
+    """
+
+    number: int
+    env: RankEnv
+    address: str
+    port: int
+    listener: socket.socket | None
+    recovery: Recovery | None = None
+
+
+def train(inputs: TaskInputs) -> None:
+    """Run one rank of the job's training or entrypoint, from the rendezvous to the last barrier."""
+    # Garbage collections take a tenth of the time of these imports, and free nothing: then or later.
+    gc.disable()
+    # Before torch, because it says what is missing.
+    from hpcddp.train import distributed  # isort: split
+
+    import torch
+
+    # The first step needs them all.
+    import hpcddp.train.entry
+    import hpcddp.train.loop.job  # noqa: F401  see above
+
+    gc.freeze()
+    gc.enable()
+    env, attempt, spec = inputs.env, inputs.attempt, inputs.spec
+    device = distributed.choose_device(env, spec.device)
+    PROCESS_STATE.device = str(device)
+    torch.set_num_threads(int(inputs.environment["OMP_NUM_THREADS"]))
+    identity = Identity(
+        host=PROCESS_STATE.host,
+        gpu=distributed.gpu_uuid(device),
+        must_agree={
+            "hpcddp": __version__,
+            "Python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "the job file (sha256)": hashlib.sha256(inputs.job_text.encode()).hexdigest(),
+            "attempt": str(attempt.number),
+        },
+    )
+    member: Member | None
+    if PROCESS_STATE.is_newcomer:
+        member, generation = _join(inputs, identity)
+    else:
+        meeting = meet_ranks(inputs, identity)
+        member = _become_member(inputs, identity)
+        generation = _Generation(
+            number=0, env=env, address=meeting.address, port=meeting.port, listener=meeting.listener
+        )
+    inputs.environment.update(env.exports(generation.address, generation.port))
+    PROCESS_STATE.collective_trace = distributed.collective_trace
+    inputs.environment.update(trace_variables(attempt, inputs.environment))
+    _TrainingRank(inputs, device, member).train(generation)
+
+
+class _TrainingRank:
+    """This process as a rank of a training, in one generation after the other.
+
+    Args:
+        inputs: what the task read when it started.
+        device: the device of the rank.
+        member: the connection to the membership service; None without one, and there is one generation.
+    """
+
+    def __init__(self, inputs: TaskInputs, device: torch.device, member: Member | None) -> None:
+        from hpcddp.train.tracking.opening import TrackingKeeper
+
+        self._inputs, self._device, self._member = inputs, device, member
+        self._heartbeat = _heartbeat(inputs.spec, inputs.attempt, world_size=inputs.env.world_size)
+        self._trackers = None if member is None else TrackingKeeper()
+        self._survivor: Survivor | None = None
+
+    def train(self, generation: _Generation) -> None:
+        """Train to the end, with the ranks of this generation and of those that follow it."""
+        while True:
+            try:
+                self._train_together(generation)
+            except Exception as error:
+                following = self._next_generation(error)
+                if following is None:
+                    if self._trackers is not None:
+                        self._trackers.fail()
+                    raise
+                generation = following
+            else:
+                return
+
+    def _train_together(self, generation: _Generation) -> None:
+        """Train with the other ranks of a generation to the end."""
+        from hpcddp.train import distributed
+        from hpcddp.train.context import TrainContext, never_pause
+        from hpcddp.train.entry import run_entrypoint
+        from hpcddp.train.errors import StoppedError
+        from hpcddp.train.loop.job import run_training
+
+        inputs, member = self._inputs, self._member
+        spec, attempt = inputs.spec, inputs.attempt
+        sockets_before = open_sockets()
+        with ExitStack() as stack:
+            with opening(attempt, spec.launch.rendezvous_timeout):
+                stack.enter_context(
+                    distributed.process_group(
+                        generation.env,
+                        address=generation.address,
+                        port=generation.port,
+                        listener=generation.listener,
+                        device=self._device,
+                        rendezvous_timeout=spec.launch.rendezvous_timeout,
+                        hang_timeout=spec.launch.hang_timeout,
+                    )
+                )
+            if member is not None:
+                member.begin(generation.number, sockets_before)
+            context = TrainContext(
+                spec=spec,
+                rank_env=generation.env,
+                device=self._device,
+                run=attempt.run,
+                attempt=attempt.number,
+                threads=int(inputs.environment["OMP_NUM_THREADS"]),
+                stop_reason=_stop_reason,
+                cause=PROCESS_STATE.cause,
+                deadline=deadline_of(attempt),
+                ask_end=_ask_end(inputs.environment),
+                heartbeat=self._heartbeat,
+                offer_survivor=self._take_survivor,
+                recovery=generation.recovery,
+                trackers=self._trackers,
+                is_paused=never_pause if member is None else member.is_paused,
+            )
+            if spec.entrypoint is not None:
+                own = {METRICS_FILE: str(attempt.run.metrics), "HPCDDP_ATTEMPT": str(attempt.number)}
+                inputs.environment.update(own)
+                run_entrypoint(context)
+                return
+            try:
+                run_training(context)
+            except StoppedError:
+                self._say_done()
+                # A stop is neither a result nor a failure: submitit, which may have called this function, must record
+                # none.
+                exit_process(ExitCode.STOPPED)
+            self._say_done()
+
+    def _take_survivor(self, survivor: Survivor) -> None:
+        self._survivor = survivor
+        PROCESS_STATE.save_last_step = survivor.save
+        if self._member is not None:
+            self._member.allow(survivor.smallest_world)
+
+    def _say_done(self) -> None:
+        if self._member is not None:
+            self._member.done()
+
+    def _next_generation(self, error: Exception) -> _Generation | None:
+        """Leave a generation after an error; return the next one, or None if this process must end with the error."""
+        from hpcddp.train.distributed import abandon_process_group
+        from hpcddp.train.errors import PausedError
+
+        member, survivor = self._member, self._survivor
+        if member is None:
+            return None
+        can_go_on = isinstance(error, PausedError) or (is_peer_loss(error) and member.is_broken())
+        state = survivor.state() if can_go_on and survivor is not None else None
+        if survivor is None or state is None:
+            member.failed()
+            return None
+        self._heartbeat.expect_long()
+        abandon_process_group()
+        listener = bind_port(single_host=self._inputs.env.nodes == 1)
+        evaluated_step = state.manifest.progress["evaluated_step"] or 0
+        formation = member.leave(state.manifest.step, evaluated_step, listener)
+        if formation is None:
+            return None
+        return _generation_of(self._inputs, formation, listener, state, survivor.data)
+
+
+MEMBERS: Final = "HPCDDP_MEMBERS"
+"""Set by the batch script where the membership service runs."""
+# The service starts beside the tasks, and they import torch meanwhile.
+_SERVICE_S: Final = 10.0
+
+
+def _become_member(inputs: TaskInputs, identity: Identity) -> Member | None:
+    """Connect to the membership service; return None where there is none."""
+    if MEMBERS not in inputs.environment:
+        return None
+    try:
+        return _connect(inputs, identity, left=None)
+    except ChannelClosedError:
+        write_to_stderr("hpcddp: the membership service cannot be reached; the training goes on without it\n")
+        return None
+
+
+def _connect(inputs: TaskInputs, identity: Identity, *, left: Mapping[str, Any] | None) -> Member:
+    attempt = inputs.attempt
+    deadline = time.monotonic() + _SERVICE_S
+    published = wait_until(lambda: read_members_address(attempt), timeout_s=_SERVICE_S, poll_s=0.05)
+    start = read_start(attempt)
+    if published is None or start is None:
+        raise ChannelClosedError
+    hello = {
+        "number": inputs.env.rank,
+        "place": {name: value for name, value in inputs.environment.items() if name in PLACE},
+        "identity": dict(identity.must_agree),
+        "left": left,
+    }
+    channel = connect(published.addresses, published.port, start.token.encode(), hello, deadline=deadline)
+    return Member(channel, lambda: PROCESS_STATE.heartbeat, lambda why: _end_lost_rank(attempt, why))
+
+
+def _end_lost_rank(attempt: AttemptDirectory, why: str) -> None:
+    """End this process, whose main thread waits for ranks that have gone."""
+    record = failure_record(PeerFailedError(why))
+    save_failure(attempt, record)
+    write_to_stderr(failure_text(record))
+    if PROCESS_STATE.save_last_step is not None:
+        PROCESS_STATE.save_last_step()
+    exit_after_failure(record.exit_code, attempt)
+
+
+def _join(inputs: TaskInputs, identity: Identity) -> tuple[Member, _Generation]:
+    """Wait, as a new process of a rank, until the others take this one in."""
+    listener = bind_port(single_host=inputs.env.nodes == 1)
+    port = int(listener.getsockname()[1])
+    member = _connect(inputs, identity, left={"step": -1, "evaluated_step": -1, "port": port})
+    formation = member.wait_for_formation()
+    if formation is None:
+        exit_process(ExitCode.FINISHED)
+    PROCESS_STATE.is_newcomer = False
+    interface = interface_of(member.own_address)
+    inputs.environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if inputs.env.nodes == 1 else interface or "")
+    return member, _generation_of(inputs, formation, listener, None, None)
+
+
+def _generation_of(
+    inputs: TaskInputs,
+    formation: Formation,
+    listener: socket.socket,
+    state: MemoryCheckpoint | None,
+    data: Data | None,
+) -> _Generation:
+    from hpcddp.train.context import Recovery
+
+    is_rank_0 = formation.rank == 0
+    if not is_rank_0:
+        listener.close()
+    env = inputs.env
+    if formation.world_size < env.world_size:
+        env = env.among(formation.rank, formation.world_size)
+    return _Generation(
+        number=formation.generation,
+        env=env,
+        address=formation.address,
+        port=formation.port,
+        listener=listener if is_rank_0 else None,
+        recovery=Recovery(
+            state=state,
+            data=data,
+            source=formation.source,
+            shares_state=formation.shares_state,
+            completes_records=formation.completes_records,
+        ),
+    )
+
+
+@contextmanager
+def opening(attempt: AttemptDirectory, timeout: timedelta) -> Iterator[None]:
+    """Limit the time in which the process group opens, and report an error of torch there as one of the network.
+
+    Most of it is one call of torch's, which may not return, whatever its own timeouts are.
+
+    Args:
+        attempt: the attempt.
+        timeout: ends the process, with a failure record.
+
+    Raises:
+        RendezvousError: torch could not open the process group.
+    """
+    timer = Timer(timeout.total_seconds(), _give_up, (attempt, timeout))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if is_peer_loss(error):
+            raise
+        # A changed value in torch's store can cause any error: gloo may read it as a size that it cannot allocate.
+        reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
+        raise RendezvousError(f"the ranks have met, but torch could not open their process group: {reason}") from error
+    finally:
+        timer.cancel()
+
+
+def _give_up(attempt: AttemptDirectory, timeout: timedelta) -> None:
+    error = RendezvousError(
+        f"the ranks have met, but torch did not open their process group within {timeout.total_seconds():.0f} s; look "
+        "at the network between the hosts, or raise launch.rendezvous_timeout"
+    )
+    record = failure_record(error)
+    save_failure(attempt, record)
+    write_to_stderr(failure_text(record))
+    exit_after_failure(record.exit_code, attempt)
+
+
+def _heartbeat(spec: JobSpec, attempt: AttemptDirectory, *, world_size: int) -> Heartbeat:
+    """Return the heartbeat of the training; an entrypoint has no watchdog, because it reports no steps."""
+    if spec.entrypoint is not None:
+        return Heartbeat()
+    return start_watchdog(attempt, spec.launch.hang_timeout, world_size=world_size)
+
+
+def _stop_reason() -> StopReason:
+    """Return why this rank is to stop, and record that the training has begun.
+
+    It is called when this rank votes: near the end of a step, and between batches of an evaluation.
+
+    Does not return in a process that is about to exit.
+    """
+    PROCESS_STATE.start_training()
+    return LISTENER.reason()
+
+
+def _ask_end(environment: Mapping[str, str]) -> Callable[[], KnownEnd | None] | None:
+    job_id = slurm_job_id(environment)
+    return None if job_id is None else lambda: ask_end(job_id)

@@ -1,0 +1,333 @@
+"""The membership service: who forms the next generation after a death, and when the ranks are told to end."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from hpcddp.supervise.members import MemberService, Recovery
+from hpcddp.task.channel import Channel, ChannelClosedError, connect
+
+KEY = b"the token"
+KILLED = "Killed"
+
+
+class Cluster:
+    """A service, and ranks that are connections alone."""
+
+    def __init__(self, world_size: int = 4, most_failures: int = 3) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self.listener.getsockname()[1])
+        self.exits: dict[int, str] = {}
+        self.recoveries: list[Recovery] = []
+        self.started: list[int] = []
+        self.channels: dict[int, Channel] = {}
+        self.now = time.monotonic
+        self.service = MemberService(
+            self.listener,
+            KEY,
+            world_size=world_size,
+            most_failures=most_failures,
+            exit_of=self.exits.get,
+            start_newcomer=lambda number, _: self.started.append(number),
+            on_recovery=self.recoveries.append,
+            monotonic=self.clock,
+        )
+        self.service.start()
+        for number in range(world_size):
+            self.join(number)
+        self.settle()
+        for channel in self.channels.values():
+            channel.send({"smallest_world": 1})
+        self.settle()
+
+    def clock(self) -> float:
+        return self.now()
+
+    def join(self, number: int, *, left: Mapping[str, Any] | None = None, version: str = "1") -> Channel:
+        hello = {"number": number, "place": {}, "identity": {"version": version}, "left": left}
+        # The service answers in its own thread, which is this one.
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        channel = Channel(connection, KEY, is_service=False)
+        channel.send(hello)
+        self.settle()
+        assert "welcome" in channel.receive()
+        channel.greeted()
+        self.channels[number] = channel
+        return channel
+
+    def settle(self) -> None:
+        """Handle all that has happened."""
+        until = time.monotonic() + 0.06
+        while time.monotonic() < until:
+            self.service.step(most_s=0.01)
+
+    def kill(self, number: int, how: str | None = KILLED) -> None:
+        if how is not None:
+            self.exits[number] = how
+        self.channels.pop(number).close()
+        self.settle()
+
+    def leave(self, steps: Mapping[int, int], generation: int = 0, *, evaluated: Collection[int] = ()) -> None:
+        for number, step in steps.items():
+            evaluated_step = step if number in evaluated else 0
+            left = {"left": generation, "step": step, "evaluated_step": evaluated_step, "port": 1000 + number}
+            self.channels[number].send(left)
+        self.settle()
+
+    def formations(self) -> dict[int, dict[str, Any]]:
+        """Return the formation that each rank is told; other messages come before it."""
+        formations = {}
+        for number, channel in self.channels.items():
+            while "form" not in (document := channel.receive()):
+                assert "end" not in document, document
+            formations[number] = document["form"]
+        return formations
+
+    def form(self, generation: int) -> None:
+        for channel in self.channels.values():
+            channel.send({"formed": generation})
+        self.settle()
+
+    def reasons(self) -> list[str]:
+        """Return why each rank is told to end."""
+        reasons = []
+        for channel in self.channels.values():
+            while "end" not in (document := channel.receive()):
+                pass
+            reasons.append(document["end"])
+        return reasons
+
+
+@pytest.fixture
+def new_cluster() -> Iterator[Callable[..., Cluster]]:
+    made: list[Cluster] = []
+
+    def make(**options: int) -> Cluster:
+        made.append(Cluster(**options))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        for channel in cluster.channels.values():
+            channel.close()
+        cluster.settle()
+        # accept() in the thread of the service returns.
+        cluster.listener.shutdown(socket.SHUT_RDWR)
+        cluster.listener.close()
+
+
+@pytest.fixture
+def cluster(new_cluster: Callable[..., Cluster]) -> Cluster:
+    return new_cluster()
+
+
+def test_ranks_that_are_left_form_the_next_generation_in_the_order_of_their_numbers(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    formations = cluster.formations()
+    assert {number: found["rank"] for number, found in formations.items()} == {0: 0, 2: 1, 3: 2}
+    assert {found["world_size"] for found in formations.values()} == {3}
+    assert {(found["port"], found["source"], found["shares_state"]) for found in formations.values()} == {
+        (1000, 0, False)
+    }
+    assert cluster.recoveries == []
+    cluster.form(1)
+    (recovery,) = cluster.recoveries
+    assert (recovery.dead, recovery.world_size, recovery.step) == ({1: KILLED}, 3, 7)
+    assert cluster.started == [1]
+
+
+def test_after_rank_0_the_next_number_is_rank_0_and_completes_the_records(cluster: Cluster) -> None:
+    cluster.kill(0)
+    cluster.leave({1: 7, 2: 8, 3: 8})
+    formations = cluster.formations()
+    assert all(found["completes_records"] and found["port"] == 1001 for found in formations.values())
+    # The lowest of those that stand at the highest step; in the new numbers.
+    assert {(found["source"], found["shares_state"]) for found in formations.values()} == {(1, True)}
+
+
+def test_the_records_are_completed_where_rank_0_is_a_step_behind(cluster: Cluster) -> None:
+    cluster.kill(3)
+    cluster.leave({0: 7, 1: 8, 2: 8})
+    formations = cluster.formations()
+    assert all(found["completes_records"] for found in formations.values())
+    assert {(found["source"], found["shares_state"]) for found in formations.values()} == {(1, True)}
+
+
+def test_ranks_of_which_only_some_have_ended_an_evaluation_take_the_state_after_it(cluster: Cluster) -> None:
+    cluster.kill(3)
+    cluster.leave({0: 7, 1: 7, 2: 7}, evaluated=[2])
+    formations = cluster.formations()
+    assert {(found["source"], found["shares_state"]) for found in formations.values()} == {(2, True)}
+    assert all(found["completes_records"] for found in formations.values())
+
+
+def test_the_records_are_completed_whenever_another_process_becomes_rank_0(cluster: Cluster) -> None:
+    for generation, number in enumerate((0, 1)):
+        cluster.kill(number)
+        cluster.leave(dict.fromkeys(cluster.channels, 7 + generation), generation)
+        assert all(found["completes_records"] for found in cluster.formations().values())
+        cluster.form(generation + 1)
+    cluster.kill(3)
+    cluster.leave({2: 9}, generation=2)
+    assert not cluster.formations()[2]["completes_records"]
+
+
+def test_a_second_death_while_the_others_leave_makes_one_generation(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7})
+    cluster.kill(2)
+    cluster.leave({3: 7})
+    assert {number: found["rank"] for number, found in cluster.formations().items()} == {0: 0, 3: 1}
+    cluster.form(1)
+    assert cluster.recoveries[0].dead == {1: KILLED, 2: KILLED}
+    assert cluster.started == [1, 2]
+
+
+def test_a_new_process_joins_between_two_steps_and_takes_the_number(cluster: Cluster) -> None:
+    cluster.kill(0)
+    cluster.leave({1: 7, 2: 7, 3: 7})
+    cluster.formations()
+    cluster.form(1)
+    cluster.join(0, left={"step": -1, "evaluated_step": -1, "port": 1000})
+    assert [channel.receive() for number, channel in cluster.channels.items() if number] == [{"pause": 1}] * 3
+    cluster.leave({1: 9, 2: 9, 3: 9}, generation=1)
+    formations = cluster.formations()
+    assert {number: found["rank"] for number, found in formations.items()} == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert all(
+        found["source"] == 1 and found["shares_state"] and found["completes_records"] for found in formations.values()
+    )
+    cluster.form(2)
+    assert (cluster.recoveries[1].dead, cluster.recoveries[1].joined) == ({}, (0,))
+    assert cluster.started == [0]
+
+
+def test_a_new_process_of_another_version_is_not_taken_in(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.formations()
+    cluster.form(1)
+    stranger = cluster.join(1, left={"step": -1, "evaluated_step": -1, "port": 1000}, version="2")
+    assert "not like the other ranks" in stranger.receive()["end"]
+    assert not cluster.service.has_ended
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("Exited with exit code 1", "rank 1 has ended by itself (Exited with exit code 1)"),
+        ("Terminated", "rank 1 has ended by itself (Terminated)"),
+    ],
+)
+def test_an_end_that_is_not_a_signal_of_the_kernel_is_not_survived(cluster: Cluster, how: str, why: str) -> None:
+    cluster.kill(1, how)
+    assert cluster.reasons() == [why] * 3
+    assert cluster.service.must_end
+
+
+def test_an_end_that_srun_does_not_explain_is_not_survived(cluster: Cluster) -> None:
+    cluster.kill(1, None)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    later = time.monotonic() + 6
+    cluster.now = lambda: later
+    cluster.settle()
+    assert cluster.reasons() == ["rank 1 has gone, and srun does not say why"] * 3
+
+
+def test_a_rank_that_does_not_leave_in_time_ends_the_generation(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7})
+    cluster.channels[3].send({"told": 0, "step_s": 10.0})
+    cluster.settle()
+    began = time.monotonic()
+    cluster.now = lambda: began + 20
+    cluster.settle()
+    assert not cluster.service.has_ended
+    cluster.now = lambda: began + 30
+    cluster.settle()
+    assert cluster.reasons() == ["a rank did not leave the broken generation in time"] * 3
+
+
+def test_a_death_while_the_ranks_form_a_generation_ends_it(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.formations()
+    cluster.kill(2)
+    assert cluster.reasons() == ["rank 2 has gone while the ranks met"] * 2
+
+
+def test_the_failures_that_are_allowed_are_counted(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(most_failures=1)
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.formations()
+    cluster.form(1)
+    cluster.kill(2)
+    cluster.leave({0: 9, 3: 9}, generation=1)
+    assert cluster.reasons() == ["requeue.max_failures is used up"] * 2
+
+
+def test_three_generations_that_break_at_one_step_are_the_last(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(most_failures=10)
+    for generation, number in enumerate((3, 2)):
+        cluster.kill(number)
+        cluster.leave(dict.fromkeys(cluster.channels, 7), generation)
+        cluster.formations()
+        cluster.form(generation + 1)
+    cluster.kill(1)
+    cluster.leave({0: 7}, generation=2)
+    assert cluster.reasons() == ["3 generations have broken in the step after step 7"]
+
+
+def test_too_few_ranks_for_the_same_result_end(cluster: Cluster) -> None:
+    cluster.channels[0].send({"smallest_world": 4})
+    cluster.settle()
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    assert cluster.reasons() == ["3 ranks are too few for the same result"] * 3
+
+
+@pytest.mark.parametrize("said", [{"done": True}, {"failed": True}])
+def test_after_the_end_of_a_rank_nobody_waits_for_it(cluster: Cluster, said: Mapping[str, Any]) -> None:
+    cluster.channels[1].send(said)
+    cluster.settle()
+    cluster.kill(1, None)
+    assert cluster.service.has_ended
+    assert cluster.service.must_end == ("failed" in said)
+
+
+def test_a_connection_with_another_token_is_not_a_member(cluster: Cluster) -> None:
+    with pytest.raises(ChannelClosedError):
+        connect(["127.0.0.1"], cluster.port, b"another", {"number": 1}, deadline=time.monotonic() + 0.5)
+    cluster.settle()
+    assert not cluster.service.has_ended
+
+
+@pytest.fixture
+def channels() -> Iterator[tuple[Channel, Channel]]:
+    """The two sides of a connection: the rank's and the service's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+        service = pool.submit(Channel, server, KEY, is_service=True)
+        rank = Channel(client, KEY, is_service=False)
+        yield rank, service.result()
+        rank.close()
+        service.result().close()
+
+
+def test_a_message_that_is_repeated_closes_the_channel(channels: tuple[Channel, Channel]) -> None:
+    rank, service = channels
+    rank.send({"left": 0})
+    assert service.receive() == {"left": 0}
+    # As one who listens on the way would send it again.
+    rank._sent = 0
+    rank.send({"left": 0})
+    with pytest.raises(ChannelClosedError):
+        service.receive()
