@@ -63,7 +63,8 @@ def out_of_time(context: ScenarioContext) -> ScenarioResult:
 
 def warned_of_the_limit(context: ScenarioContext) -> ScenarioResult:
     """A run of two minutes under a limit of two, and Slurm's warning, which comes up to a minute early."""
-    sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": "10s"}}
+    # Longer than the clock of the ranks needs: 10 s, two steps and a save.
+    sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": "20s"}}
     tracked = context.start("warned", on=OTHER_HOSTS, seconds=0.66, sections=sections)
     return tracked, context.compare("time limit, with Slurm's signal", tracked)
 
