@@ -358,7 +358,7 @@ def event_line(event: Event) -> str | None:
     if event.kind == "train" and event.step:
         return f"continues after step {event.step}"
     if event.kind == "recovery":
-        return f"after step {event.step}: {event.reason}"
+        return event.reason if event.step is None else f"after step {event.step}: {event.reason}"
     if event.kind in _END_VERBS:
         return f"{_END_VERBS[event.kind]}: {event.reason}"
     return _CONTINUATION_LINES.get(event.kind)

@@ -161,11 +161,19 @@ class JobSpec(Section):
         return "cuda" if self.uses_gpus else "cpu"
 
     @property
+    def keeps_steps(self) -> bool:
+        """Whether a rank can save the last step after other ranks have ended: in the built-in training on CPUs.
+
+        NCCL does not tell the host in time that a collective has failed.
+        """
+        is_on_cpus = self.train is not None and self.device == "cpu"
+        return is_on_cpus and self.world_size > 1 and self.requeue.max_failures > 0
+
+    @property
     def survives(self) -> bool:
-        """Whether the ranks that are left after a death may go on: in the built-in training on CPUs."""
-        may_fail = self.requeue.max_failures > 0 and self.requeue.recovery == "auto"
+        """Whether the ranks that are left after a death may go on without a restart."""
         is_one_run = self.sweep is None and self.environment.container is None
-        return self.train is not None and self.device == "cpu" and self.world_size > 1 and may_fail and is_one_run
+        return self.keeps_steps and self.requeue.recovery == "auto" and is_one_run
 
 
 _UNIONS = (Union, UnionType)

@@ -20,7 +20,7 @@ _LONGEST_NUMBER = 9
 _TASKS = re.compile(r"(?P<tasks>[0-9]{1,9})(?:\(x(?P<nodes>[0-9]{1,9})\))?", re.ASCII)
 
 
-PLACE: Final = frozenset(
+TASK_VARIABLES: Final = frozenset(
     {
         "SLURMD_NODENAME",
         "SLURM_DISTRIBUTION",

@@ -14,7 +14,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -42,7 +42,7 @@ class _Member:
     Args:
         number: its number among the tasks of the job, which it keeps in each generation.
         channel: the connection to it.
-        place: where it runs, as ``start_newcomer`` takes it.
+        task: the variables of srun of its task, as ``start_newcomer`` takes them.
         identity: what must be the same for all.
         left: what it has said when it left the generation; None while it trains.
         is_done: whether it has said that it ends by itself.
@@ -50,7 +50,7 @@ class _Member:
 
     number: int
     channel: Channel
-    place: Mapping[str, str]
+    task: Mapping[str, str]
     identity: Mapping[str, str]
     left: Mapping[str, Any] | None = None
     is_done: bool = False
@@ -69,7 +69,7 @@ class _Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class NewGeneration:
     """A generation that has taken the place of another one.
 
     Args:
@@ -114,8 +114,8 @@ class MemberService:
         world_size: ranks of the job.
         most_failures: how many generations may break.
         exit_of: returns how a task has ended, in srun's words, or None while srun has not said it.
-        start_newcomer: starts a new process for a number, at its place.
-        on_recovery: called when a generation has taken the place of another one.
+        start_newcomer: starts a new process for a number, with the variables of its task.
+        on_new_generation: called when a generation has taken the place of another one.
         monotonic: seconds on a clock that never goes back.
     """
 
@@ -128,12 +128,12 @@ class MemberService:
         most_failures: int,
         exit_of: Callable[[int], str | None],
         start_newcomer: Callable[[int, Mapping[str, str]], None],
-        on_recovery: Callable[[Recovery], None],
+        on_new_generation: Callable[[NewGeneration], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener, self._key, self._world_size = listener, key, world_size
         self._failures_left = most_failures
-        self._exit_of, self._start_newcomer, self._on_recovery = exit_of, start_newcomer, on_recovery
+        self._exit_of, self._start_newcomer, self._on_new_generation = exit_of, start_newcomer, on_new_generation
         self._monotonic = monotonic
         self._greeting = threading.Semaphore(_MOST_GREETING)
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -141,7 +141,7 @@ class MemberService:
         self._generation = 0
         self._members: dict[int, _Member] = {}
         self._newcomers: dict[int, _Member] = {}
-        self._places: dict[int, Mapping[str, str]] = {}
+        self._tasks: dict[int, Mapping[str, str]] = {}
         self._smallest_world = world_size
         self._change = _Change(0.0, 0.0)
         self._formed: set[int] = set()
@@ -151,6 +151,16 @@ class MemberService:
         self._joined: list[int] = []
         self._step = 0
         self._broken_at_step: tuple[int, int] = (-1, 0)
+
+    @property
+    def members(self) -> Collection[int]:
+        """The numbers of the ranks that train, or are about to."""
+        return self._members.keys()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a generation trains, and nobody leaves or joins it."""
+        return self._phase == "training"
 
     @property
     def has_ended(self) -> bool:
@@ -166,7 +176,7 @@ class MemberService:
         """Begin to accept connections, in a thread."""
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def step(self, *, most_s: float = _SLOW_POLL_S) -> None:
+    def handle(self, *, most_s: float = _SLOW_POLL_S) -> None:
         """Handle what has happened, and what is due; wait for ``most_s`` at most if nothing has."""
         timeout_s = min(_POLL_S, most_s) if self._phase in {"leaving", "forming"} else most_s
         try:
@@ -175,8 +185,10 @@ class MemberService:
             pass
         else:
             event()
-        if self._phase in {"leaving", "forming"}:
-            self._go_on_if_possible()
+        if self._phase == "leaving":
+            self._form_if_all_have_left()
+        elif self._phase == "forming":
+            self._train_if_all_have_formed()
 
     def end(self, why: str) -> None:
         """Tell all ranks to save and end."""
@@ -201,7 +213,7 @@ class MemberService:
         try:
             channel = Channel(connection, self._key, is_service=True)
             hello = channel.receive()
-            member = _Member(int(hello["number"]), channel, dict(hello["place"]), dict(hello["identity"]))
+            member = _Member(int(hello["number"]), channel, dict(hello["task"]), dict(hello["identity"]))
         except (ChannelClosedError, KeyError, TypeError, ValueError):
             connection.close()
             return
@@ -227,7 +239,7 @@ class MemberService:
             self._join_as_newcomer(member, hello["left"])
             return
         self._members[member.number] = member
-        self._places[member.number] = member.place
+        self._tasks[member.number] = member.task
         if len(self._members) == self._world_size:
             self._phase = "training"
 
@@ -287,27 +299,28 @@ class MemberService:
         for member in self._members.values():
             member.channel.send(document)
 
-    def _go_on_if_possible(self) -> None:
+    def _form_if_all_have_left(self) -> None:
+        """Form the next generation if all that are left have left this one; tell them to end if that takes too long."""
         now = self._monotonic()
-        if self._phase == "forming":
-            if self._formed >= self._members.keys():
-                self._train_again()
-            elif now > self._change.deadline:
-                self.end("the ranks that are left did not meet in time")
-            return
-        for number, how in self._change.dead.items():
-            if how is None:
-                self._change.dead[number] = self._exit_of(number)
-        unknown = [number for number, how in self._change.dead.items() if how is None]
-        own = [number for number, how in self._change.dead.items() if how and not how.startswith(_ENDED_BY_SIGNAL)]
-        if own:
-            self.end(f"rank {own[0]} has ended by itself ({self._change.dead[own[0]]})")
-        elif unknown and now > self._change.began + _CAUSE_S:
-            self.end(f"rank {unknown[0]} has gone, and srun does not say why")
-        elif not unknown and all(member.left is not None for member in self._members.values()):
+        dead = self._change.dead
+        for number in [number for number, how in dead.items() if how is None]:
+            dead[number] = self._exit_of(number)
+        unexplained = [number for number, how in dead.items() if how is None]
+        exited = [number for number, how in dead.items() if how is not None and not how.startswith(_ENDED_BY_SIGNAL)]
+        if exited:
+            self.end(f"rank {exited[0]} has ended by itself ({dead[exited[0]]})")
+        elif unexplained and now > self._change.began + _CAUSE_S:
+            self.end(f"rank {unexplained[0]} has gone, and srun does not say why")
+        elif not unexplained and all(member.left is not None for member in self._members.values()):
             self._form()
         elif now > self._change.deadline:
             self.end("a rank did not leave the broken generation in time")
+
+    def _train_if_all_have_formed(self) -> None:
+        if self._formed >= self._members.keys():
+            self._train_again()
+        elif self._monotonic() > self._change.deadline:
+            self.end("the ranks that are left did not meet in time")
 
     def _form(self) -> None:
         """Let the ranks that are there form the next generation, if that is possible."""
@@ -322,19 +335,19 @@ class MemberService:
             self.end(f"{len(everyone)} ranks are too few for the same result")
             return
         numbers = sorted(everyone)
-        highest = min(number for number, member in self._members.items() if member.position == position)
-        first = everyone[numbers[0]]
+        source = min(number for number, member in self._members.items() if member.position == position)
+        rank_0 = everyone[numbers[0]]
         self._generation += 1
         for rank, number in enumerate(numbers):
             formation = {
                 "generation": self._generation,
                 "rank": rank,
                 "world_size": len(numbers),
-                "address": first.channel.other_address,
-                "port": first.port,
-                "source": numbers.index(highest),
+                "address": rank_0.channel.other_address,
+                "port": rank_0.port,
+                "source": numbers.index(source),
                 "shares_state": bool(joining) or len(positions) > 1,
-                "completes_records": numbers[0] != self._rank_0 or first.position < position,
+                "completes_records": numbers[0] != self._rank_0 or rank_0.position < position,
             }
             everyone[number].channel.send({"form": formation})
         for member in everyone.values():
@@ -364,12 +377,12 @@ class MemberService:
         dead = {number: how or "" for number, how in self._change.dead.items()}
         seconds = self._monotonic() - self._change.began
         self._phase = "training"
-        self._on_recovery(
-            Recovery(
+        self._on_new_generation(
+            NewGeneration(
                 dead=dead, joined=tuple(self._joined), world_size=len(self._members), step=self._step, seconds=seconds
             )
         )
         for number in dead:
-            self._start_newcomer(number, self._places[number])
+            self._start_newcomer(number, self._tasks[number])
         if self._newcomers:
             self._pause()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from hpcddp.errors import counted, write_message
-from hpcddp.processes import find
+from hpcddp.processes import Process, find
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import exits_of_tasks
@@ -18,18 +18,21 @@ from hpcddp.run.job_records import PublishedAddress, known_hosts, publish_member
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause
 from hpcddp.supervise.budgets import count_requeues
-from hpcddp.supervise.members import MemberService, Recovery
+from hpcddp.supervise.members import MemberService, NewGeneration
 from hpcddp.supervise.watch import end_step
+from hpcddp.task.process_state import NEWCOMER
 from hpcddp.task.rendezvous import bind_port, reachable_addresses
 
 # Exit codes of srun of a task that a signal has ended: 128 plus the signal.
 _SIGNALS: Final[Mapping[int, str]] = {134: "Aborted", 135: "Bus error", 137: "Killed", 139: "Segmentation fault"}
 # How long ranks that were told to end may save.
 _END_PATIENCE_S: Final = 60.0
+# What the batch log says of tasks that have ended may be on a file system that many jobs share.
+_LOOK_EVERY_S: Final = 2.0
 _LAUNCHER: Final = 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1'
 
 
-class _Newcomers:
+class Newcomers:
     """Processes that take the places of ranks that have died.
 
     Args:
@@ -45,29 +48,39 @@ class _Newcomers:
         self._attempt, self._command, self._environment = attempt, command, environment
         self._cpus_per_task = cpus_per_task
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._told: set[int] = set()
 
-    def start(self, number: int, place: Mapping[str, str]) -> None:
-        """Start a process for a rank where it has been."""
+    def start(self, number: int, task: Mapping[str, str]) -> None:
+        """Start a process for a rank on the node where it has been; the others do without if that is impossible.
+
+        Args:
+            number: the number of the rank.
+            task: the variables of srun of its task.
+        """
         words = [
             "srun",
             "--overlap",
             "--nodes=1",
             "--ntasks=1",
-            f"--nodelist={place['SLURMD_NODENAME']}",
+            f"--nodelist={task['SLURMD_NODENAME']}",
             f"--cpus-per-task={self._cpus_per_task}",
             "--unbuffered",
             "env",
-            "HPCDDP_NEWCOMER=yes",
-            *(f"{name}={value}" for name, value in place.items()),
+            f"{NEWCOMER}=yes",
+            *(f"{name}={value}" for name, value in task.items()),
             "sh",
             "-c",
             _LAUNCHER,
             *self._command,
         ]
-        with self._attempt.newcomer_log(number).open("ab") as log:
-            self._processes[number] = subprocess.Popen(
-                words, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        self._told.discard(number)
+        try:
+            with self._attempt.newcomer_log(number).open("ab") as log:
+                self._processes[number] = subprocess.Popen(
+                    words, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+        except OSError as error:
+            write_message(f"no process can be started in the place of rank {number} ({error})")
 
     def exit_of(self, number: int) -> str | None:
         """Return how the newest process of a rank has ended, in srun's words, or None while it is not known."""
@@ -78,6 +91,16 @@ class _Newcomers:
         if code is None:
             return None
         return _SIGNALS.get(code, f"Exited with exit code {code}")
+
+    def without_success(self, members: Collection[int]) -> dict[int, str]:
+        """Return how new processes have ended that are no members, by number; each is returned once."""
+        ended: dict[int, str] = {}
+        for number in self._processes.keys() - members - self._told:
+            how = self.exit_of(number)
+            if how is not None:
+                ended[number] = how
+                self._told.add(number)
+        return ended
 
     def end(self) -> None:
         """End those that still run."""
@@ -101,8 +124,8 @@ def serve_members(
     spec, start = read_job_file(attempt.run), read_start(attempt)
     if srun is None or start is None or not start.token:
         return
-    events = read_events(attempt.run.events)
-    newcomers = _Newcomers(attempt, command, spec.cpus_per_task, environment)
+    failures = count_requeues(read_events(attempt.run.events)).get(Cause.CRASH, 0)
+    newcomers = Newcomers(attempt, command, spec.cpus_per_task, environment)
     single_host = spec.resources.nodes == 1
     host = own_host(environment)
     with bind_port(single_host=single_host) as listener:
@@ -110,58 +133,92 @@ def serve_members(
             listener,
             start.token.encode(),
             world_size=spec.world_size,
-            most_failures=spec.requeue.max_failures - count_requeues(events).get(Cause.CRASH, 0),
+            most_failures=spec.requeue.max_failures - failures,
             exit_of=newcomers.exit_of,
             start_newcomer=newcomers.start,
-            on_recovery=lambda recovery: _record(attempt, recovery),
+            on_new_generation=lambda generation: _record(attempt, generation),
         )
         service.start()
         addresses = reachable_addresses([host], [], single_host=single_host)
         port = int(listener.getsockname()[1])
         publish_members_address(attempt, PublishedAddress(host=host, addresses=tuple(addresses), port=port))
-        ended_at: float | None = None
-        while find(pid) == srun:
-            service.step()
-            _end_after_a_failure(attempt, service)
-            if ended_at is None and service.has_ended:
-                ended_at = time.monotonic()
-            if ended_at is not None and time.monotonic() > ended_at + _END_PATIENCE_S and service.must_end:
-                write_message("the ranks were told to end, and some have not; srun is ended")
-                end_step(srun)
+        _serve(attempt, srun, service, newcomers)
     newcomers.end()
 
 
-def _end_after_a_failure(attempt: AttemptDirectory, service: MemberService) -> None:
+def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, newcomers: Newcomers) -> None:
+    look_at = time.monotonic()
+    must_end_since: float | None = None
+    while find(srun.pid) == srun:
+        service.handle()
+        now = time.monotonic()
+        if now < look_at:
+            continue
+        look_at = now + _LOOK_EVERY_S
+        if not service.has_ended:
+            _end_after_an_exit(attempt, service)
+        if service.is_training:
+            for number, how in newcomers.without_success(service.members).items():
+                _record_without_success(attempt, number, how, len(service.members))
+        if service.must_end and must_end_since is None:
+            must_end_since = now
+        if must_end_since is not None and now > must_end_since + _END_PATIENCE_S:
+            write_message("the ranks were told to end, and some have not; srun is ended")
+            end_step(srun)
+
+
+def _end_after_an_exit(attempt: AttemptDirectory, service: MemberService) -> None:
     """Tell the ranks to end if a task has ended by itself, which srun does not do here."""
-    if service.has_ended:
-        return
     for number, how in exits_of_tasks(attempt).items():
         if how.startswith("Exited"):
             service.end(f"rank {number} has ended by itself ({how})")
+            return
 
 
-def _place(number: int, hosts: Sequence[str]) -> str:
+def _rank_text(attempt: AttemptDirectory, number: int) -> str:
+    hosts = known_hosts(attempt) or []
     return f"rank {number} on {hosts[number]}" if number < len(hosts) else f"rank {number}"
 
 
-def _record(attempt: AttemptDirectory, recovery: Recovery) -> None:
-    """Write a recovery to the event log."""
-    hosts = known_hosts(attempt) or []
-    ranks = counted(recovery.world_size, "rank")
-    if recovery.dead:
-        dead = ", ".join(f"{_place(number, hosts)} was lost ({how})" for number, how in recovery.dead.items())
-        reason = f"{dead}; the others went on after {recovery.seconds:.1f} s with {ranks}"
+def _record(attempt: AttemptDirectory, generation: NewGeneration) -> None:
+    """Write to the event log that the ranks train again."""
+    ranks = counted(generation.world_size, "rank")
+    if generation.dead:
+        dead = ", ".join(f"{_rank_text(attempt, number)} was lost ({how})" for number, how in generation.dead.items())
+        reason = f"{dead}; the others went on after {generation.seconds:.1f} s with {ranks}"
     else:
-        joined = ", ".join(_place(number, hosts) for number in recovery.joined)
-        reason = f"a new process of {joined} joined, after a pause of {recovery.seconds:.1f} s: {ranks}"
-    append_event(
-        attempt.run.events,
-        kind="recovery",
-        time=time.time(),
-        attempt=attempt.number,
-        step=recovery.step,
-        reason=reason,
-        cause="crash" if recovery.dead else None,
-        seconds=round(recovery.seconds, 3),
-        world_size=recovery.world_size,
+        joined = ", ".join(_rank_text(attempt, number) for number in generation.joined)
+        reason = f"a new process of {joined} joined, after a pause of {generation.seconds:.1f} s: {ranks}"
+    _append(
+        attempt,
+        reason,
+        step=generation.step,
+        cause="crash" if generation.dead else None,
+        seconds=round(generation.seconds, 3),
+        world_size=generation.world_size,
     )
+
+
+def _record_without_success(attempt: AttemptDirectory, number: int, how: str, world_size: int) -> None:
+    """Write to the event log that a new process has not joined."""
+    ranks = counted(world_size, "rank")
+    reason = f"a new process of {_rank_text(attempt, number)} did not join ({how}); the training goes on with {ranks}"
+    _append(attempt, reason, world_size=world_size)
+
+
+def _append(
+    attempt: AttemptDirectory, reason: str, *, step: int | None = None, cause: str | None = None, **facts: object
+) -> None:
+    try:
+        append_event(
+            attempt.run.events,
+            kind="recovery",
+            time=time.time(),
+            attempt=attempt.number,
+            step=step,
+            reason=reason,
+            cause=cause,
+            **facts,
+        )
+    except OSError as error:
+        write_message(f"{reason}; {attempt.run.events} cannot be written ({error})")

@@ -18,11 +18,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from hpcddp.task.exchange import LONGEST_MESSAGE, code_of
+from hpcddp.task.exchange import HEAD_BYTES, LENGTH, LONGEST_MESSAGE, NUMBER_BYTES, code_of, message
 
-_NUMBER_BYTES: Final = 32
-_CODE_BYTES: Final = 32
-_LENGTH: Final = struct.Struct("!I")
 _COUNT: Final = struct.Struct("!Q")
 _CONNECT_TIMEOUT_S: Final = 3.0
 _GREETING_TIMEOUT_S: Final = 5.0
@@ -57,12 +54,12 @@ class Channel:
         self._sent = self._received = 0
         _watch_for_loss(connection)
         self._greet_until: float | None = time.monotonic() + _GREETING_TIMEOUT_S
-        own = secrets.token_bytes(_NUMBER_BYTES)
+        own = secrets.token_bytes(NUMBER_BYTES)
         try:
             connection.sendall(own)
         except OSError as error:
             raise ChannelClosedError from error
-        other = self._read(_NUMBER_BYTES)
+        other = self._read(NUMBER_BYTES)
         service, rank = (own, other) if is_service else (other, own)
         to_service, to_rank = (name + service + rank for name in (b"to service", b"to rank"))
         self._out, self._in = (to_rank, to_service) if is_service else (to_service, to_rank)
@@ -81,9 +78,9 @@ class Channel:
         """Send a document; nothing happens if the other side has gone, which the reader notices."""
         content = json.dumps(document).encode()
         with self._sending, suppress(OSError):
-            code = code_of(self._key, self._out, _COUNT.pack(self._sent), content)
+            number = _COUNT.pack(self._sent)
             self._sent += 1
-            self._connection.sendall(_LENGTH.pack(len(content)) + code + content)
+            self._connection.sendall(message(self._key, self._out, number, content))
 
     def receive(self) -> dict[str, Any]:
         """Wait for a document and return it.
@@ -91,16 +88,21 @@ class Channel:
         Raises:
             ChannelClosedError: there will be no other one.
         """
-        head = self._read(_LENGTH.size + _CODE_BYTES)
-        (length,) = _LENGTH.unpack_from(head)
+        head = self._read(HEAD_BYTES)
+        (length,) = LENGTH.unpack_from(head)
         if length > LONGEST_MESSAGE:
             raise ChannelClosedError
         content = self._read(length)
         code = code_of(self._key, self._in, _COUNT.pack(self._received), content)
-        if not hmac.compare_digest(head[_LENGTH.size :], code):
+        if not hmac.compare_digest(head[LENGTH.size :], code):
             raise ChannelClosedError
         self._received += 1
-        document: dict[str, Any] = json.loads(content)
+        try:
+            document = json.loads(content)
+        except ValueError as error:
+            raise ChannelClosedError from error
+        if not isinstance(document, dict):
+            raise ChannelClosedError
         return document
 
     def greeted(self) -> None:

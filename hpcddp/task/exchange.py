@@ -26,10 +26,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-_NUMBER_BYTES: Final = 32
+NUMBER_BYTES: Final = 32
 _CODE_BYTES: Final = 32
-_LENGTH: Final = struct.Struct("!I")
-_HEAD_BYTES: Final = _LENGTH.size + _CODE_BYTES
+LENGTH: Final = struct.Struct("!I")
+HEAD_BYTES: Final = LENGTH.size + _CODE_BYTES
 LONGEST_MESSAGE: Final = 16 * 1024
 """Bytes of the content of a message; small enough to be sent without waiting for the receiver."""
 
@@ -61,7 +61,7 @@ def code_of(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
 
 def message(key: bytes, kind: bytes, numbers: bytes, content: bytes) -> bytes:
     """Return a message as it is sent: the length of its content, its code, its content."""
-    return _LENGTH.pack(len(content)) + code_of(key, kind, numbers, content) + content
+    return LENGTH.pack(len(content)) + code_of(key, kind, numbers, content) + content
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +156,7 @@ class ExchangeServer:
             try:
                 connection, _ = self._listener.accept()
                 connection.settimeout(0)
-                client = _Client(connection, secrets.token_bytes(_NUMBER_BYTES), time.monotonic())
+                client = _Client(connection, secrets.token_bytes(NUMBER_BYTES), time.monotonic())
                 connection.send(client.number)
             except BlockingIOError:
                 return
@@ -197,11 +197,11 @@ class ExchangeServer:
             ValueError: it is not a rank of this attempt.
             OSError: it has closed the connection.
         """
-        number, hello = bytes(client.received[:_NUMBER_BYTES]), bytes(client.received[_NUMBER_BYTES:])
-        if len(hello) < _HEAD_BYTES:
+        number, hello = bytes(client.received[:NUMBER_BYTES]), bytes(client.received[NUMBER_BYTES:])
+        if len(hello) < HEAD_BYTES:
             return
-        (length,) = _LENGTH.unpack_from(hello)
-        code, content = hello[_LENGTH.size : _HEAD_BYTES], hello[_HEAD_BYTES:]
+        (length,) = LENGTH.unpack_from(hello)
+        code, content = hello[LENGTH.size : HEAD_BYTES], hello[HEAD_BYTES:]
         if length > LONGEST_MESSAGE or len(content) > length:
             raise ValueError("too long")
         if len(content) < length:
@@ -262,8 +262,8 @@ class ExchangeClient:
         try:
             deadline = min(deadline, time.monotonic() + _ACCEPT_TIMEOUT_S)
             self.own_address = str(self._connection.getsockname()[0]).removeprefix("::ffff:")
-            number = secrets.token_bytes(_NUMBER_BYTES)
-            self._numbers = self._receive(_NUMBER_BYTES, deadline) + number
+            number = secrets.token_bytes(NUMBER_BYTES)
+            self._numbers = self._receive(NUMBER_BYTES, deadline) + number
             self._connection.sendall(number + message(key, _HELLO, self._numbers, hello))
             self._read(_ACCEPT, deadline)
         except BaseException:
@@ -291,12 +291,12 @@ class ExchangeClient:
         return self._read(_REPLY, deadline)
 
     def _read(self, kind: bytes, deadline: float) -> bytes:
-        head = self._receive(_HEAD_BYTES, deadline)
-        (length,) = _LENGTH.unpack_from(head)
+        head = self._receive(HEAD_BYTES, deadline)
+        (length,) = LENGTH.unpack_from(head)
         if length > LONGEST_MESSAGE:
             raise ExchangeError("a message is not from rank 0 of this attempt")
         content = self._receive(length, deadline)
-        if not hmac.compare_digest(head[_LENGTH.size :], code_of(self._key, kind, self._numbers, content)):
+        if not hmac.compare_digest(head[LENGTH.size :], code_of(self._key, kind, self._numbers, content)):
             raise ExchangeError("a message is not from rank 0 of this attempt")
         return content
 

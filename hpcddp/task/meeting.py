@@ -15,7 +15,7 @@ def meet_ranks(inputs: TaskInputs, identity: Identity) -> Rendezvous:
     """Meet the other ranks, and record where all of them run."""
     spec, attempt = inputs.spec, inputs.attempt
     meeting = meet(inputs.env, attempt, identity, timeout=spec.launch.rendezvous_timeout)
-    _choose_interfaces(inputs, meeting)
+    choose_interfaces(inputs, meeting.interface)
     if inputs.env.rank == 0:
         launcher = None if spec.launcher_command is None else spec.launcher_command.launcher
         ranks = [Rank(host=rank.host, gpu=rank.gpu, launcher=launcher) for rank in meeting.identities]
@@ -29,13 +29,17 @@ def meet_ranks(inputs: TaskInputs, identity: Identity) -> Rendezvous:
     return meeting
 
 
-def _choose_interfaces(inputs: TaskInputs, meeting: Rendezvous) -> None:
-    """Set the network interface that leads to rank 0 for gloo and NCCL, unless the user chose one.
+def choose_interfaces(inputs: TaskInputs, leads_to_others: str | None) -> None:
+    """Set the network interface for gloo and NCCL, unless the user chose one.
 
     Otherwise gloo takes the address of this host's own name, which /etc/hosts often gives as 127.0.1.1.
+
+    Args:
+        inputs: what the task read; its environment is changed.
+        leads_to_others: the interface of this host that leads to the other hosts; None if it is not known.
     """
     single_host = inputs.env.nodes == 1
-    interface = "lo" if single_host else meeting.interface
+    interface = "lo" if single_host else leads_to_others
     if interface is None:
         return
     inputs.environment.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -24,8 +24,9 @@ from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_records import read_members_address, read_start
 from hpcddp.run.metrics_log import METRICS_FILE
+from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
-from hpcddp.slurm.rank_env import PLACE, RankEnv
+from hpcddp.slurm.rank_env import TASK_VARIABLES, RankEnv
 from hpcddp.stop.deadline import KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.listener import LISTENER, write_to_stderr
@@ -33,7 +34,7 @@ from hpcddp.stop.reasons import ExitCode, StopReason
 from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, save_failure
 from hpcddp.task.channel import ChannelClosedError, connect
 from hpcddp.task.local_peers import exit_after_failure
-from hpcddp.task.meeting import deadline_of, meet_ranks
+from hpcddp.task.meeting import choose_interfaces, deadline_of, meet_ranks
 from hpcddp.task.member import Formation, Member, open_sockets
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.rendezvous import Identity, PeerFailedError, RendezvousError, bind_port, interface_of
@@ -46,6 +47,13 @@ if TYPE_CHECKING:
     from hpcddp.train.checkpoint.memory import MemoryCheckpoint
     from hpcddp.train.context import Recovery, Survivor
     from hpcddp.train.data.parts import Data
+
+
+MEMBERS: Final = "HPCDDP_MEMBERS"
+"""Set by the batch script where the membership service runs."""
+# The service starts beside the tasks, and they import torch meanwhile.
+_SERVICE_S: Final = 10.0
+_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +198,8 @@ class _TrainingRank:
                 is_paused=never_pause if member is None else member.is_paused,
             )
             if spec.entrypoint is not None:
-                own = {METRICS_FILE: str(attempt.run.metrics), "HPCDDP_ATTEMPT": str(attempt.number)}
-                inputs.environment.update(own)
+                variables = {METRICS_FILE: str(attempt.run.metrics), "HPCDDP_ATTEMPT": str(attempt.number)}
+                inputs.environment.update(variables)
                 run_entrypoint(context)
                 return
             try:
@@ -236,33 +244,28 @@ class _TrainingRank:
         return _generation_of(self._inputs, formation, listener, state, survivor.data)
 
 
-MEMBERS: Final = "HPCDDP_MEMBERS"
-"""Set by the batch script where the membership service runs."""
-# The service starts beside the tasks, and they import torch meanwhile.
-_SERVICE_S: Final = 10.0
-
-
 def _become_member(inputs: TaskInputs, identity: Identity) -> Member | None:
     """Connect to the membership service; return None where there is none."""
     if MEMBERS not in inputs.environment:
         return None
     try:
         return _connect(inputs, identity, left=None)
-    except ChannelClosedError:
-        write_to_stderr("hpcddp: the membership service cannot be reached; the training goes on without it\n")
+    except (ChannelClosedError, RecordError) as error:
+        reason = f" ({error})" if str(error) else ""
+        write_to_stderr(f"hpcddp: the membership service cannot be reached{reason}; the training goes on without it\n")
         return None
 
 
 def _connect(inputs: TaskInputs, identity: Identity, *, left: Mapping[str, Any] | None) -> Member:
     attempt = inputs.attempt
     deadline = time.monotonic() + _SERVICE_S
-    published = wait_until(lambda: read_members_address(attempt), timeout_s=_SERVICE_S, poll_s=0.05)
+    published = wait_until(lambda: read_members_address(attempt), timeout_s=_SERVICE_S, poll_s=_POLL_S)
     start = read_start(attempt)
     if published is None or start is None:
         raise ChannelClosedError
     hello = {
         "number": inputs.env.rank,
-        "place": {name: value for name, value in inputs.environment.items() if name in PLACE},
+        "task": {name: value for name, value in inputs.environment.items() if name in TASK_VARIABLES},
         "identity": dict(identity.must_agree),
         "left": left,
     }
@@ -289,8 +292,7 @@ def _join(inputs: TaskInputs, identity: Identity) -> tuple[Member, _Generation]:
     if formation is None:
         exit_process(ExitCode.FINISHED)
     PROCESS_STATE.is_newcomer = False
-    interface = interface_of(member.own_address)
-    inputs.environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if inputs.env.nodes == 1 else interface or "")
+    choose_interfaces(inputs, interface_of(member.own_address))
     return member, _generation_of(inputs, formation, listener, None, None)
 
 

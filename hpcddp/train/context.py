@@ -165,12 +165,8 @@ class TrainContext:
 
     @property
     def keeps_steps(self) -> bool:
-        """Whether no rank makes an update before it can record its step, so that it can save the step alone.
-
-        So the run loses no step where it may go on after a rank has died. NCCL does not tell the host in time that a
-        collective has failed.
-        """
-        return self.spec.world_size > 1 and self.device.type == "cpu" and self.spec.requeue.max_failures > 0
+        """Whether no rank makes an update before it can record its step, so that it can save the step alone."""
+        return self.spec.keeps_steps
 
     def print_on_rank_0(self, text: str) -> None:
         """Print one line, on rank 0 only."""

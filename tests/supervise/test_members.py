@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.supervise.members import MemberService, Recovery
+from hpcddp.supervise.members import MemberService, NewGeneration
 from hpcddp.task.channel import Channel, ChannelClosedError, connect
 
 KEY = b"the token"
@@ -24,7 +24,7 @@ class Cluster:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self.listener.getsockname()[1])
         self.exits: dict[int, str] = {}
-        self.recoveries: list[Recovery] = []
+        self.recoveries: list[NewGeneration] = []
         self.started: list[int] = []
         self.channels: dict[int, Channel] = {}
         self.now = time.monotonic
@@ -35,7 +35,7 @@ class Cluster:
             most_failures=most_failures,
             exit_of=self.exits.get,
             start_newcomer=lambda number, _: self.started.append(number),
-            on_recovery=self.recoveries.append,
+            on_new_generation=self.recoveries.append,
             monotonic=self.clock,
         )
         self.service.start()
@@ -50,7 +50,7 @@ class Cluster:
         return self.now()
 
     def join(self, number: int, *, left: Mapping[str, Any] | None = None, version: str = "1") -> Channel:
-        hello = {"number": number, "place": {}, "identity": {"version": version}, "left": left}
+        hello = {"number": number, "task": {}, "identity": {"version": version}, "left": left}
         # The service answers in its own thread, which is this one.
         connection = socket.create_connection(("127.0.0.1", self.port))
         channel = Channel(connection, KEY, is_service=False)
@@ -65,7 +65,7 @@ class Cluster:
         """Handle all that has happened."""
         until = time.monotonic() + 0.06
         while time.monotonic() < until:
-            self.service.step(most_s=0.01)
+            self.service.handle(most_s=0.01)
 
     def kill(self, number: int, how: str | None = KILLED) -> None:
         if how is not None:

@@ -69,7 +69,9 @@ def derive_setting(context: TrainContext) -> Setting:
         TrainingError: the number of ranks is not the one that the job asks for.
     """
     spec, train = context.spec, context.train
-    data = _opened_before(context) or open_data(train)
+    data = _opened_before(context)
+    if data is None:
+        data = open_data(train)
     refuse_other_data(data, rank=context.rank, world_size=context.world_size, device=context.device)
     if spec.batch.group is not None:
         data = with_groups(data, spec.batch.group, context.device)

@@ -6,7 +6,6 @@ step later, when it has arrived, so that no step waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -108,16 +107,6 @@ class Blocks:
         if self._current.agreement is None:
             return False
         return self._current.agreement.read().steps[-1].is_nonfinite
-
-    def read_made(self) -> Iterator[tuple[list[MadeStep], Agreed]]:
-        """Yield the steps that were made and not read, and what was agreed; blocks are one step, and it was waited for.
-
-        A step that was begun, and whose update was not made, is not among them.
-        """
-        for block in (self._previous, self._current):
-            if block is not None and block.steps and block.agreement is not None:
-                yield block.steps, block.agreement.read()
-        self._previous = None
 
     def add_step(self, step: MadeStep) -> None:
         """Add a step whose part is in the current block."""

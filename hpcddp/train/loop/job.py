@@ -181,6 +181,8 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     if context.recovery is not None:
         if context.recovery.completes_records:
             _complete_metrics(context, progress)
+        ranks = counted(context.world_size, "rank")
+        context.print_on_rank_0(f"going on after step {progress.step} with {ranks}")
         return context.metrics_file()
     write_plan_record(context.run, {**setting.plan.as_json(), "total_steps": setting.schedule.total_steps})
     _complete_metrics(context, progress)

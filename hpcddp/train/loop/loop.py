@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NoReturn
@@ -19,7 +19,7 @@ from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import collective_device
 from hpcddp.train.errors import NonFiniteError, PausedError, StoppedError
-from hpcddp.train.loop.agreement import Agreed, StepPart, StepSums
+from hpcddp.train.loop.agreement import StepPart, StepSums
 from hpcddp.train.loop.blocks import Blocks, MadeStep
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
 from hpcddp.train.loop.schedule import Position, Schedule
@@ -72,19 +72,14 @@ class Loop:
         self._last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._stopper = RunStopper(context, checkpointer)
         self._guard = ReplicaGuard(context.train.replica_check_every)
-        # The step of the checkpoint that this attempt began with; None if it began with step 0.
-        self._resumed_step = progress.step or None
+        self.saved_step = progress.step if context.recovery is None and progress.step > 0 else None
+        """The step of the checkpoint that the loop began with; None if it began with step 0 or a state in memory."""
         self._wall_s_before = progress.wall_s
         self._began_at = context.monotonic()
         self._step_began_at = self._began_at
         self._saved_at = self._began_at
         self._save_is_agreed = False
         self._pause_is_agreed = False
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps done and recorded."""
-        return self._progress.step
 
     def run(self) -> TrainingProgress:
         """Train to the end and return the final progress.
@@ -200,10 +195,9 @@ class Loop:
     def _record_previous_block(self) -> None:
         """Read the agreement of the block before the current one, if there is one to read, and record its steps."""
         block = self._blocks.read_previous()
-        if block is not None:
-            self._record_block(*block)
-
-    def _record_block(self, steps: Sequence[MadeStep], agreed: Agreed) -> None:
+        if block is None:
+            return
+        steps, agreed = block
         if agreed.save:
             self._save_is_agreed = True
         if agreed.pause:
@@ -312,7 +306,7 @@ class Loop:
         step = self._progress.step
         reason = self._stopper.agreed
         # The state at the start is saved already.
-        if step != self._resumed_step:
+        if step != self.saved_step:
             self._save("stop")
         self._context.heartbeat.expect_long()
         saved = self._checkpointer.wait()
@@ -382,15 +376,11 @@ class Loop:
     def last_made_step(self) -> TrainingProgress:
         """Return the progress after the last step that all ranks have made, and put back a step that was begun.
 
-        Called when no collective may be entered any more, with ``keeps_steps``. Rank 0's metrics file may lack the
-        last lines, so they are in the progress.
-
-        Raises:
-            NonFiniteError: the loss of that step is not finite, and train.nonfinite_loss is stop.
+        Called when no collective may be entered any more, with ``keeps_steps``: a step is then recorded before another
+        collective is entered. Rank 0's metrics file may lack the last lines, so they are in the progress.
         """
         self._stepper.put_back()
-        for steps, agreed in self._blocks.read_made():
-            self._record_block(steps, agreed)
+        self._flush()
         return replace(self._progress_now(), metrics_lines=tuple(self._last_lines))
 
     def _progress_now(self) -> TrainingProgress:

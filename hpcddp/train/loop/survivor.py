@@ -43,7 +43,7 @@ class Survivor:
         self._plan = setting.plan.batch
         self.data = setting.data
         """The opened data set."""
-        self._resumed_step = loop.step
+        self._saved_step = loop.saved_step
         # The watchdog may save while the main thread waits for ranks that have gone.
         self._lock = threading.Lock()
         self._is_done = False
@@ -100,7 +100,7 @@ class Survivor:
 
     def _save(self) -> str:
         progress = self._loop.last_made_step()
-        if progress.step == self._resumed_step:
+        if progress.step == (self._saved_step or 0):
             return "no step was made"
         changed = self._changed_buffer()
         if changed is not None:

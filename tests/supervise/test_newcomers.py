@@ -1,0 +1,74 @@
+"""Processes in the places of ranks that have died, started by a program in place of srun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hpcddp.polling import wait_until
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.supervise.recovery import Newcomers
+
+TASK = {"SLURMD_NODENAME": "n2", "SLURM_PROCID": "3"}
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDirectory:
+    attempt = RunDirectory(tmp_path / "run").attempt(0)
+    attempt.path.mkdir(parents=True)
+    return attempt
+
+
+def environment(directory: Path, srun: str) -> Mapping[str, str]:
+    """Return an environment whose srun is a script."""
+    program = directory / "srun"
+    program.write_text(f"#!/bin/sh\n{srun}\n")
+    program.chmod(0o700)
+    return {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}", "RECORD": str(directory / "record")}
+
+
+def newcomers(attempt: AttemptDirectory, variables: Mapping[str, str]) -> Newcomers:
+    return Newcomers(attempt, ["python", "-m", "hpcddp.task"], 2, variables)
+
+
+def test_a_new_process_is_started_on_the_node_of_the_dead_one_as_its_task(
+    attempt: AttemptDirectory, tmp_path: Path
+) -> None:
+    new = newcomers(attempt, environment(tmp_path, 'printf "%s\\n" "$@" >"$RECORD"'))
+    new.start(3, TASK)
+    record = tmp_path / "record"
+    assert wait_until(lambda: new.exit_of(3), timeout_s=30, poll_s=0.01) == "Exited with exit code 0"
+    words = record.read_text().splitlines()
+    assert {"--overlap", "--nodelist=n2", "--ntasks=1", "--cpus-per-task=2"} <= set(words)
+    assert words[words.index("env") + 1 : words.index("sh")] == [
+        "HPCDDP_NEWCOMER=yes",
+        "SLURMD_NODENAME=n2",
+        "SLURM_PROCID=3",
+    ]
+    assert words[-3:] == ["python", "-m", "hpcddp.task"]
+
+
+@pytest.mark.parametrize(
+    ("code", "how"), [(137, "Killed"), (139, "Segmentation fault"), (1, "Exited with exit code 1")]
+)
+def test_a_new_process_that_ends_before_it_joins_is_told_once(
+    attempt: AttemptDirectory, tmp_path: Path, code: int, how: str
+) -> None:
+    new = newcomers(attempt, environment(tmp_path, f"exit {code}"))
+    new.start(3, TASK)
+    assert wait_until(lambda: new.without_success({0, 1, 2}), timeout_s=30, poll_s=0.01) == {3: how}
+    assert new.without_success({0, 1, 2}) == {}
+    assert new.without_success({0, 1, 2, 3}) == {}
+
+
+def test_where_no_process_can_be_started_the_others_do_without(
+    attempt: AttemptDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = newcomers(attempt, environment(tmp_path, "exit 0"))
+    attempt.newcomer_log(3).mkdir()
+    new.start(3, TASK)
+    assert new.without_success({0, 1, 2}) == {}
+    assert "no process can be started in the place of rank 3" in capsys.readouterr().err
