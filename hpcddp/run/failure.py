@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 from hpcddp.errors import printable
 from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import survived_deaths
 from hpcddp.run.files import TAIL_BYTES, exists, read_tail
 from hpcddp.run.job_records import known_hosts, member_word, read_exits
 from hpcddp.run.lost_peers import TimedOutRanks, UnevenRanks, find_lost_peers, place_of
@@ -130,12 +131,17 @@ def _read_all(attempt: AttemptDirectory) -> tuple[list[FailureRecord], list[str]
 
 
 def ranks_without_record(attempt: AttemptDirectory) -> list[int]:
-    """Return the ranks that started, as their logs show, and ended without a record."""
-    return sorted(
+    """Return the ranks that started, as their logs show, and ended without a record.
+
+    Those whose death the others survived are left out, unless there are no other ones: a new process may have died too.
+    """
+    silent = sorted(
         rank
         for rank in attempt.rank_logs()
         if not (exists(attempt.rank_error(rank)) or exists(attempt.rank_exit(rank)))
     )
+    survived = survived_deaths(attempt) if silent else set()
+    return [rank for rank in silent if rank not in survived] or silent
 
 
 def first_ended_without_record(attempt: AttemptDirectory) -> list[int]:

@@ -194,6 +194,7 @@ def _record(attempt: AttemptDirectory, generation: NewGeneration) -> None:
         reason,
         step=generation.step,
         cause="crash" if generation.dead else None,
+        dead=sorted(generation.dead),
         seconds=round(generation.seconds, 3),
         world_size=generation.world_size,
     )
