@@ -78,7 +78,12 @@ def _warm_up() -> None:
     with tempfile.TemporaryDirectory() as directory, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         job = Path(directory, "job.yaml")
         job.write_text(_JOB)
-        for words in (("plan", str(job)), ("render", str(job), "-o", f"{job}.sh"), ("submit", "--dry-run", str(job))):
+        for words in (
+            ("plan", "--help"),
+            ("plan", str(job)),
+            ("render", str(job), "-o", f"{job}.sh"),
+            ("submit", "--dry-run", str(job)),
+        ):
             boundary.run(app, words)
     gc.freeze()
 
