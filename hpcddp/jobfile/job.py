@@ -167,7 +167,13 @@ class JobSpec(Section):
         NCCL does not tell the host in time that a collective has failed.
         """
         is_on_cpus = self.train is not None and self.device == "cpu"
-        return is_on_cpus and self.world_size > 1 and self.requeue.max_failures > 0
+        may_lose_ranks = self.requeue.max_failures > 0 or self.may_lose_nodes
+        return is_on_cpus and self.world_size > 1 and may_lose_ranks
+
+    @property
+    def may_lose_nodes(self) -> bool:
+        """Whether the job keeps running when it loses a node."""
+        return self.resources.min_nodes is not None or self.resources.spare_nodes > 0
 
     @property
     def survives(self) -> bool:

@@ -218,6 +218,22 @@ class Resources(Section):
     nodes: int = Field(
         1, ge=1, le=LARGEST_NODE_COUNT, description="Hosts of the allocation.", json_schema_extra={"unit": "nodes"}
     )
+    min_nodes: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_NODE_COUNT,
+        description="Nodes that must be left when a node is lost while a built-in training runs on CPUs: the others go "
+        "on without it until the next requeue, which asks for all `nodes` again. null requeues the job.",
+        json_schema_extra={"unit": "nodes"},
+    )
+    spare_nodes: int = Field(
+        0,
+        ge=0,
+        le=LARGEST_NODE_COUNT,
+        description="Nodes that the job gets besides `nodes`. They are idle until a node is lost, whose ranks then go "
+        "on there. For a built-in training on CPUs, as `min_nodes`.",
+        json_schema_extra={"unit": "nodes"},
+    )
     gpus_per_node: int = Field(
         0,
         ge=0,

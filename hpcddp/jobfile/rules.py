@@ -422,6 +422,24 @@ def setup_returns(spec: JobSpec) -> Iterator[tuple[str, str]]:
             )
 
 
+def _lost_node_is_survived(spec: JobSpec) -> Iterator[Finding]:
+    """Reject ``resources.min_nodes`` and ``spare_nodes`` in a job that does not go on without a lost node."""
+    if not spec.may_lose_nodes:
+        return
+    min_nodes, nodes = spec.resources.min_nodes, spec.resources.nodes
+    key = "resources.spare_nodes" if min_nodes is None else "resources.min_nodes"
+    if min_nodes is not None and min_nodes >= nodes:
+        yield key, f"is {min_nodes}, and resources.nodes is {nodes}: no node may be lost; write a smaller number"
+    elif spec.train is None or spec.device != "cpu":
+        yield key, "is given, and only a built-in training on CPUs goes on without a lost node; leave it out"
+    elif spec.sweep is not None or spec.environment.container is not None:
+        yield key, "is given, and a sweep or a job in a container does not go on without a lost node; leave it out"
+    elif spec.requeue.recovery != "auto":
+        yield key, f"is given, and requeue.recovery is {spec.requeue.recovery}; leave one of the two out"
+    elif "node_failure" not in spec.requeue.causes:
+        yield key, "is given, and requeue.causes does not name node_failure, so that the job stays without it; name it"
+
+
 def variable_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Reject variables that a script cannot set."""
     environment = spec.environment
@@ -463,6 +481,7 @@ RULES = (
     Rule(("learning_rate",), _schedule_constants),
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
+    Rule(("requeue", "train.device", "sweep", "environment.container", "resources"), _lost_node_is_survived),
     Rule(("environment.env", "environment.pass_env"), variable_names),
     Rule(("environment.setup",), setup_returns),
     Rule(("environment",), one_environment),

@@ -243,6 +243,11 @@ class AttemptDirectory:
         """Return the file by which one of the ranks that are left takes the save of a step."""
         return self.path / f"survivor-{step}"
 
+    @property
+    def requeue_by_rank(self) -> Path:
+        """The file by which one of the ranks takes the requeue of a job whose batch script is gone."""
+        return self.path / "requeue-by-rank"
+
     def rank_world(self, rank: int) -> Path:
         """Return the file in which one rank of a command reports that its program has started a world of its own."""
         return self.path / f"world-rank-{rank}.json"

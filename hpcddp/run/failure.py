@@ -314,6 +314,8 @@ _SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-
 _LAUNCH: Final = re.compile(
     r"^srun: error: Task launch for \S+ failed on node (?P<node>\S+): (?P<why>.+)", re.MULTILINE
 )
+# srun: error: Node failure on n3   (srun --no-kill 22.05.8)
+_NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (?P<node>\S+)$", re.MULTILINE)
 # srun kills the tasks at once when it gets TERM or HUP itself. It says the same behind the first task that failed.
 _SRUN_SIGNALLED: Final = re.compile(r"^srun: (?:forcing job termination|Force Terminated )", re.MULTILINE)
 _PYXIS: Final = re.compile(r"error: pyxis: (?P<why>.+)")
@@ -361,6 +363,11 @@ def exits_in(text: str) -> dict[int, str]:
 def exits_of_tasks(attempt: AttemptDirectory) -> dict[int, str]:
     """Return how tasks of an attempt ended, as srun has reported it so far; see ``exits_in``."""
     return exits_in(_since_start(attempt))
+
+
+def failed_nodes(attempt: AttemptDirectory) -> set[str]:
+    """Return the nodes of an attempt that Slurm has given up while its tasks ran, as srun has reported it so far."""
+    return set(_NODE_FAILURE.findall(_since_start(attempt)))
 
 
 def _numbers(text: str) -> list[int]:

@@ -129,7 +129,7 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
         *_given(spec.resources, _MAIL),
         *_extras(spec.resources),
         *_output(spec, run_id),
-        *_recovery(spec),
+        *_recovery(spec, run_id),
     )
     for directive in directives:
         # Raises if the value cannot be written.
@@ -156,7 +156,7 @@ def _array(spec: JobSpec) -> Iterator[Directive]:
 
 def _size(spec: JobSpec) -> Iterator[Directive]:
     resources = spec.resources
-    yield Directive("nodes", str(resources.nodes), "resources.nodes")
+    yield Directive("nodes", str(resources.nodes + resources.spare_nodes), "resources.nodes")
     yield Directive("ntasks-per-node", str(spec.tasks_per_node), "resources.tasks_per_node")
     if gres := list(_gres(spec)):
         yield Directive("gres", ",".join(gres), "resources.gres")
@@ -219,8 +219,11 @@ def _batch_log(spec: JobSpec, run_id: str) -> str:
     return f"{directory}/batch.log" if spec.sweep is None else f"{directory}/logs/%A_%a.log"
 
 
-def _recovery(spec: JobSpec) -> Iterator[Directive]:
+def _recovery(spec: JobSpec, run_id: str | None) -> Iterator[Directive]:
     yield Directive("requeue" if spec.requeue.left_to_slurm else "no-requeue", None, "requeue.causes")
+    # The ranks of a script that a person passes to sbatch do not go on (hpcddp.submission.render).
+    if spec.may_lose_nodes and run_id is not None:
+        yield Directive("no-kill", None, "resources.min_nodes")
     if spec.signal_lead is not None:
         # Never "B:", which signals the batch shell only.
         yield Directive("signal", f"USR2@{round(spec.signal_lead.total_seconds())}", "requeue.signal_lead")

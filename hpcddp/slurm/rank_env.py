@@ -37,6 +37,18 @@ TASK_VARIABLES: Final = frozenset(
 """The variables of srun that say which task a process is."""
 
 
+def task_on_other_node(task: Mapping[str, str], node: str) -> dict[str, str]:
+    """Return the variables of srun of a task that runs on another node than before.
+
+    Args:
+        task: the variables (``TASK_VARIABLES``).
+        node: the name of the other node, which takes the place of the old one.
+    """
+    old = task["SLURMD_NODENAME"]
+    hosts = [node if host == old else host for host in expand(task["SLURM_STEP_NODELIST"])]
+    return {**task, "SLURMD_NODENAME": node, "SLURM_STEP_NODELIST": ",".join(hosts)}
+
+
 def own_host(environment: Mapping[str, str]) -> str:
     """Return the name of this host in Slurm, or its host name."""
     return environment.get("SLURMD_NODENAME") or socket.gethostname()

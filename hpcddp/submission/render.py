@@ -81,6 +81,8 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "directives": directives,
         # srun says in the log of a submitted run how a task has ended.
         "survives": spec.survives and request.cluster == "slurm" and run_id is not None,
+        "may_lose_nodes": spec.may_lose_nodes,
+        "spare_nodes": spec.resources.spare_nodes,
         "nodes": spec.resources.nodes,
         "tasks": spec.tasks,
         "tasks_per_node": spec.tasks_per_node,

@@ -18,11 +18,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.task.channel import Channel, ChannelClosedError
 
 # How long a rank may take to leave a broken generation beyond two of its longest steps, and to form the next one.
 _LEAVE_S: Final = 3.0
 _FORM_S: Final = 20.0
+# How long new processes may take that the others wait for.
+_NEWCOMER_S: Final = 120.0
 # How long srun may take to say how a task has ended.
 _CAUSE_S: Final = 5.0
 _POLL_S: Final = 0.02
@@ -31,8 +34,11 @@ _SLOW_POLL_S: Final = 0.5
 _MOST_GREETING: Final = 256
 # So often may a generation break before a step is made.
 _MOST_AT_A_STEP: Final = 3
+NODE_LOST: Final = "its node was lost"
+"""How a rank was ended whose host does not answer."""
 # How srun says that a task was ended by a signal, which is not what a program does by itself: signal(7), strsignal(3).
 _ENDED_BY_SIGNAL: Final = ("Killed", "Segmentation fault", "Bus error", "Aborted", "Out Of Memory")
+_SURVIVED: Final = (*_ENDED_BY_SIGNAL, NODE_LOST)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +73,11 @@ class _Member:
         """The port on which it listens in case that it becomes rank 0."""
         return 0 if self.left is None else int(self.left["port"])
 
+    @property
+    def node(self) -> str:
+        """The name of its node in Slurm."""
+        return self.task.get("SLURMD_NODENAME", "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewGeneration:
@@ -74,14 +85,14 @@ class NewGeneration:
 
     Args:
         dead: the numbers of the ranks that had died, and how.
-        joined: the numbers of the ranks that are new.
+        joined: the nodes of the ranks that are new, by number.
         world_size: how many ranks it has.
         step: optimizer steps done.
         seconds: from the death, or from the last step before a join, until the ranks train again.
     """
 
     dead: Mapping[int, str]
-    joined: Sequence[int]
+    joined: Mapping[int, str]
     world_size: int
     step: int
     seconds: float
@@ -93,16 +104,22 @@ class _Change:
 
     Args:
         began: when, on the monotonic clock.
-        dead: how those that have died were ended, by number; None while srun has not said it.
         deadline: until when all must have left, on the monotonic clock; infinity before a join.
+        explain_until: until when srun must have said how the newest dead has ended, on the monotonic clock.
+        dead: how those that have died were ended, by number; None while srun has not said it.
+        may_go_on: whether the failure is counted, and allowed.
+        awaited: the numbers whose new processes the others wait for.
     """
 
     began: float
     deadline: float
+    explain_until: float = 0.0
     dead: dict[int, str | None] = field(default_factory=dict)
+    may_go_on: bool = False
+    awaited: set[int] = field(default_factory=set)
 
 
-Phase = Literal["gathering", "training", "leaving", "forming", "ended"]
+Phase = Literal["gathering", "training", "leaving", "waiting", "forming", "ended"]
 
 
 class MemberService:
@@ -112,7 +129,8 @@ class MemberService:
         listener: a listening socket.
         key: the attempt's key.
         world_size: ranks of the job.
-        most_failures: how many generations may break.
+        most_failures: how many generations may break because a process has died.
+        nodes: the nodes of the job.
         exit_of: returns how a task has ended, in srun's words, or None while srun has not said it.
         start_newcomer: starts a new process for a number, with the variables of its task.
         on_new_generation: called when a generation has taken the place of another one.
@@ -126,6 +144,7 @@ class MemberService:
         *,
         world_size: int,
         most_failures: int,
+        nodes: JobNodes,
         exit_of: Callable[[int], str | None],
         start_newcomer: Callable[[int, Mapping[str, str]], None],
         on_new_generation: Callable[[NewGeneration], None],
@@ -133,6 +152,8 @@ class MemberService:
     ) -> None:
         self._listener, self._key, self._world_size = listener, key, world_size
         self._failures_left = most_failures
+        self._nodes = nodes
+        self._has_lost_node = False
         self._exit_of, self._start_newcomer, self._on_new_generation = exit_of, start_newcomer, on_new_generation
         self._monotonic = monotonic
         self._greeting = threading.Semaphore(_MOST_GREETING)
@@ -172,13 +193,18 @@ class MemberService:
         """Whether the ranks were told to end because of a failure; else the run ends by itself."""
         return self._must_end
 
+    @property
+    def srun_waits_in_vain(self) -> bool:
+        """Whether all ranks have ended, and srun waits for those of a lost node."""
+        return self.has_ended and self._has_lost_node and not self._members
+
     def start(self) -> None:
         """Begin to accept connections, in a thread."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def handle(self, *, most_s: float = _SLOW_POLL_S) -> None:
         """Handle what has happened, and what is due; wait for ``most_s`` at most if nothing has."""
-        timeout_s = min(_POLL_S, most_s) if self._phase in {"leaving", "forming"} else most_s
+        timeout_s = min(_POLL_S, most_s) if self._phase in {"leaving", "waiting", "forming"} else most_s
         try:
             event = self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -186,7 +212,9 @@ class MemberService:
         else:
             event()
         if self._phase == "leaving":
-            self._form_if_all_have_left()
+            self._go_on_if_all_have_left()
+        elif self._phase == "waiting":
+            self._go_on_if_newcomers_are_there()
         elif self._phase == "forming":
             self._train_if_all_have_formed()
 
@@ -225,9 +253,10 @@ class MemberService:
             while True:
                 document = channel.receive()
                 self._events.put(lambda document=document: self._hear(member, document))  # type: ignore[misc]
-        except ChannelClosedError:
+        except ChannelClosedError as error:
+            is_cut_off = error.is_cut_off
             channel.close()
-            self._events.put(lambda: self._lose(member))
+            self._events.put(lambda: self._lose(member, is_cut_off=is_cut_off))
 
     def _join(self, member: _Member, hello: Mapping[str, Any]) -> None:
         is_newcomer = hello.get("left") is not None
@@ -240,6 +269,7 @@ class MemberService:
             return
         self._members[member.number] = member
         self._tasks[member.number] = member.task
+        self._nodes.use(member.node)
         if len(self._members) == self._world_size:
             self._phase = "training"
 
@@ -277,44 +307,113 @@ class MemberService:
         elif document.get("formed") == self._generation:
             self._formed.add(member.number)
 
-    def _lose(self, member: _Member) -> None:
+    def _lose(self, member: _Member, *, is_cut_off: bool) -> None:
         """Handle the end of a connection."""
         if self._newcomers.get(member.number) is member:
             del self._newcomers[member.number]
             return
-        if member.is_done or self._members.get(member.number) is not member or self._phase == "ended":
+        if self._members.get(member.number) is not member:
             return
         del self._members[member.number]
+        if member.is_done or self._phase == "ended":
+            return
         if self._phase in {"gathering", "forming"}:
             self.end(f"rank {member.number} has gone while the ranks met")
             return
+        if not is_cut_off:
+            self._break([member], None)
+            return
+        # The connections of the others on this node end some seconds later.
+        on_its_node = [other for other in self._members.values() if other.node == member.node]
+        for other in on_its_node:
+            del self._members[other.number]
+            other.channel.close()
+        self._break([member, *on_its_node], NODE_LOST)
+
+    def _break(self, dead: Sequence[_Member], how: str | None) -> None:
+        """Let the others leave the generation, after the death of some ranks."""
         now = self._monotonic()
         if self._phase == "training" or not self._change.dead:
-            self._phase = "leaving"
             self._change = _Change(now, now + _LEAVE_S)
             self._tell({"broken": self._generation})
-        self._change.dead[member.number] = None
+        self._phase = "leaving"
+        self._change.explain_until = now + _CAUSE_S
+        for member in dead:
+            self._change.dead[member.number] = how
 
     def _tell(self, document: Mapping[str, Any]) -> None:
         for member in self._members.values():
             member.channel.send(document)
 
-    def _form_if_all_have_left(self) -> None:
-        """Form the next generation if all that are left have left this one; tell them to end if that takes too long."""
+    def _go_on_if_all_have_left(self) -> None:
+        """Go on if all that are left have left their generation; tell them to end if that takes too long."""
         now = self._monotonic()
         dead = self._change.dead
         for number in [number for number, how in dead.items() if how is None]:
             dead[number] = self._exit_of(number)
         unexplained = [number for number, how in dead.items() if how is None]
-        exited = [number for number, how in dead.items() if how is not None and not how.startswith(_ENDED_BY_SIGNAL)]
+        exited = [number for number, how in dead.items() if how is not None and not how.startswith(_SURVIVED)]
         if exited:
             self.end(f"rank {exited[0]} has ended by itself ({dead[exited[0]]})")
-        elif unexplained and now > self._change.began + _CAUSE_S:
+        elif unexplained and now > self._change.explain_until:
             self.end(f"rank {unexplained[0]} has gone, and srun does not say why")
         elif not unexplained and all(member.left is not None for member in self._members.values()):
-            self._form()
+            self._go_on()
         elif now > self._change.deadline:
             self.end("a rank did not leave the broken generation in time")
+
+    def _go_on(self) -> None:
+        """Form the next generation, or wait for new processes, if one of both is possible."""
+        change = self._change
+        step = max((member.position[0] for member in self._members.values()), default=0)
+        if change.dead and not change.may_go_on:
+            change.may_go_on = self._may_break_again(step) and self._has_enough_nodes()
+            if not change.may_go_on:
+                return
+        if not self._members:
+            self.end("no rank is left")
+        elif len(self._members.keys() | self._newcomers.keys()) >= self._smallest_world:
+            self._form()
+        else:
+            self._wait_for_newcomers()
+
+    def _wait_for_newcomers(self) -> None:
+        """Start new processes where fewer ranks would not have the same result; the others wait for them."""
+        change = self._change
+        change.awaited |= self._start_newcomers(change.dead.keys() - change.awaited - self._newcomers.keys())
+        expected = len(self._members.keys() | self._newcomers.keys() | change.awaited)
+        if expected < self._smallest_world:
+            self.end(f"{expected} ranks are too few for the same result")
+            return
+        self._phase = "waiting"
+        change.deadline = self._monotonic() + _NEWCOMER_S
+
+    def _go_on_if_newcomers_are_there(self) -> None:
+        awaited = self._change.awaited - self._newcomers.keys()
+        ended = [number for number in awaited if self._exit_of(number) is not None]
+        if len(self._members.keys() | self._newcomers.keys()) >= self._smallest_world:
+            self._go_on()
+        elif ended:
+            self.end(f"the new process of rank {ended[0]} has ended ({self._exit_of(ended[0])})")
+        elif self._monotonic() > self._change.deadline:
+            self.end("the new processes were not there in time")
+
+    def _start_newcomers(self, numbers: Collection[int]) -> set[int]:
+        """Start new processes for ranks that have died; return the numbers for which that is possible."""
+        started = set()
+        for number in sorted(numbers):
+            task = self._task_of_newcomer(number)
+            if task is not None:
+                self._start_newcomer(number, task)
+                started.add(number)
+        return started
+
+    def _task_of_newcomer(self, number: int) -> Mapping[str, str] | None:
+        """Return the task of a new process; None if its node is lost, and no spare one is left."""
+        task = self._tasks[number]
+        if self._change.dead[number] != NODE_LOST:
+            return task
+        return self._nodes.task_elsewhere(task)
 
     def _train_if_all_have_formed(self) -> None:
         if self._formed >= self._members.keys():
@@ -323,17 +422,13 @@ class MemberService:
             self.end("the ranks that are left did not meet in time")
 
     def _form(self) -> None:
-        """Let the ranks that are there form the next generation, if that is possible."""
+        """Let the ranks that are there form the next generation."""
         positions = {member.position for member in self._members.values()}
-        position = max(positions, default=(0, 0))
-        step = position[0]
-        if self._change.dead and not self._may_break_again(step):
-            return
+        position = max(positions)
         joining = [number for number in self._newcomers if number not in self._members]
         everyone = self._members | {number: self._newcomers[number] for number in joining}
-        if len(everyone) < self._smallest_world or not self._members:
-            self.end(f"{len(everyone)} ranks are too few for the same result")
-            return
+        for number in joining:
+            self._tasks[number] = everyone[number].task
         numbers = sorted(everyone)
         source = min(number for number, member in self._members.items() if member.position == position)
         rank_0 = everyone[numbers[0]]
@@ -354,7 +449,7 @@ class MemberService:
             member.left = None
         self._rank_0 = numbers[0]
         self._members, self._newcomers = everyone, {}
-        self._joined, self._step = joining, step
+        self._joined, self._step = joining, position[0]
         self._formed = set()
         self._phase = "forming"
         self._change.deadline = self._monotonic() + _FORM_S
@@ -367,11 +462,23 @@ class MemberService:
         if count >= _MOST_AT_A_STEP:
             self.end(f"{count} generations have broken in the step after step {step}")
             return False
+        if all(how == NODE_LOST for how in self._change.dead.values()):
+            return True
         if self._failures_left == 0:
             self.end("requeue.max_failures is used up")
             return False
         self._failures_left -= 1
         return True
+
+    def _has_enough_nodes(self) -> bool:
+        """Return whether no node was lost, or enough are left; tell the ranks to end where they are not."""
+        if NODE_LOST not in self._change.dead.values():
+            return True
+        self._has_lost_node = True
+        why_not = self._nodes.why_too_few({member.node for member in self._members.values()})
+        if why_not is not None:
+            self.end(why_not)
+        return why_not is None
 
     def _train_again(self) -> None:
         dead = {number: how or "" for number, how in self._change.dead.items()}
@@ -379,10 +486,13 @@ class MemberService:
         self._phase = "training"
         self._on_new_generation(
             NewGeneration(
-                dead=dead, joined=tuple(self._joined), world_size=len(self._members), step=self._step, seconds=seconds
+                dead=dead,
+                joined={number: self._members[number].node for number in self._joined},
+                world_size=len(self._members),
+                step=self._step,
+                seconds=seconds,
             )
         )
-        for number in dead:
-            self._start_newcomer(number, self._tasks[number])
+        self._start_newcomers(dead.keys() - self._change.awaited)
         if self._newcomers:
             self._pause()

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from hpcddp.errors import counted, write_message
 from hpcddp.processes import Process, find
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event, read_events
-from hpcddp.run.failure import exits_of_tasks
+from hpcddp.run.failure import exits_of_tasks, failed_nodes
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import PublishedAddress, known_hosts, publish_members_address, read_start
+from hpcddp.slurm import commands
+from hpcddp.slurm.controller import ask_controller
+from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause
 from hpcddp.supervise.budgets import count_requeues
-from hpcddp.supervise.members import MemberService, NewGeneration
+from hpcddp.supervise.job_nodes import JobNodes
+from hpcddp.supervise.members import NODE_LOST, MemberService, NewGeneration
 from hpcddp.supervise.watch import end_step
 from hpcddp.task.process_state import NEWCOMER
 from hpcddp.task.rendezvous import bind_port, reachable_addresses
@@ -85,12 +90,12 @@ class Newcomers:
     def exit_of(self, number: int) -> str | None:
         """Return how the newest process of a rank has ended, in srun's words, or None while it is not known."""
         process = self._processes.get(number)
-        if process is None:
-            return exits_of_tasks(self._attempt).get(number)
-        code = process.poll()
-        if code is None:
-            return None
-        return _SIGNALS.get(code, f"Exited with exit code {code}")
+        if process is not None:
+            return _exit_text(process)
+        # Slurm ends the tasks of a node that it has given up.
+        if _host_of(self._attempt, number) in failed_nodes(self._attempt):
+            return NODE_LOST
+        return exits_of_tasks(self._attempt).get(number)
 
     def without_success(self, members: Collection[int]) -> dict[int, str]:
         """Return how new processes have ended that are no members, by number; each is returned once."""
@@ -107,6 +112,14 @@ class Newcomers:
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 process.terminate()
+
+
+def _exit_text(srun: subprocess.Popen[bytes]) -> str | None:
+    """Return how the task of an srun has ended, in srun's words; None while it runs."""
+    code = srun.poll()
+    if code is None:
+        return None
+    return _SIGNALS.get(code, f"Exited with exit code {code}")
 
 
 def serve_members(
@@ -133,7 +146,12 @@ def serve_members(
             listener,
             start.token.encode(),
             world_size=spec.world_size,
-            most_failures=spec.requeue.max_failures - failures,
+            most_failures=max(0, spec.requeue.max_failures - failures),
+            nodes=JobNodes(
+                expand(environment.get("SLURM_JOB_NODELIST", "")),
+                min_nodes=spec.resources.min_nodes or spec.resources.nodes,
+                slurm_answers=partial(_slurm_answers, environment),
+            ),
             exit_of=newcomers.exit_of,
             start_newcomer=newcomers.start,
             on_new_generation=lambda generation: _record(attempt, generation),
@@ -144,6 +162,14 @@ def serve_members(
         publish_members_address(attempt, PublishedAddress(host=host, addresses=tuple(addresses), port=port))
         _serve(attempt, srun, service, newcomers)
     newcomers.end()
+
+
+def _slurm_answers(environment: Mapping[str, str]) -> bool:
+    try:
+        ask_controller(environment)
+    except commands.SlurmCommandError:
+        return False
+    return True
 
 
 def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, newcomers: Newcomers) -> None:
@@ -165,6 +191,8 @@ def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, new
         if must_end_since is not None and now > must_end_since + _END_PATIENCE_S:
             write_message("the ranks were told to end, and some have not; srun is ended")
             end_step(srun)
+        if service.srun_waits_in_vain:
+            end_step(srun)
 
 
 def _end_after_an_exit(attempt: AttemptDirectory, service: MemberService) -> None:
@@ -175,29 +203,59 @@ def _end_after_an_exit(attempt: AttemptDirectory, service: MemberService) -> Non
             return
 
 
-def _rank_text(attempt: AttemptDirectory, number: int) -> str:
+def _host_of(attempt: AttemptDirectory, number: int) -> str | None:
+    """Return the host on which a rank began; None if that is not known."""
     hosts = known_hosts(attempt) or []
-    return f"rank {number} on {hosts[number]}" if number < len(hosts) else f"rank {number}"
+    return hosts[number] if number < len(hosts) else None
+
+
+def _rank_text(attempt: AttemptDirectory, number: int) -> str:
+    host = _host_of(attempt, number)
+    return f"rank {number}" if host is None else f"rank {number} on {host}"
 
 
 def _record(attempt: AttemptDirectory, generation: NewGeneration) -> None:
     """Write to the event log that the ranks train again."""
     ranks = counted(generation.world_size, "rank")
-    if generation.dead:
-        dead = ", ".join(f"{_rank_text(attempt, number)} was lost ({how})" for number, how in generation.dead.items())
+    joined = ", ".join(f"rank {number} on {node}" for number, node in sorted(generation.joined.items()))
+    dead = "; ".join(_death_texts(attempt, generation.dead))
+    if not dead:
+        reason = f"a new process of {joined} joined, after a pause of {generation.seconds:.1f} s: {ranks}"
+    elif not joined:
         reason = f"{dead}; the others went on after {generation.seconds:.1f} s with {ranks}"
     else:
-        joined = ", ".join(_rank_text(attempt, number) for number in generation.joined)
-        reason = f"a new process of {joined} joined, after a pause of {generation.seconds:.1f} s: {ranks}"
+        reason = f"{dead}; the others waited {generation.seconds:.1f} s for a new process of {joined}: {ranks}"
     _append(
         attempt,
         reason,
         step=generation.step,
-        cause="crash" if generation.dead else None,
+        cause=_cause(generation),
         dead=sorted(generation.dead),
         seconds=round(generation.seconds, 3),
         world_size=generation.world_size,
     )
+
+
+def _death_texts(attempt: AttemptDirectory, dead: Mapping[int, str]) -> Iterator[str]:
+    """Yield what has happened to each rank that has died, or to its node."""
+    on_lost_nodes: dict[str, list[str]] = {}
+    for number, how in sorted(dead.items()):
+        if how != NODE_LOST:
+            yield f"{_rank_text(attempt, number)} was lost ({how})"
+        else:
+            host = _host_of(attempt, number) or "of unknown name"
+            on_lost_nodes.setdefault(host, []).append(str(number))
+    for host, numbers in on_lost_nodes.items():
+        ranks = "rank" if len(numbers) == 1 else "ranks"
+        yield f"node {host} was lost ({ranks} {', '.join(numbers)})"
+
+
+def _cause(generation: NewGeneration) -> str | None:
+    """Return the cause of a change of generation, as the budgets count it; None for a join."""
+    if not generation.dead:
+        return None
+    is_node_failure = all(how == NODE_LOST for how in generation.dead.values())
+    return str(Cause.NODE_FAILURE if is_node_failure else Cause.CRASH)
 
 
 def _record_without_success(attempt: AttemptDirectory, number: int, how: str, world_size: int) -> None:

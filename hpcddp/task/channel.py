@@ -7,6 +7,7 @@ another connection, or a repeated one, is never right. Messages are not encrypte
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import secrets
@@ -32,8 +33,22 @@ _KEEP_ALIVE: Final[Mapping[int, int]] = {
 }
 
 
+# errno(3): the other host does not answer. The end of a process closes its connections, or resets them.
+_UNREACHABLE: Final = frozenset(
+    {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN}
+)
+
+
 class ChannelClosedError(Exception):
-    """The other side has closed the connection, has gone, or is not of this attempt."""
+    """The other side has closed the connection, has gone, or is not of this attempt.
+
+    Args:
+        is_cut_off: whether its host does not answer.
+    """
+
+    def __init__(self, *, is_cut_off: bool = False) -> None:
+        super().__init__()
+        self.is_cut_off = is_cut_off
 
 
 class Channel:
@@ -124,7 +139,7 @@ class Channel:
                     self._connection.settimeout(max(0.001, self._greet_until - time.monotonic()))
                 part = self._connection.recv(count - len(received))
             except OSError as error:
-                raise ChannelClosedError from error
+                raise ChannelClosedError(is_cut_off=error.errno in _UNREACHABLE) from error
             if not part:
                 raise ChannelClosedError
             received += part

@@ -25,7 +25,7 @@ _BREAK_S: Final = 3.0
 # How long the main thread has to end after the service has said so, beyond two of its longest steps.
 _END_S: Final = 3.0
 # How long a rank that has left its generation waits for the next one, beyond four of its longest steps.
-_FORMATION_S: Final = 60.0
+_FORMATION_S: Final = 180.0
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
@@ -62,10 +62,20 @@ class Member:
         heartbeat: the progress of this rank, which says how long its steps take.
         end: ends the process, after saving what can be saved; called in another thread if the main thread does not end
             by itself.
+        end_cut_off: ends the process where the host of the service does not answer; called in another thread. None if
+            the training then goes on without the service.
     """
 
-    def __init__(self, channel: Channel, heartbeat: Callable[[], Heartbeat], end: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        heartbeat: Callable[[], Heartbeat],
+        end: Callable[[str], None],
+        end_cut_off: Callable[[], None] | None = None,
+    ) -> None:
         self._channel, self._heartbeat, self._end = channel, heartbeat, end
+        self._end_cut_off = end_cut_off
+        self._is_cut_off = threading.Event()
         self._generation = 0
         self._sockets: dict[str, int] = {}
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -95,8 +105,14 @@ class Member:
         self._channel.send({"formed": generation})
 
     def is_broken(self) -> bool:
-        """Return whether the generation is broken, after a collective has failed; wait some seconds for the answer."""
-        return self._broken.wait(_BREAK_S)
+        """Return whether the generation is broken, after a collective has failed; wait some seconds for the answer.
+
+        It does not return where the host of the service does not answer: another thread then ends the process.
+        """
+        is_broken = self._broken.wait(_BREAK_S)
+        while self._is_cut_off.is_set():
+            time.sleep(1)
+        return is_broken
 
     def leave(self, step: int, evaluated_step: int, listener: socket.socket) -> Formation | None:
         """Leave the generation, and wait for the next one.
@@ -143,7 +159,12 @@ class Member:
         try:
             while True:
                 self._hear(self._channel.receive())
-        except ChannelClosedError:
+        except ChannelClosedError as error:
+            if error.is_cut_off and self._end_cut_off is not None:
+                self._is_cut_off.set()
+                self._broken.set()
+                self._cut()
+                self._end_cut_off()
             # The training goes on without the service; the next death ends the attempt.
             self._answers.put(None)
 

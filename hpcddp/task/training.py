@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from threading import Timer
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,7 @@ from hpcddp.stop.listener import LISTENER, write_to_stderr
 from hpcddp.stop.reasons import ExitCode, StopReason
 from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, save_failure
 from hpcddp.task.channel import ChannelClosedError, connect
+from hpcddp.task.cut_off import end_cut_off
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.meeting import choose_interfaces, deadline_of, meet_ranks
 from hpcddp.task.member import Formation, Member, open_sockets
@@ -270,7 +272,16 @@ def _connect(inputs: TaskInputs, identity: Identity, *, left: Mapping[str, Any] 
         "left": left,
     }
     channel = connect(published.addresses, published.port, start.token.encode(), hello, deadline=deadline)
-    return Member(channel, lambda: PROCESS_STATE.heartbeat, lambda why: _end_lost_rank(attempt, why))
+    job_id = slurm_job_id(inputs.environment)
+    end_lone_rank = None
+    if inputs.spec.may_lose_nodes and job_id is not None:
+        end_lone_rank = partial(end_cut_off, attempt, job_id, inputs.spec)
+    return Member(
+        channel,
+        lambda: PROCESS_STATE.heartbeat,
+        end=lambda why: _end_lost_rank(attempt, why),
+        end_cut_off=end_lone_rank,
+    )
 
 
 def _end_lost_rank(attempt: AttemptDirectory, why: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from hpcddp.supervise.members import MemberService, NewGeneration
+from hpcddp.supervise.job_nodes import JobNodes
+from hpcddp.supervise.members import NODE_LOST, MemberService, NewGeneration
 from hpcddp.task.channel import Channel, ChannelClosedError, connect
 
 KEY = b"the token"
@@ -20,12 +21,16 @@ KILLED = "Killed"
 class Cluster:
     """A service, and ranks that are connections alone."""
 
-    def __init__(self, world_size: int = 4, most_failures: int = 3) -> None:
+    def __init__(
+        self, world_size: int = 4, most_failures: int = 3, nodes: Sequence[str] = ("n1", "n2"), min_nodes: int = 2
+    ) -> None:
+        self.slurm_answers = True
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self.listener.getsockname()[1])
         self.exits: dict[int, str] = {}
         self.recoveries: list[NewGeneration] = []
         self.started: list[int] = []
+        self.tasks: dict[int, Mapping[str, str]] = {}
         self.channels: dict[int, Channel] = {}
         self.now = time.monotonic
         self.service = MemberService(
@@ -33,8 +38,9 @@ class Cluster:
             KEY,
             world_size=world_size,
             most_failures=most_failures,
+            nodes=JobNodes(nodes, min_nodes=min_nodes, slurm_answers=lambda: self.slurm_answers),
             exit_of=self.exits.get,
-            start_newcomer=lambda number, _: self.started.append(number),
+            start_newcomer=self.start_newcomer,
             on_new_generation=self.recoveries.append,
             monotonic=self.clock,
         )
@@ -46,11 +52,21 @@ class Cluster:
             channel.send({"smallest_world": 1})
         self.settle()
 
+    def start_newcomer(self, number: int, task: Mapping[str, str]) -> None:
+        self.started.append(number)
+        self.tasks[number] = task
+        self.exits.pop(number, None)
+
+    def task(self, number: int) -> Mapping[str, str]:
+        """Return the task of a rank: two ranks on each node."""
+        node = f"n{number // 2 + 1}"
+        return self.tasks.get(number, {"SLURMD_NODENAME": node, "SLURM_STEP_NODELIST": "n[1-2]"})
+
     def clock(self) -> float:
         return self.now()
 
     def join(self, number: int, *, left: Mapping[str, Any] | None = None, version: str = "1") -> Channel:
-        hello = {"number": number, "task": {}, "identity": {"version": version}, "left": left}
+        hello = {"number": number, "task": self.task(number), "identity": {"version": version}, "left": left}
         # The service answers in its own thread, which is this one.
         connection = socket.create_connection(("127.0.0.1", self.port))
         channel = Channel(connection, KEY, is_service=False)
@@ -108,7 +124,7 @@ class Cluster:
 def new_cluster() -> Iterator[Callable[..., Cluster]]:
     made: list[Cluster] = []
 
-    def make(**options: int) -> Cluster:
+    def make(**options: Any) -> Cluster:
         made.append(Cluster(**options))
         return made[-1]
 
@@ -204,7 +220,7 @@ def test_a_new_process_joins_between_two_steps_and_takes_the_number(cluster: Clu
         found["source"] == 1 and found["shares_state"] and found["completes_records"] for found in formations.values()
     )
     cluster.form(2)
-    assert (cluster.recoveries[1].dead, cluster.recoveries[1].joined) == ({}, (0,))
+    assert (cluster.recoveries[1].dead, cluster.recoveries[1].joined) == ({}, {0: "n1"})
     assert cluster.started == [0]
 
 
@@ -285,12 +301,103 @@ def test_three_generations_that_break_at_one_step_are_the_last(new_cluster: Call
     assert cluster.reasons() == ["3 generations have broken in the step after step 7"]
 
 
-def test_too_few_ranks_for_the_same_result_end(cluster: Cluster) -> None:
+NEW_PROCESS = {"step": -1, "evaluated_step": -1, "port": 1001}
+
+
+@pytest.fixture
+def waiting_cluster(cluster: Cluster) -> Cluster:
+    """Ranks that do not go on with fewer, one of which has died."""
     cluster.channels[0].send({"smallest_world": 4})
     cluster.settle()
     cluster.kill(1)
     cluster.leave({0: 7, 2: 7, 3: 7})
-    assert cluster.reasons() == ["3 ranks are too few for the same result"] * 3
+    assert cluster.started == [1]
+    return cluster
+
+
+def test_ranks_that_do_not_go_on_with_fewer_wait_for_a_new_process(waiting_cluster: Cluster) -> None:
+    cluster = waiting_cluster
+    cluster.join(1, left=NEW_PROCESS)
+    formations = cluster.formations()
+    assert {number: formation["rank"] for number, formation in formations.items()} == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert all(formation["source"] == 0 and formation["shares_state"] for formation in formations.values())
+    cluster.form(1)
+    (recovery,) = cluster.recoveries
+    assert (recovery.dead, recovery.joined, recovery.world_size) == ({1: KILLED}, {1: "n1"}, 4)
+    assert cluster.started == [1]
+
+
+def test_the_ranks_end_if_the_new_process_that_they_wait_for_ends(waiting_cluster: Cluster) -> None:
+    waiting_cluster.exits[1] = "Exited with exit code 2"
+    waiting_cluster.settle()
+    assert waiting_cluster.reasons() == ["the new process of rank 1 has ended (Exited with exit code 2)"] * 3
+
+
+def test_the_ranks_end_if_the_new_process_does_not_come(waiting_cluster: Cluster) -> None:
+    later = time.monotonic() + 130
+    waiting_cluster.now = lambda: later
+    waiting_cluster.settle()
+    assert waiting_cluster.reasons() == ["the new processes were not there in time"] * 3
+
+
+def test_the_ranks_wait_for_two_new_processes_if_another_one_dies_meanwhile(waiting_cluster: Cluster) -> None:
+    cluster = waiting_cluster
+    cluster.kill(2)
+    assert cluster.started == [1, 2]
+    for number in (1, 2):
+        assert not cluster.recoveries
+        cluster.join(number, left=NEW_PROCESS)
+    assert cluster.formations()[3]["world_size"] == 4
+
+
+def lose_second_node(cluster: Cluster) -> None:
+    cluster.exits[3] = NODE_LOST
+    cluster.kill(2, NODE_LOST)
+    cluster.kill(3, NODE_LOST)
+    cluster.leave({0: 7, 1: 7})
+
+
+def test_the_ranks_on_the_other_nodes_go_on_and_no_failure_is_counted(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(most_failures=0, min_nodes=1)
+    lose_second_node(cluster)
+    assert cluster.formations()[1]["world_size"] == 2
+    cluster.form(1)
+    assert cluster.recoveries[0].dead == {2: NODE_LOST, 3: NODE_LOST}
+    assert cluster.started == []
+    for number in (0, 1):
+        cluster.channels[number].send({"done": True})
+        cluster.settle()
+        assert not cluster.service.srun_waits_in_vain
+    cluster.kill(0, None)
+    cluster.kill(1, None)
+    assert cluster.service.srun_waits_in_vain
+
+
+def test_too_few_nodes_end(cluster: Cluster) -> None:
+    lose_second_node(cluster)
+    assert cluster.reasons() == ["a node was lost, and 1 of 2 are too few"] * 2
+
+
+def test_half_of_the_nodes_go_on_only_where_slurm_answers(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(min_nodes=1)
+    cluster.slurm_answers = False
+    lose_second_node(cluster)
+    assert all("these may be the nodes that the job has lost" in reason for reason in cluster.reasons())
+
+
+def test_the_ranks_of_a_lost_node_go_on_on_a_spare_one(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(nodes=("n1", "n2", "n3"))
+    lose_second_node(cluster)
+    cluster.formations()
+    cluster.form(1)
+    assert cluster.started == [2, 3]
+    assert cluster.tasks[3] == {"SLURMD_NODENAME": "n3", "SLURM_STEP_NODELIST": "n1,n3"}
+    for number in (2, 3):
+        cluster.join(number, left=NEW_PROCESS)
+    cluster.leave({0: 9, 1: 9}, generation=1)
+    assert cluster.formations()[0]["world_size"] == 4
+    cluster.form(2)
+    assert cluster.recoveries[1].joined == {2: "n3", 3: "n3"}
 
 
 @pytest.mark.parametrize("said", [{"done": True}, {"failed": True}])
