@@ -16,6 +16,7 @@ from hpcddp.run.checkpoints import newest_valid
 from tests.cluster.scenarios import (
     EPOCHS,
     OTHER_HOSTS,
+    PREEMPTED_HOSTS,
     STEPS_PER_EPOCH,
     ScenarioContext,
     ScenarioResult,
@@ -119,6 +120,40 @@ def test_the_others_go_on_without_a_step_lost_and_new_processes_join_them(
     assert all(f"{rank} was lost" in (death.reason or "") for rank in dead)
     assert joins[-1].facts["world_size"] == 4
     assert_same(tracked, reference)
+
+
+def rank_killed_that_the_others_need(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """A rank dies of a model whose result depends on the ranks; another run of it is undisturbed."""
+    runs = [
+        context.start(
+            name,
+            nodes=2,
+            tasks=2,
+            on=hosts,
+            sections={"requeue": {"max_failures": 1}},
+            behaviour={"depends_on_ranks": 1},
+        )
+        for name, hosts in (("disturbed", OTHER_HOSTS), ("undisturbed", PREEMPTED_HOSTS))
+    ]
+    runs[0].wait_for_steps(30)
+    runs[0].signal(1, signal.SIGKILL)
+    for tracked in runs:
+        tracked.wait_until_finished()
+    return runs[0], runs[1]
+
+
+@after_scenario(rank_killed_that_the_others_need)
+def test_ranks_that_cannot_go_on_with_fewer_wait_and_have_the_bits_of_the_undisturbed_run(
+    scenario_result: tuple[TrackedRun, TrackedRun],
+) -> None:
+    tracked, undisturbed = scenario_result
+    assert (tracked.attempts, len(tracked.events("train"))) == (1, 1)
+    (recovery,) = tracked.events("recovery")
+    assert recovery.facts["world_size"] == 4
+    assert "the others waited" in (recovery.reason or "")
+    losses = [[record["loss"] for record in _records(run, "loss")] for run in (tracked, undisturbed)]
+    assert losses[0] == losses[1]
+    assert torch.equal(_parameters(tracked), _parameters(undisturbed))
 
 
 def failures_used_up(context: ScenarioContext) -> TrackedRun:

@@ -28,7 +28,9 @@ class Traced(nn.Module):
 
     def __init__(self, num_classes: int, behaviour: dict[str, float]) -> None:
         super().__init__()
-        layers = (nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 32), nn.ReLU(), nn.Linear(32, num_classes))
+        # With these, the result depends on which rank computes a sample.
+        of_ranks = (nn.BatchNorm1d(32), nn.Dropout(0.2)) if behaviour.get("depends_on_ranks") else ()
+        layers = (nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 32), *of_ranks, nn.ReLU(), nn.Linear(32, num_classes))
         self.layers = nn.Sequential(*layers)
         self.behaviour, self.forwards = behaviour, 0
         self.rank = int(os.environ["RANK"])
