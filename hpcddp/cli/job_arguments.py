@@ -59,6 +59,8 @@ FIELDS = (
     _Field("name", "--name", "Name of the job.", short="-J", metavar="NAME"),
     _Field("batch.global_batch_size", "--global-batch-size", "Samples of an optimizer step, over all ranks."),
     _Field("resources.nodes", "--nodes", "Number of nodes.", short="-N", listed=True),
+    _Field("resources.min_nodes", "--min-nodes", "Nodes that must be left when a node is lost."),
+    _Field("resources.spare_nodes", "--spare-nodes", "Nodes that take the places of lost ones."),
     _Field("resources.gpus_per_node", "--gpus-per-node", "GPUs on each node; one rank for each GPU.", listed=True),
     _Field("resources.gpu_type", "--gpu-type", "Kind of GPU, such as a100.", values=complete_gpu_types),
     _Field("resources.tasks_per_node", "--tasks-per-node", "Ranks on each node of a CPU job.", listed=True),

@@ -160,6 +160,8 @@ run_root: "run root/50%"
 profile: null
 resources:
   nodes: 3
+  min_nodes: null
+  spare_nodes: 0
   gpus_per_node: 2
   gpu_type: a100
   gres: {}

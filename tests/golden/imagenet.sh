@@ -48,6 +48,8 @@ run_root: runs
 profile: null
 resources:
   nodes: 2
+  min_nodes: null
+  spare_nodes: 0
   gpus_per_node: 8
   gpu_type: null
   gres: {}

@@ -65,6 +65,8 @@ run_root: runs
 profile: null
 resources:
   nodes: 2
+  min_nodes: null
+  spare_nodes: 0
   gpus_per_node: 4
   gpu_type: null
   gres: {}

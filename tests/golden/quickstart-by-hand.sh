@@ -61,6 +61,8 @@ run_root: runs
 profile: null
 resources:
   nodes: 1
+  min_nodes: null
+  spare_nodes: 0
   gpus_per_node: 0
   gpu_type: null
   gres: {}

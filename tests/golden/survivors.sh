@@ -1,6 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=digits-that-go-on
-#SBATCH --nodes=2
+#SBATCH --nodes=3
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=1
 #SBATCH --time=00:30:00
@@ -8,6 +8,7 @@
 #SBATCH --error=runs/digits-that-go-on/r1/batch.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
+#SBATCH --no-kill
 #SBATCH --signal=USR2@120
 
 # The job digits-that-go-on, run r1, written by hpcddp: to change it, change the job file.
@@ -40,6 +41,8 @@ run_root: runs
 profile: null
 resources:
   nodes: 2
+  min_nodes: 1
+  spare_nodes: 1
   gpus_per_node: 0
   gpu_type: null
   gres: {}
@@ -175,7 +178,7 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
     # seconds), and writes to its own log. srun's --output is not used, because it changes paths with a percent sign. The
     # id of the step is kept: the tasks are started again in this job only if this step has ended.
     srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=1 \
-      --distribution=block --kill-on-bad-exit=0 --wait=0 --unbuffered \
+      --distribution=block --kill-on-bad-exit=0 --wait=0 --no-kill --unbuffered \
       sh -c 'trap "" USR2; [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$HPCDDP_ATTEMPT_DIR/step"; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
       "$hpcddp_python" -P -u -m hpcddp.task &
     hpcddp_tasks=$!

@@ -116,6 +116,8 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
         "profile": None,
         "resources": {
             "nodes": 1,
+            "min_nodes": None,
+            "spare_nodes": 0,
             "gpus_per_node": 0,
             "gpu_type": None,
             "gres": {},

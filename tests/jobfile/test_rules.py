@@ -36,6 +36,26 @@ BETWEEN = {
         "00:05:00 (resources.time_limit)",
         "write requeue.signal_lead: 150s or null",
     ),
+    "resources: {nodes: 2, min_nodes: 2}": (
+        "resources.min_nodes: is 2",
+        "resources.nodes is 2: no node may be lost",
+        "write a smaller number",
+    ),
+    "resources: {nodes: 2, min_nodes: 1, gpus_per_node: 1}": (
+        "resources.min_nodes: is given",
+        "only a built-in training on CPUs",
+        "leave it out",
+    ),
+    "resources: {nodes: 2, spare_nodes: 1}\nrequeue: {recovery: restart}": (
+        "resources.spare_nodes: is given",
+        "requeue.recovery is restart",
+        "leave one of the two out",
+    ),
+    "resources: {nodes: 2, min_nodes: 1}\nrequeue: {causes: [preemption]}": (
+        "resources.min_nodes: is given",
+        "requeue.causes does not name node_failure",
+        "name it",
+    ),
     "learning_rate: {schedule: step}": ("learning_rate.milestones: is empty", "write the epochs", "[30, 60, 80]"),
     "learning_rate: {milestones: [3]}": (
         "learning_rate.milestones: is given",
