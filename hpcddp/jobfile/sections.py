@@ -301,6 +301,12 @@ class Requeue(Section):
         default=True,
         description="Whether the job comes back in seconds, and not after Slurm's own delay, two minutes by default.",
     )
+    avoid_failed_nodes: bool = Field(
+        default=False,
+        description="Whether a requeued job keeps away, for 24 hours, from nodes that were lost, had a hardware error "
+        "of a GPU (Xid, ECC), or were twice the first to fail. On such a node the tasks are not started again in the "
+        "same job: it is requeued.",
+    )
     allow_continuation: bool = Field(
         default=False, description="Whether a new job may continue the run where requeue is forbidden."
     )

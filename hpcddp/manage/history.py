@@ -110,6 +110,7 @@ _TEXTS: Final[Mapping[str, Callable[[Event], str | None]]] = MappingProxyType(
         "start": lambda event: f"attempt {event.attempt} began on {event.host}",
         "resume": _resume_text,
         "requeue": _requeue_text,
+        "exclusion": lambda event: event.reason,
         "restart": _restart_text,
         "recovery": lambda event: f"attempt {event.attempt}{_step_text(event)}: {event.reason}",
         "stop": _stop_text,

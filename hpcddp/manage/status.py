@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -15,6 +15,7 @@ from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.evaluations import Summary
 from hpcddp.run.job_records import known_hosts
+from hpcddp.run.node_faults import excluded_nodes, failing_nodes
 from hpcddp.run.ownership import processes_left, runs_script
 from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
@@ -162,12 +163,23 @@ class RunStatus:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What its user should know besides its state, a sentence each."""
+        remarks = [*self.files.remarks, *self._failing_node_remarks()]
         silent_s = self.silent_s
-        if silent_s is None:
-            return self.files.remarks
-        command = shlex.join(["hpcddp", "stacks", self.run.run_id])
-        silence = f"run {self.run.run_id}: no output for {duration_text(silent_s)} on any rank; see {command}"
-        return (*self.files.remarks, silence)
+        if silent_s is not None:
+            command = shlex.join(["hpcddp", "stacks", self.run.run_id])
+            remarks.append(f"run {self.run.run_id}: no output for {duration_text(silent_s)} on any rank; see {command}")
+        return tuple(remarks)
+
+    def _failing_node_remarks(self) -> Iterator[str]:
+        """Yield a sentence for each node on which a run that is not finished fails."""
+        if self.state is State.FINISHED:
+            return
+        excluded = excluded_nodes(self.files.events)
+        for node in failing_nodes(self.run, self.files.events, now=self.now):
+            advice = "requeue.avoid_failed_nodes keeps requeued jobs away from it"
+            if node.name in excluded:
+                advice = "its job is kept away from it"
+            yield f"run {self.run.run_id}: node {node.name} {node.why}; {advice}"
 
     @property
     def hosts(self) -> Sequence[str] | None:

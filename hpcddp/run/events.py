@@ -23,6 +23,7 @@ EventKind = Literal[
     "stop",
     "save",
     "requeue",
+    "exclusion",
     "restart",
     "recovery",
     "resume",

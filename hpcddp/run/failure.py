@@ -178,6 +178,38 @@ def _named_sentence(records: Sequence[FailureRecord]) -> str | None:
     return f"{named[0].place} failed first{named[0].when}: {named[0].label}{named[0].headline}" if named else None
 
 
+def node_of_first_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
+    """Return the node on which an attempt failed first; None if that is not known, or was on several at once.
+
+    Args:
+        attempt: the attempt that has ended without a result.
+        records: as ``read_failures`` returns them.
+    """
+    named = _named(records)
+    if named:
+        return named[0].host
+    launch = _LAUNCH.search(_since_start(attempt))
+    if launch is not None:
+        return launch["node"]
+    hosts = known_hosts(attempt) or []
+    nodes = {hosts[rank] for rank in first_ended_without_record(attempt) if rank < len(hosts)}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def text_of_first_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:
+    """Return the message and the traceback of the first failure, or the ends of the logs of ranks without a record.
+
+    Args:
+        attempt: the attempt that has ended without a result.
+        records: as ``read_failures`` returns them.
+    """
+    named = _named(records)
+    if named:
+        return f"{named[0].message}\n{named[0].traceback}"
+    silent = first_ended_without_record(attempt)
+    return "\n".join(read_tail(attempt.rank_log(rank), TAIL_BYTES) for rank in silent[:_RANKS_NAMED])
+
+
 def rest_of_message(records: Sequence[FailureRecord], sentence: str) -> list[str]:
     """Return the lines of the first error's message that follow the line which a sentence about the failure quotes.
 

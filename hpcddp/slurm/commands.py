@@ -308,6 +308,21 @@ def sbatch(
     return parse_job_id(done.stdout)
 
 
+def test_script(script: Path, *, environment: Mapping[str, str], options: Sequence[str]) -> None:
+    """Have Slurm say whether it could run a script, without submitting it (``sbatch --test-only``).
+
+    Args:
+        script: the file.
+        environment: the environment of sbatch.
+        options: more options of sbatch; they take precedence over the script's directives.
+
+    Raises:
+        SlurmUnavailableError: sbatch is not installed, or the controller does not answer.
+        SlurmCommandError: Slurm could not run it; the message has the reason.
+    """
+    ask("sbatch", "--test-only", *options, str(script), environment=environment)
+
+
 def start_srun(words: Sequence[str], *, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start srun outside of a job, with pipes for its input, output and errors; the caller ends it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,15 +12,26 @@ from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, read_events
-from hpcddp.run.failure import FailureRecord, cancelled_in_log, cause_in_log, lost_peers, read_failures
+from hpcddp.run.failure import (
+    FailureRecord,
+    cancelled_in_log,
+    cause_in_log,
+    lost_peers,
+    node_of_first_failure,
+    read_failures,
+    text_of_first_failure,
+)
 from hpcddp.run.files import exists, full_disk
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Decision, ProgramEnd, Start, read_decision, read_program_end, read_start
 from hpcddp.run.lost_peers import UnevenRanks
+from hpcddp.run.node_faults import NodeFault, failing_nodes, says_hardware_error
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
+from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
+from hpcddp.supervise.avoid_nodes import required_nodes_of
 from hpcddp.supervise.budgets import count_attempts_without_progress, count_requeues, why_used_up, why_without_progress
 from hpcddp.supervise.decision import EndFacts
 from hpcddp.supervise.lost_nodes import lost_nodes
@@ -86,10 +97,11 @@ class AttemptFacts:
         # As the next attempt sees it: one that was preempted before it could train does not count.
         requeue_event = Event(
             kind="requeue",
-            time=0.0,
+            time=time.time(),
             attempt=self.attempt.number,
             by="user" if self.is_requeued_by_user else None,
             cause=str(self.counted_cause),
+            facts={"node_faults": self.node_faults},
         )
         attempts_without_progress = count_attempts_without_progress([*events, requeue_event])
         requeue = self.spec.requeue
@@ -101,7 +113,10 @@ class AttemptFacts:
             cause=self.cause,
             error_code=self._error_code,
             on_slurm=self.job_id is not None,
-            can_restart=is_crash and may_go_on and self._can_restart(attempts_without_progress),
+            can_restart=is_crash
+            and may_go_on
+            and not self._leaves_failing_node([*events, requeue_event])
+            and self._can_restart(attempts_without_progress),
             in_allocation=allocation_of(self.environment) is not None,
             requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
             causes=frozenset(Cause(cause) for cause in requeue.causes),
@@ -110,6 +125,19 @@ class AttemptFacts:
             why_used_up=used_up,
             allow_continuation=requeue.allow_continuation,
         )
+
+    def _leaves_failing_node(self, events: Sequence[Event]) -> bool:
+        """Return whether the job is to leave a node on which its run fails: a restart would run there again.
+
+        Args:
+            events: the events of the run, with the end of this attempt.
+        """
+        if not self.spec.requeue.avoid_failed_nodes or self.job_id is None:
+            return False
+        nodes = expand(self.environment.get("SLURM_JOB_NODELIST", ""))
+        required_nodes = set(required_nodes_of(self.job_fields or {}))
+        failing = failing_nodes(self.attempt.run, events, now=time.time())
+        return any(node.name in nodes and node.name not in required_nodes for node in failing)
 
     def _can_restart(self, attempts_without_progress: int) -> bool:
         """Return whether the tasks can be started again in this job, without a requeue."""
@@ -465,6 +493,19 @@ class AttemptFacts:
             return None
         is_over = fields.get("JobState") != "RUNNING" or fields.get("PreemptTime", "None") != "None"
         return allocation if is_over else None
+
+    @cached_property
+    def node_faults(self) -> dict[str, NodeFault]:
+        """The nodes of the job that may have caused the end of the attempt, with what has happened there."""
+        if self.job_id is None:
+            return {}
+        if self.counted_cause is Cause.NODE_FAILURE:
+            return dict.fromkeys(self.lost_nodes, "lost")
+        node = node_of_first_failure(self.attempt, self.failures)
+        if self.cause is not Cause.CRASH or node is None:
+            return {}
+        text = text_of_first_failure(self.attempt, self.failures)
+        return {node: "hardware" if says_hardware_error(text) else "failure"}
 
     @cached_property
     def lost_nodes(self) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Final
 from hpcddp.errors import HpcddpError, write_message
 from hpcddp.run.attempt_end import NextStart, attempt_end
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import EventKind, append_event, newest_saved_step, read_events
+from hpcddp.run.events import CONTINUATIONS, EventKind, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import describe_failure, failure_sentence
 from hpcddp.run.job_records import ProgramEnd, read_start
 from hpcddp.run.ownership import FencedError
@@ -35,6 +35,7 @@ from hpcddp.slurm.job import ask_slurm
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise import slurm_requeue as requeuing
 from hpcddp.supervise.attempt_facts import AttemptFacts
+from hpcddp.supervise.avoid_nodes import avoid_failing_nodes
 from hpcddp.supervise.budgets import is_interruption, record_progress
 from hpcddp.supervise.decision import Action, ActionKind, decide
 from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome
@@ -376,6 +377,9 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=str(attempt_facts.counted_cause), job_id=job_id, by=by)
     requeue = attempt_facts.spec.requeue
+    if requeue.avoid_failed_nodes:
+        with _write_errors_printed(run.events):
+            avoid_failing_nodes(attempt_facts.attempt, job_id, attempt_facts.environment)
     left = requeuing.leave(
         job_id,
         attempt=attempt_facts.attempt,
@@ -499,6 +503,8 @@ def _append(
     attempt, decision = attempt_facts.attempt, attempt_facts.decision
     if (error := _error_while_stopping(attempt_facts)) is not None:
         facts["error"] = error
+    if kind in CONTINUATIONS and attempt_facts.node_faults:
+        facts["node_faults"] = attempt_facts.node_faults
     with _write_errors_printed(attempt.run.events):
         append_event(
             attempt.run.events,

@@ -11,13 +11,15 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, append_event
 from hpcddp.run.failure import cause_in_log
 from hpcddp.run.files import exists
-from hpcddp.run.job_records import Start, read_program_end
+from hpcddp.run.job_records import Start, read_program_end, read_start
 from hpcddp.slurm.job import moment_of
 from hpcddp.stop.reasons import Cause
 from hpcddp.supervise.budgets import is_interruption, record_progress
+from hpcddp.supervise.lost_nodes import lost_nodes
 
 # Slurm signals the tasks, and kills those that have not ended some seconds later.
 _SIGNALLED: Final = frozenset({Cause.REQUEUED, Cause.PREEMPTION})
+_NODE_MAY_BE_LOST: Final = frozenset({Cause.REQUEUED, Cause.NODE_FAILURE})
 
 
 def cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event], *, tasks: int) -> Cause:
@@ -60,6 +62,9 @@ def record_requeue(
     facts: dict[str, Any] = {}
     if cause in _SIGNALLED and not _has_recorded_its_end(attempt, events, spec):
         facts["killed"] = True
+    if cause in _NODE_MAY_BE_LOST:
+        node_faults = dict.fromkeys(_lost_batch_host(attempt), "lost")
+        facts |= {"node_faults": node_faults} if node_faults else {}
     is_requested = cause is Cause.REQUEUED and exists(attempt.requeue_request)
     append_event(
         attempt.run.events,
@@ -73,6 +78,14 @@ def record_requeue(
         found_at_start=True,
         **facts,
     )
+
+
+def _lost_batch_host(attempt: AttemptDirectory) -> list[str]:
+    """Return the host of the batch script, which has recorded no end, if it was lost; the name in a list, or none."""
+    start = read_start(attempt)
+    if start is None:
+        return []
+    return lost_nodes({"SLURM_JOB_NODELIST": start.host}, tasks_per_node=1, recorded=[], started_at=start.time)
 
 
 def _has_recorded_its_end(attempt: AttemptDirectory, events: Sequence[Event], spec: JobSpec) -> bool:

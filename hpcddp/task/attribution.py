@@ -12,6 +12,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import FailureRecord, write_failure
 from hpcddp.run.files import is_full
+from hpcddp.run.node_faults import says_hardware_error
 from hpcddp.stop.listener import write_to_stderr
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.process_state import PROCESS_STATE, ProcessState
@@ -109,7 +110,8 @@ def failure_record(
     if secondary and (still_s := process_state.heartbeat.stood_still_s()):
         return standstill_record(still_s, text, process_state)
     if exit_code is None:
-        is_outside = secondary or (isinstance(error, OSError) and is_full(error))
+        is_disk_full = isinstance(error, OSError) and is_full(error)
+        is_outside = secondary or is_disk_full or says_hardware_error(str(error))
         declared = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE if is_outside else ExitCode.USER_CODE)
         # The exit codes 1 and 2 of the command line have no meaning for a requeue decision.
         exit_code = declared if declared in tuple(ExitCode) else ExitCode.USER_CODE

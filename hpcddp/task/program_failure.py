@@ -13,6 +13,7 @@ from typing import Final
 
 from hpcddp.run.failure import FailureRecord
 from hpcddp.run.files import TAIL_BYTES, read_tail
+from hpcddp.run.node_faults import says_hardware_error
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.attribution import log_says_peer_loss
 from hpcddp.task.process_state import PROCESS_STATE
@@ -106,7 +107,8 @@ def program_failure(
         or log_says_peer_loss(end.traceback, end.tail)
     )
     port_taken = master_port is not None and _says_port_taken(end, master_port)
-    infrastructure = secondary or port_taken or (killed is signal.SIGKILL and code < 0)
+    has_hardware_error = says_hardware_error(end.message or end.tail)
+    infrastructure = secondary or port_taken or has_hardware_error or (killed is signal.SIGKILL and code < 0)
     return PROCESS_STATE.record(
         kind="killed" if killed is not None else _exception_type(end) or "exit",
         message=_failure_message(command, code, killed, end, is_child=killed_child is not None),

@@ -13,6 +13,8 @@ import pytest
 from hpcddp.run import checkpoints
 from hpcddp.run.checkpoints import LATEST
 from hpcddp.run.events import read_events
+from hpcddp.run.job_records import known_hosts
+from hpcddp.slurm.hostlist import expand
 from tests.cluster.comparison import RunComparison
 from tests.cluster.scenarios import OTHER_HOSTS, STEPS_PER_EPOCH, ScenarioContext, ScenarioResult, after_scenario
 from tests.cluster.slurm_faults import (
@@ -77,6 +79,18 @@ def step_daemon_killed(context: ScenarioContext) -> ScenarioResult:
     tracked.wait_for_steps(40)
     kill_step_daemon(tracked.ranks()[1])
     return tracked, context.compare("slurmstepd killed", tracked)
+
+
+def node_fails_twice(context: ScenarioContext) -> ScenarioResult:
+    """The rank on one node is killed twice; the run is to avoid nodes that fail, and one node is excluded by its user."""
+    requeue = {"max_failures": 3, "recovery": "restart", "avoid_failed_nodes": True}
+    tracked = context.start("twice", sections={"requeue": requeue, "resources": {"exclude": "n1"}})
+    for attempt in range(2):
+        tracked.wait_for_steps(30, attempt=attempt)
+        tracked.wait_until(lambda: len(tracked.ranks()) == 2, "both ranks")
+        tracked.signal(1, signal.SIGKILL)
+        tracked.wait_for_attempt(attempt + 1)
+    return tracked, context.compare("a node fails twice", tracked)
 
 
 def start_on(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
@@ -157,6 +171,24 @@ def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(
     _, comparison = scenario_result[-1]
     assert comparison.has_same_result, comparison
     assert comparison.attempts == 2
+
+
+@after_scenario(node_fails_twice, own_slurm=True)
+def test_a_node_that_fails_twice_is_excluded_by_the_requeue(scenario_result: ScenarioResult) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.has_same_result, comparison
+    assert [event.by for event in tracked.events("restart")] == ["hpcddp"]
+    assert len(tracked.events("requeue")) == 1
+    failed = known_hosts(tracked.run.attempt(0))
+    assert failed == known_hosts(tracked.run.attempt(1))
+    hosts = known_hosts(tracked.run.attempt(2))
+    assert failed is not None
+    assert hosts is not None
+    assert not {"n1", failed[1]} & set(hosts)
+    (exclusion,) = tracked.events("exclusion")
+    assert exclusion.facts["nodes"] == [failed[1]]
+    assert failed[1] in str(exclusion.reason)
+    assert expand(tracked.sandbox.job(tracked.job_id)["ExcNodeList"]) == ["n1", failed[1]]
 
 
 @pytest.mark.long

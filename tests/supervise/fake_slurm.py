@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from hpcddp.slurm import commands
 from hpcddp.slurm.controller import Controller
+from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import moment_of
 from hpcddp.supervise import slurm_requeue
 
@@ -30,6 +32,7 @@ class FakeSlurm:
         is_forbidden: whether it must not run the job again.
         running_steps: the steps that have not ended.
         ignored_requeues: how many requeues it accepts and does not carry out.
+        needed_nodes: the nodes without which it could not start the job.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **fields: str) -> None:
@@ -42,10 +45,12 @@ class FakeSlurm:
         self.running_steps: list[str] = []
         self.errors: list[commands.SlurmCommandError | None] = []
         self.ignored_requeues = 0
+        self.needed_nodes: set[str] = set()
         self.waited = 0.0
         monkeypatch.setattr(commands, "show_job", self.show_job)
         monkeypatch.setattr(commands, "requeue", self.requeue)
         monkeypatch.setattr(commands, "update_job", self.update_job)
+        monkeypatch.setattr(commands, "test_script", self.test_script)
         monkeypatch.setattr(commands, "step_exists", lambda step_id, _: step_id in self.running_steps)
         monkeypatch.setattr(slurm_requeue, "ask_controller", self.ask_controller)
         monkeypatch.setattr("time.sleep", self.sleep)
@@ -74,6 +79,13 @@ class FakeSlurm:
         else:
             self.calls.append(f"update {job_id} {fields}")
         self._fail()
+
+    def test_script(self, script: Path, *, environment: Mapping[str, str], options: Sequence[str]) -> None:
+        del script, environment
+        self._fail()
+        (option,) = options
+        if self.needed_nodes & set(expand(option.removeprefix("--exclude="))):
+            raise commands.SlurmCommandError("Requested node configuration is not available", returncode=1)
 
     def become(self, state: str, **fields: str) -> None:
         """Change the job."""

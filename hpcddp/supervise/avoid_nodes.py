@@ -1,0 +1,126 @@
+"""Exclude the nodes on which a run fails from its requeued job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from hpcddp.errors import HpcddpError, write_message
+from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.node_faults import FailingNode, excluded_nodes, failing_nodes
+from hpcddp.slurm import commands
+from hpcddp.slurm.hostlist import expand
+from hpcddp.slurm.job import is_transient
+
+_MOST_NODES: Final = 8
+# What Slurm shows for a field without a value.
+_NO_VALUE: Final = "(null)"
+
+
+def avoid_failing_nodes(attempt: AttemptDirectory, job_id: str, environment: Mapping[str, str]) -> None:
+    """Exclude the nodes on which a run fails from its job, which has been requeued; no longer those of a day ago.
+
+    Slurm changes the list of a pending job only, and keeps it over requeues. Nodes that the user or the site has
+    excluded stay in it. Slurm takes any list, and a job that it could not start then waits for ever: so
+    ``sbatch --test-only`` is asked first. Whatever Slurm refuses is a message and an event.
+
+    Args:
+        attempt: the attempt that ends; the requeue is in the event log.
+        job_id: its job.
+        environment: the batch script's environment.
+
+    Raises:
+        OSError: the event cannot be written.
+    """
+    try:
+        sentence, nodes = _exclude(attempt, job_id, environment)
+    except HpcddpError as error:
+        # The list that was set before still holds.
+        sentence, nodes = f"the nodes on which the run fails are not excluded: {error.message}", None
+    if not sentence:
+        return
+    write_message(sentence)
+    append_event(
+        attempt.run.events,
+        kind="exclusion",
+        time=time.time(),
+        attempt=attempt.number,
+        reason=sentence,
+        nodes=nodes,
+    )
+
+
+def _exclude(attempt: AttemptDirectory, job_id: str, environment: Mapping[str, str]) -> tuple[str, list[str] | None]:
+    """Change the list of excluded nodes; return what was done, empty for nothing, and which nodes are excluded now."""
+    events = read_events(attempt.run.events)
+    excluded_before = excluded_nodes(events)
+    failing = failing_nodes(attempt.run, events, now=time.time())
+    if not failing and not excluded_before:
+        return "", []
+    job = commands.show_job(job_id) or {}
+    current = _nodes_in(job, "ExcNodeList")
+    kept = [node for node in current if node not in excluded_before]
+    given = {*kept, *required_nodes_of(job)}
+    candidates = [node for node in failing if node.name not in given][:_MOST_NODES]
+    chosen, why_not_all = _startable(candidates, kept, Path(job.get("Command", "")), environment)
+    nodes = [node.name for node in chosen]
+    if {*kept, *nodes} != {*current}:
+        commands.update_job(job_id, ExcNodeList=",".join([*kept, *nodes]))
+    elif not why_not_all:
+        return "", nodes
+    sentences = []
+    if chosen:
+        sentences.append(f"job {job_id} is kept away from {_named(chosen)}")
+    elif not why_not_all:
+        sentences.append(f"job {job_id} may run on {', '.join(excluded_before)} again")
+    if why_not_all:
+        refused = [node for node in candidates if node not in chosen]
+        sentences.append(
+            f"job {job_id} is not kept away from {_named(refused)}, because Slurm could not start it: {why_not_all}"
+        )
+    return "; ".join(sentences), nodes
+
+
+def required_nodes_of(job: Mapping[str, str]) -> list[str]:
+    """Return the nodes that a job must get (``resources.nodelist``), as its record in Slurm names them.
+
+    Raises:
+        HostListError: the record has another form.
+    """
+    return _nodes_in(job, "ReqNodeList")
+
+
+def _nodes_in(job: Mapping[str, str], field: str) -> list[str]:
+    text = job.get(field, _NO_VALUE)
+    return [] if text == _NO_VALUE else expand(text)
+
+
+def _startable(
+    candidates: Sequence[FailingNode], kept: Sequence[str], script: Path, environment: Mapping[str, str]
+) -> tuple[list[FailingNode], str]:
+    """Return those nodes without which Slurm could still start a job, the newest faults first, and why not all.
+
+    Raises:
+        SlurmUnavailableError: slurmctld does not answer.
+    """
+    chosen = list(candidates)
+    why_not_all = ""
+    while chosen:
+        names = [*kept, *(node.name for node in chosen)]
+        try:
+            commands.test_script(script, environment=environment, options=[f"--exclude={','.join(names)}"])
+        except commands.SlurmCommandError as error:
+            if is_transient(error):
+                raise
+            why_not_all = error.message
+            chosen.pop()
+        else:
+            break
+    return chosen, why_not_all
+
+
+def _named(nodes: Sequence[FailingNode]) -> str:
+    return ", ".join(f"{node.name} ({node.why})" for node in nodes)
