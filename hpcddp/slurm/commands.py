@@ -146,16 +146,16 @@ class SlurmMissingError(SlurmUnavailableError):
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float | None = None
+    command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return what it printed."""
+    """Run a command to its end and return what it printed; ``text`` is what it reads."""
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     try:
         # Names that other users wrote need not be UTF-8; the rest must still be readable.
         return subprocess.run(
             command,
             env=dict(environment),
-            stdin=subprocess.DEVNULL,
+            input=text,
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",
@@ -308,11 +308,25 @@ def sbatch(
     return parse_job_id(done.stdout)
 
 
-def test_script(script: Path, *, environment: Mapping[str, str], options: Sequence[str]) -> None:
+def script_of_job(job_id: str, environment: Mapping[str, str]) -> str:
+    """Return the script of a job, as Slurm has kept it.
+
+    Args:
+        job_id: the job, one of this user.
+        environment: the command's environment.
+
+    Raises:
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
+    """
+    return ask("scontrol", "write", "batch_script", job_id, "-", environment=environment)
+
+
+def test_script(script: str, *, environment: Mapping[str, str], options: Sequence[str]) -> None:
     """Have Slurm say whether it could run a script, without submitting it (``sbatch --test-only``).
 
     Args:
-        script: the file.
+        script: its text.
         environment: the environment of sbatch.
         options: more options of sbatch; they take precedence over the script's directives.
 
@@ -320,7 +334,7 @@ def test_script(script: Path, *, environment: Mapping[str, str], options: Sequen
         SlurmUnavailableError: sbatch is not installed, or the controller does not answer.
         SlurmCommandError: Slurm could not run it; the message has the reason.
     """
-    ask("sbatch", "--test-only", *options, str(script), environment=environment)
+    _output(_run(["sbatch", "--test-only", *options], environment, text=script), name="sbatch --test-only")
 
 
 def start_srun(words: Sequence[str], *, environment: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from hpcddp.errors import HpcddpError, write_message
@@ -65,7 +64,7 @@ def _exclude(attempt: AttemptDirectory, job_id: str, environment: Mapping[str, s
     kept = [node for node in current if node not in excluded_before]
     given = {*kept, *required_nodes_of(job)}
     candidates = [node for node in failing if node.name not in given][:_MOST_NODES]
-    chosen, why_not_all = _startable(candidates, kept, Path(job.get("Command", "")), environment)
+    chosen, why_not_all = _startable(candidates, kept, job_id, environment)
     nodes = [node.name for node in chosen]
     if {*kept, *nodes} != {*current}:
         commands.update_job(job_id, ExcNodeList=",".join([*kept, *nodes]))
@@ -99,13 +98,16 @@ def _nodes_in(job: Mapping[str, str], field: str) -> list[str]:
 
 
 def _startable(
-    candidates: Sequence[FailingNode], kept: Sequence[str], script: Path, environment: Mapping[str, str]
+    candidates: Sequence[FailingNode], kept: Sequence[str], job_id: str, environment: Mapping[str, str]
 ) -> tuple[list[FailingNode], str]:
     """Return those nodes without which Slurm could still start a job, the newest faults first, and why not all.
 
     Raises:
-        SlurmUnavailableError: slurmctld does not answer.
+        SlurmCommandError: Slurm cannot say it.
     """
+    if not candidates:
+        return [], ""
+    script = commands.script_of_job(job_id, environment)
     chosen = list(candidates)
     why_not_all = ""
     while chosen:

@@ -81,8 +81,8 @@ def step_daemon_killed(context: ScenarioContext) -> ScenarioResult:
     return tracked, context.compare("slurmstepd killed", tracked)
 
 
-def node_fails_twice(context: ScenarioContext) -> ScenarioResult:
-    """The rank on one node is killed twice; the run is to avoid nodes that fail, and one node is excluded by its user."""
+def node_fails_twice(context: ScenarioContext) -> tuple[TrackedRun, RunComparison, str]:
+    """The rank on one node is killed twice in a run that avoids failing nodes; its user has excluded another node."""
     requeue = {"max_failures": 3, "recovery": "restart", "avoid_failed_nodes": True}
     tracked = context.start("twice", sections={"requeue": requeue, "resources": {"exclude": "n1"}})
     for attempt in range(2):
@@ -90,7 +90,8 @@ def node_fails_twice(context: ScenarioContext) -> ScenarioResult:
         tracked.wait_until(lambda: len(tracked.ranks()) == 2, "both ranks")
         tracked.signal(1, signal.SIGKILL)
         tracked.wait_for_attempt(attempt + 1)
-    return tracked, context.compare("a node fails twice", tracked)
+    comparison = context.compare("a node fails twice", tracked)
+    return tracked, comparison, context.sandbox.job(tracked.job_id)["ExcNodeList"]
 
 
 def start_on(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
@@ -174,8 +175,10 @@ def test_a_run_whose_node_lost_its_slurmd_is_requeued_and_comes_out_the_same(
 
 
 @after_scenario(node_fails_twice, own_slurm=True)
-def test_a_node_that_fails_twice_is_excluded_by_the_requeue(scenario_result: ScenarioResult) -> None:
-    tracked, comparison = scenario_result
+def test_a_node_that_fails_twice_is_excluded_by_the_requeue(
+    scenario_result: tuple[TrackedRun, RunComparison, str],
+) -> None:
+    tracked, comparison, excluded = scenario_result
     assert comparison.has_same_result, comparison
     assert [event.by for event in tracked.events("restart")] == ["hpcddp"]
     assert len(tracked.events("requeue")) == 1
@@ -188,7 +191,7 @@ def test_a_node_that_fails_twice_is_excluded_by_the_requeue(scenario_result: Sce
     (exclusion,) = tracked.events("exclusion")
     assert exclusion.facts["nodes"] == [failed[1]]
     assert failed[1] in str(exclusion.reason)
-    assert expand(tracked.sandbox.job(tracked.job_id)["ExcNodeList"]) == ["n1", failed[1]]
+    assert expand(excluded) == ["n1", failed[1]]
 
 
 @pytest.mark.long

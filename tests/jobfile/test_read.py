@@ -92,6 +92,7 @@ requeue:
   max_failures: 0
   max_attempts_without_progress: 2
   expedite: true
+  avoid_failed_nodes: false
   allow_continuation: false
 launch: {rendezvous_timeout: 5min, hang_timeout: 5min}
 sweep: null
@@ -221,6 +222,7 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
             "recovery": "auto",
             "max_attempts_without_progress": 2,
             "expedite": True,
+            "avoid_failed_nodes": False,
             "allow_continuation": False,
         },
         "launch": {"rendezvous_timeout": "5min", "hang_timeout": "5min"},

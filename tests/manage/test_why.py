@@ -454,3 +454,22 @@ def test_a_step_that_waits_in_its_own_task_is_told(made: FakeRun, golden: Golden
     assert_facts(golden.message(line), "until the time limit", "--overlap")
     made.log(0, "srun: Job 7 step creation temporarily disabled, retrying (busy)\nepoch 1\n")
     assert not any("calls srun" in line for line in why(made, queued()).lines())
+
+
+def test_a_failing_node_is_named_with_what_is_done_about_it(made: FakeRun, golden: GoldenMessages) -> None:
+    made.submitted().started()
+    for attempt in range(2):
+        made.event("restart", attempt=attempt, cause="crash", reason="rank 3 died", node_faults={"n2": "failure"})
+    made.event("requeue", at=30, attempt=2, cause="node_failure", node_faults={"n5": "lost"})
+    (n5, n2) = look(made, queued()).remarks[:2]
+    assert_facts(golden.message(n5), "node n5 was lost in attempt 2", "requeue.avoid_failed_nodes")
+    assert_facts(golden.message(n2), "node n2 was the first to fail in attempts 0, 1")
+    made.event("exclusion", attempt=2, reason="job 7 is kept away from n5", nodes=["n5"])
+    answer = why(made, queued())
+    assert "its job is kept away from it" in answer.as_json()["facts"][-2]
+    assert any("job 7 is kept away from n5" in line for line in answer.history)
+
+
+def test_a_node_that_failed_two_days_ago_is_not_named(made: FakeRun) -> None:
+    made.submitted().started().event("requeue", at=-2 * 86400, cause="node_failure", node_faults={"n5": "lost"})
+    assert not any("n5" in remark for remark in look(made, queued()).remarks)

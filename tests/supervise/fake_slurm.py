@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ REFUSED = commands.SlurmCommandError("scontrol requeue failed: Requested operati
 
 
 NOW = 1.8e9
+SCRIPT = "#!/bin/bash\n"
 
 
 class FakeSlurm:
@@ -50,6 +50,7 @@ class FakeSlurm:
         monkeypatch.setattr(commands, "show_job", self.show_job)
         monkeypatch.setattr(commands, "requeue", self.requeue)
         monkeypatch.setattr(commands, "update_job", self.update_job)
+        monkeypatch.setattr(commands, "script_of_job", lambda *_: SCRIPT)
         monkeypatch.setattr(commands, "test_script", self.test_script)
         monkeypatch.setattr(commands, "step_exists", lambda step_id, _: step_id in self.running_steps)
         monkeypatch.setattr(slurm_requeue, "ask_controller", self.ask_controller)
@@ -80,8 +81,9 @@ class FakeSlurm:
             self.calls.append(f"update {job_id} {fields}")
         self._fail()
 
-    def test_script(self, script: Path, *, environment: Mapping[str, str], options: Sequence[str]) -> None:
-        del script, environment
+    def test_script(self, script: str, *, environment: Mapping[str, str], options: Sequence[str]) -> None:
+        del environment
+        assert script == SCRIPT
         self._fail()
         (option,) = options
         if self.needed_nodes & set(expand(option.removeprefix("--exclude="))):

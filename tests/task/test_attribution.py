@@ -52,6 +52,11 @@ def test_a_full_disk_is_no_error_of_the_users_code(process_state: ProcessState) 
     assert failure_record(error, process_state=process_state).exit_code == 71
 
 
+def test_an_error_that_names_broken_hardware_is_no_error_of_the_users_code(process_state: ProcessState) -> None:
+    error = RuntimeError("CUDA error: uncorrectable ECC error encountered")
+    assert failure_record(error, process_state=process_state).exit_code == 71
+
+
 def test_a_rank_whose_peer_has_gone_is_secondary(process_state: ProcessState) -> None:
     record = failure_record(PEER_LOSS, process_state=process_state)
     assert (record.secondary, record.exit_code) == (True, 71)

@@ -52,6 +52,8 @@ def log(directory: Path, text: str) -> Path:
         ),
         (-15, BOOM, "killed", "python train.py was killed by SIGTERM", 70),
         (-6, "", "killed", "python train.py was killed by SIGABRT", 70),
+        (-6, "CUDA error: uncorrectable ECC error\n", "killed", "python train.py was killed by SIGABRT", 71),
+        (1, BOOM.replace("boom", "NVML: GPU is lost"), "ValueError", "NVML: GPU is lost", 71),
         (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
         # As bash says it of what it ran.
         (139, "", "killed", "python train.py was killed by SIGSEGV", 70),
