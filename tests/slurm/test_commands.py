@@ -300,3 +300,18 @@ def test_the_command_line_of_a_submission_is_no_part_of_the_records_of_its_job(p
     environment = program(programs.parent, "scontrol", f"cat {programs.parent}/shown")
     records = commands.show_array("7", environment=environment)
     assert [record["JobId"] for record in records] == ["7", "8"]
+
+
+def test_a_script_is_tested_without_being_submitted(programs: Path, tmp_path: Path) -> None:
+    env = program(programs, "sbatch", f'cat > {tmp_path}/script; printf "%s\\n" "$@" > {tmp_path}/argv')
+    commands.test_script("#!/bin/bash\n", environment=env, options=["--exclude=n1"])
+    assert (tmp_path / "script").read_text() == "#!/bin/bash\n"
+    assert (tmp_path / "argv").read_text().splitlines() == ["--test-only", "--exclude=n1"]
+
+
+def test_a_script_that_slurm_could_not_run_carries_its_reason(programs: Path, golden: GoldenMessages) -> None:
+    why = "allocation failure: Requested node configuration is not available"
+    env = program(programs, "sbatch", f'echo "{why}" >&2; exit 1')
+    with pytest.raises(commands.SlurmCommandError) as caught:
+        commands.test_script("#!/bin/bash\n", environment=env, options=[])
+    assert_facts(golden.message(caught.value), "sbatch --test-only failed", why)
