@@ -223,6 +223,7 @@ requeue:
   recovery: auto
   max_attempts_without_progress: 2
   expedite: true
+  avoid_failed_nodes: false
   allow_continuation: false
 launch:
   rendezvous_timeout: "5min"
