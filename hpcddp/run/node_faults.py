@@ -85,10 +85,11 @@ def _node_faults(run: RunDirectory, event: Event) -> Iterator[tuple[str, NodeFau
     if event.kind in CONTINUATIONS and isinstance(noted, dict):
         for fault in _FAULTS_NEEDED:
             yield from ((str(node), fault) for node, word in noted.items() if word == fault)
-    elif event.kind == "recovery" and event.known_cause is Cause.CRASH and isinstance(dead_ranks, list):
+    elif event.kind == "recovery" and isinstance(dead_ranks, list):
         hosts = known_hosts(run.attempt(event.attempt)) or []
         nodes = {hosts[rank] for rank in dead_ranks if type(rank) is int and 0 <= rank < len(hosts)}
-        yield from ((node, "failure") for node in sorted(nodes))
+        fault_of_recovery: NodeFault = "lost" if event.known_cause is Cause.NODE_FAILURE else "failure"
+        yield from ((node, fault_of_recovery) for node in sorted(nodes))
 
 
 def _is_failing(faults: Sequence[NodeFault]) -> bool:

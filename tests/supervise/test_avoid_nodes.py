@@ -209,3 +209,11 @@ def test_a_death_that_the_others_survived_counts_as_a_failure_of_its_node(scenar
     fail(scenario, 1)
     assert scenario.end().next_attempt is None
     assert slurm.calls == ["requeue 7", UPDATE.format("n2")]
+
+
+def test_a_lost_node_that_the_others_survived_is_a_failing_one(scenario: Scenario, slurm: FakeSlurm) -> None:
+    events = scenario.attempt.run.events
+    append_event(events, kind="recovery", time=time.time(), attempt=0, cause="node_failure", dead=[1])
+    fail(scenario, 0)
+    scenario.end()
+    assert slurm.calls == ["requeue 7", UPDATE.format("n2")]
