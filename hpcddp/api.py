@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args, overload
 
@@ -148,7 +149,7 @@ def plan(
     samples: int | None = None,
     **overrides: object,
 ) -> JobPlan:
-    """Return the batch plan of a job, as ``hpcddp plan`` explains it.
+    """Return the batch plan of a job, as ``hpcddp plan`` explains it; of a range of nodes, for the largest number.
 
     Args:
         job: the job; arguments as ``submit`` has them.
@@ -158,26 +159,28 @@ def plan(
     Raises:
         HpcddpError: the job is invalid, or its batch cannot be split as it asks.
     """
-    return plan_of(_load(job, None, overrides).spec, samples)
+    spec = _load(job, None, overrides).spec
+    return plans_of(spec, samples)[spec.nodes]
 
 
-def plan_of(spec: JobSpec, samples: int | None, noise: MeasuredNoise | None = None) -> JobPlan:
-    """Return the batch plan of a job that is read; arguments as ``plan`` has them.
+def plans_of(spec: JobSpec, samples: int | None, noise: MeasuredNoise | None = None) -> dict[int, JobPlan]:
+    """Return the batch plans of a job that is read, by its numbers of nodes: one, or those of a range.
 
     Args:
         spec: the job.
         samples: samples of the training data; None counts them.
         noise: the gradient noise scale that was measured; None where none was.
     """
-    from hpcddp.batch.job import plan_job
+    from hpcddp.batch.job import plan_each_node_count, plan_job
     from hpcddp.batch.samples import count_units
 
     if samples is not None or spec.train is None:
-        return plan_job(spec, samples=samples, noise=noise)
+        return plan_each_node_count(spec, partial(plan_job, samples=samples, noise=noise))
     python = spec.environment.interpreter or sys.executable
     count = count_units(spec.train, spec.batch, directory=Path.cwd(), python=python)
     notes = () if count.note is None else (count.note,)
-    return plan_job(spec, samples=count.samples, smallest_group=count.smallest_group, noise=noise, notes=notes)
+    plan_one = partial(plan_job, samples=count.samples, smallest_group=count.smallest_group, noise=noise, notes=notes)
+    return plan_each_node_count(spec, plan_one)
 
 
 def runs(run_root: str | os.PathLike[str] | None = None, *, everywhere: bool = False) -> list[Run]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from hpcddp.batch.job import JobPlan
 from hpcddp.batch.plan import BatchPlan
@@ -51,6 +51,27 @@ def explain(plan: JobPlan) -> str:
     for note in plan.notes:
         lines += textwrap.wrap(note, _WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join(lines) + "\n"
+
+
+def explain_range(plans: Mapping[int, JobPlan]) -> str:
+    """Return the rows about a range of nodes: what differs between the numbers, and what does not.
+
+    Args:
+        plans: the plans by the number of nodes, in ascending order.
+    """
+    rows = []
+    for nodes, plan in plans.items():
+        batch = plan.batch
+        shares = [
+            f"{counted(ranks, 'rank')} x {_terms(batch, share)}"
+            for ranks, share in batch.share_runs(batch.global_batch_size)
+        ]
+        rows.append(f"  {counted(nodes, 'node'):{_LABEL}}{', '.join(shares)}")
+    same = (
+        "The global batches, the steps and the learning rate are the same with each number. What follows is the plan "
+        f"of {counted(max(plans), 'node')}."
+    )
+    return "\n".join(["Nodes", *rows, "", *textwrap.wrap(same, _WIDTH), ""])
 
 
 def _step(batch: BatchPlan) -> Iterator[tuple[str, str]]:

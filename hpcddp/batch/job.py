@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +154,28 @@ def plan_job(
             *(() if scaling is None else _scaling_notes(scaling, batch.global_batch_size)),
         ),
     )
+
+
+def plan_each_node_count(spec: JobSpec, plan_one: Callable[[JobSpec], JobPlan]) -> dict[int, JobPlan]:
+    """Return the plans of a job by the number of nodes that it may get, in ascending order.
+
+    Args:
+        spec: the job.
+        plan_one: returns the plan of the job with one number of nodes.
+
+    Raises:
+        PlanError: the batch cannot be split over the ranks of one of these numbers, which the message names.
+    """
+    plans: dict[int, JobPlan] = {}
+    for nodes in spec.node_counts:
+        try:
+            plans[nodes] = plan_one(spec.sized(nodes))
+        except PlanError as error:
+            if len(spec.node_counts) == 1:
+                raise
+            place = f"with {counted(nodes, 'node')} of resources.nodes {spec.resources.nodes}"
+            raise PlanError(f"{place}: {error.message}", hint=error.hint, **error.values) from None
+    return plans
 
 
 def _has_batch_norm(model: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from hpcddp.api import plan_of, read_job
+from hpcddp.api import plans_of, read_job
 from hpcddp.cli.job_arguments import called, is_program
 from hpcddp.cli.options import AsJson, Overrides
 from hpcddp.cli.output import echo
@@ -179,9 +179,20 @@ def _plan_job(
             f"{', '.join(given)} cannot be given together with the job file {job_file}, which states the same; "
             f"leave the job file out{example}"
         )
+    from hpcddp.batch.explain import explain_range
+
     spec = read_job(job_file, overrides).spec
     noise = noise or _measured_noise(Path(spec.run_root) / spec.name)
-    return _answer(plan_of(spec, samples, noise))
+    plans = plans_of(spec, samples, noise)
+    document, text = _answer(plans[spec.nodes])
+    if len(plans) == 1:
+        return document, text
+    return _document_of_range(document, plans), f"{explain_range(plans)}\n{text}"
+
+
+def _document_of_range(document: dict[str, Any], plans: Mapping[int, JobPlan]) -> dict[str, Any]:
+    """Return the document of the largest number of nodes, with the plans of all numbers."""
+    return {**document, "by_nodes": {str(nodes): plan.as_json() for nodes, plan in plans.items()}}
 
 
 def _given_noise(samples: float | None) -> MeasuredNoise | None:

@@ -119,7 +119,7 @@ def batch_reaches_every_rank(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Reject B < W."""
     if spec.batch.global_batch_size is None:
         return
-    layout = f" ({spec.resources.nodes} x {spec.ranks_per_node})"
+    layout = f" ({spec.nodes} x {spec.ranks_per_node})"
     why = why_ranks_idle(spec.batch.global_batch_size, spec.world_size, spec.batch.unit, layout=layout)
     if why is not None:
         yield "batch.global_batch_size", why
@@ -139,7 +139,7 @@ def fixed_micro_batch_divides(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield (
             key,
             (
-                f"is {size}, and {ranks} ranks ({spec.resources.nodes} x {spec.ranks_per_node}) make {ranks * size} of "
+                f"is {size}, and {ranks} ranks ({spec.nodes} x {spec.ranks_per_node}) make {ranks * size} of "
                 f"it in one micro-step, which does not divide batch.global_batch_size {batch}; write "
                 f"{', or '.join(fixed_ways_out(batch, ranks, size))}"
             ),

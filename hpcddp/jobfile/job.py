@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -17,7 +17,7 @@ from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.environment import Environment
 from hpcddp.jobfile.fields import FunctionReference, Line, Name, ProfileName, Section, SweepField, Text
 from hpcddp.jobfile.launchers import OWN, LauncherCommand, LauncherName, is_deepspeed, launcher_command_of, own_launcher
-from hpcddp.jobfile.resources import Resources
+from hpcddp.jobfile.resources import NodeRange, Resources
 from hpcddp.jobfile.sections import (
     Batch,
     Checkpoint,
@@ -89,6 +89,26 @@ class JobSpec(Section):
         return self.batch.global_batch_size
 
     @property
+    def nodes(self) -> int:
+        """Nodes of the job; of a range the largest number. An attempt runs the job with the number that it got."""
+        nodes = self.resources.nodes
+        return nodes.most if isinstance(nodes, NodeRange) else nodes
+
+    @property
+    def node_counts(self) -> range:
+        """The numbers of nodes that the job may get, in ascending order."""
+        nodes = self.resources.nodes
+        if isinstance(nodes, NodeRange):
+            return range(nodes.least, nodes.most + 1)
+        return range(nodes, nodes + 1)
+
+    def sized(self, nodes: int) -> Self:
+        """Return the job with one number of nodes in place of its range; a job with a number is returned as it is."""
+        if not isinstance(self.resources.nodes, NodeRange):
+            return self
+        return self.model_copy(update={"resources": self.resources.model_copy(update={"nodes": nodes})})
+
+    @property
     def states_learning_rate(self) -> bool:
         """Whether the job has a learning rate: a training always has one, other jobs only one that is written."""
         return self.train is not None or "base" in self.learning_rate.model_fields_set
@@ -107,7 +127,7 @@ class JobSpec(Section):
         if launch is None or launch.states is not None:
             return None
         # Launchers for another number of nodes may meet by environment variables, one in each task.
-        apart = launch.nodes is not None and launch.nodes not in {1, self.resources.nodes}
+        apart = launch.nodes is not None and launch.nodes not in {1, self.nodes}
         return None if apart and self.launcher is None else launch
 
     @property
@@ -118,12 +138,12 @@ class JobSpec(Section):
             return self.resources.gpus_per_node
         given = self.resources.tasks_per_node or self.resources.gpus_per_node
         launch = None if given else self._launcher_in_command
-        return given or (launch and launch.ranks_on_each(self.resources.nodes)) or 1
+        return given or (launch and launch.ranks_on_each(self.nodes)) or 1
 
     @property
     def world_size(self) -> int:
         """Ranks in the job."""
-        return self.resources.nodes * self.ranks_per_node
+        return self.nodes * self.ranks_per_node
 
     @property
     def tasks_per_node(self) -> int:
@@ -133,7 +153,7 @@ class JobSpec(Section):
     @property
     def tasks(self) -> int:
         """Slurm tasks in the job."""
-        return self.resources.nodes * self.tasks_per_node
+        return self.nodes * self.tasks_per_node
 
     @property
     def cpus_per_task(self) -> int:

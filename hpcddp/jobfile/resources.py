@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticKnownError
 
 from hpcddp.errors import nearest
 from hpcddp.jobfile.fields import (
@@ -212,11 +222,81 @@ def _mail_types(text: str) -> str:
 MailTypes = Annotated[Line, AfterValidator(_mail_types)]
 
 
+MOST_NODE_COUNTS = 64
+"""The most numbers of nodes that a range may have: the plan of each is checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """Numbers of nodes of which Slurm chooses one when the job starts (sbatch(1), --nodes).
+
+    Args:
+        least: the smallest number, with which the job may start.
+        most: the largest number, which is larger.
+    """
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}-{self.most}"
+
+
+_NODE_RANGE = re.compile("([0-9]{1,10})-([0-9]{1,10})", re.ASCII)
+
+
+_NODE_NUMBER: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1, le=LARGEST_NODE_COUNT, strict=True)])
+
+
+def _node_count(value: object) -> int | NodeRange:
+    if isinstance(value, NodeRange):
+        return value
+    match = _NODE_RANGE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        try:
+            return _NODE_NUMBER.validate_python(value)
+        except ValidationError as error:
+            details = error.errors()[0]
+            raise PydanticKnownError(details["type"], details.get("ctx")) from None  # type: ignore[arg-type]
+    least, most = int(match[1]), int(match[2])
+    if least < 1 or most > LARGEST_NODE_COUNT or least > most:
+        raise refusal("a range begins with 1 or more nodes, and ends with more", "write for example 2-8")
+    if most - least >= MOST_NODE_COUNTS:
+        raise refusal(
+            f"a range has at most {MOST_NODE_COUNTS} numbers, because each is checked",
+            f"write for example {least}-{least + MOST_NODE_COUNTS - 1}",
+        )
+    return least if least == most else NodeRange(least, most)
+
+
+def _plain_node_count(value: int | NodeRange) -> int | str:
+    return str(value) if isinstance(value, NodeRange) else value
+
+
+NodeCount = Annotated[
+    int | NodeRange,
+    PlainValidator(_node_count),
+    PlainSerializer(_plain_node_count),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": LARGEST_NODE_COUNT},
+                {"type": "string", "pattern": f"^{_NODE_RANGE.pattern}$"},
+            ],
+            "examples": [2, "2-8"],
+        }
+    ),
+]
+
+
 class Resources(Section):
     """The resources that the job requests from Slurm."""
 
-    nodes: int = Field(
-        1, ge=1, le=LARGEST_NODE_COUNT, description="Hosts of the allocation.", json_schema_extra={"unit": "nodes"}
+    nodes: NodeCount = Field(
+        1,
+        description="Hosts of the allocation: a number, or a range such as `2-8`, with which Slurm starts the job as "
+        "soon as two nodes are free, with up to eight.",
+        json_schema_extra={"unit": "nodes"},
     )
     min_nodes: int | None = Field(
         None,

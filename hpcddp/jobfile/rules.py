@@ -50,8 +50,36 @@ def rules_without(wrong: Iterable[Path]) -> list[Rule]:
 
 
 def broken_rules(spec: JobSpec, rules: Iterable[Rule]) -> list[tuple[Path, str]]:
-    """Return the errors of a job whose fields fit their types: key paths and messages."""
-    return [(tuple(key.split(".")), sentence) for rule in rules for key, sentence in rule.find(spec)]
+    """Return the errors of a job whose fields fit their types: key paths and messages.
+
+    Of a range of nodes each number is checked; the errors of a key are those of the smallest number that has one.
+    """
+    findings: dict[str, list[str]] = {}
+    for nodes in spec.node_counts:
+        findings = _findings_with(spec.sized(nodes), rules) | findings
+    if unequal := _why_unequal_nodes(spec):
+        findings["resources.nodes"] = [unequal]
+    return [(tuple(key.split(".")), sentence) for key, sentences in findings.items() for sentence in sentences]
+
+
+def _findings_with(spec: JobSpec, rules: Iterable[Rule]) -> dict[str, list[str]]:
+    """Return the errors of a job by key."""
+    findings: dict[str, list[str]] = {}
+    for rule in rules:
+        for key, sentence in rule.find(spec):
+            findings.setdefault(key, []).append(sentence)
+    return findings
+
+
+def _why_unequal_nodes(spec: JobSpec) -> str | None:
+    """Return why a range of nodes is refused: Slurm gets one request for each node, whatever their number is."""
+    jobs = [spec.sized(nodes) for nodes in spec.node_counts]
+    if len({(job.ranks_per_node, job.tasks_per_node, job.cpus_per_task) for job in jobs}) == 1:
+        return None
+    return (
+        f"is {spec.resources.nodes}, and the launcher in command has another number of ranks on each node with each "
+        "number of nodes; write one number of nodes, or leave the number of ranks out of the command"
+    )
 
 
 def _touches(one: str, other: str) -> bool:
@@ -93,7 +121,7 @@ def launcher_fits(spec: JobSpec) -> Iterator[Finding]:
     if spec.launcher_command is not None:
         resources = spec.resources
         for sentence in spec.launcher_command.contradictions(
-            nodes=resources.nodes, ranks_per_node=spec.ranks_per_node, gpus_per_node=resources.gpus_per_node
+            nodes=spec.nodes, ranks_per_node=spec.ranks_per_node, gpus_per_node=resources.gpus_per_node
         ):
             yield "command", sentence
 

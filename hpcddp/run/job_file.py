@@ -12,13 +12,30 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import open_regular, why_unreadable
+from hpcddp.run.job_records import read_start
 from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 
 _ADVICE: Final = "restore a copy of it, or give the job file too: hpcddp submit JOB --resume RUN"
 
 
 def read_job_file(run: RunDirectory) -> JobSpec:
-    """Return the resolved job of a run.
+    """Return the resolved job of a run, as its newest attempt runs it: of a range of nodes, with the number it got.
+
+    Raises:
+        RecordError: its file, or the start of the attempt, is missing or damaged.
+    """
+    spec = read_submitted_job(run)
+    newest = run.newest_attempt()
+    if len(spec.node_counts) == 1 or newest is None:
+        return spec
+    start = read_start(run.attempt(newest))
+    if start is None or start.nodes is None:
+        return spec
+    return spec.sized(start.nodes)
+
+
+def read_submitted_job(run: RunDirectory) -> JobSpec:
+    """Return the resolved job of a run as it was submitted, with its range of nodes if it has one.
 
     Raises:
         RecordError: its file is missing or damaged.

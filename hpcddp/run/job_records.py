@@ -118,6 +118,7 @@ class Start(Record):
         inode: its inode number, None like ``run_dir``; see ``identity`` in ``hpcddp.run.ownership``.
         pid: the process of a program of the user's own that has begun the attempt itself; else None.
         allocation: Slurm's id of the allocation that a local run has its tasks in; else None.
+        nodes: how many nodes Slurm has given the job, which may have asked for a range; None if that is not known.
     """
 
     ADVICE: ClassVar[str] = (
@@ -138,6 +139,7 @@ class Start(Record):
     inode: int | None = None
     pid: int | None = None
     allocation: str | None = None
+    nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,7 +190,8 @@ def _longest_s(partition: Partition) -> float:
 
 
 def _nodes(spec: JobSpec, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
-    asked = spec.resources.nodes
+    # Of a range, Slurm needs the smallest number.
+    asked = spec.node_counts[0]
     lifted = spec.resources.qos is not None
     most = {
         name: partition.nodes if lifted else _most_nodes(partition)
@@ -243,7 +244,7 @@ def _gpu_type(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Parti
 
 
 def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition], needs: Sequence[Need]) -> Iterator[Finding]:
-    asked, most = spec.resources.nodes, max(nodes_that_fit(one, spec, needs) for one in candidates.values())
+    asked, most = spec.node_counts[0], max(nodes_that_fit(one, spec, needs) for one in candidates.values())
     if most < asked <= max(_most_nodes(one) for one in candidates.values()):
         where, needed = " or ".join(candidates), what_a_node_needs(spec)
         if most == 0:

@@ -37,6 +37,16 @@ def allocation_of(environment: Mapping[str, str]) -> str | None:
     return environment.get("SLURM_JOB_ID") if "HPCDDP_LOCAL_JOB_ID" in environment else None
 
 
+def nodes_of_job(environment: Mapping[str, str]) -> int | None:
+    """Return how many nodes Slurm has given this job; None for a local run.
+
+    Args:
+        environment: the environment of the batch script.
+    """
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "")
+    return int(nodes) if slurm_job_id(environment) is not None and nodes.isdecimal() else None
+
+
 def ask_slurm(job_id: str, *, patience_s: float = 0.0) -> dict[str, str] | None:
     """Return the record of a job; None also if scontrol is not installed, as on some compute nodes.
 

@@ -25,6 +25,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
 from hpcddp.jobfile.merge import DEFAULT
 from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder, placeholders_of
 from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
@@ -111,7 +112,7 @@ def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacl
     launcher = find_launcher(words, {**environment, **spec.environment.env})
     if launcher is None or spec.tasks == 1 or spec.launcher_command is not None:
         return
-    why = launcher.obstacle(tasks=spec.tasks, nodes=spec.resources.nodes)
+    why = launcher.obstacle(tasks=spec.tasks, nodes=spec.nodes)
     if why is not None:
         line = f": -- {shlex.join(launcher.program)}" if launcher.program else ""
         yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}; {launcher.advice}{line}", can_force=False)
@@ -164,7 +165,7 @@ def _too_few_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Ite
         hosts = set(expand(nodelist))
     except HostListError:
         return
-    if len(hosts) > spec.resources.nodes:
+    if len(hosts) > spec.nodes:
         yield Obstacle(
             sentence=f"resources.nodes is {spec.resources.nodes}, and resources.nodelist is {nodelist}, and the job "
             f"must get all {len(hosts)} of these nodes; write --nodes {len(hosts)}, or a shorter list",
@@ -173,7 +174,13 @@ def _too_few_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Ite
 
 
 def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
-    if cluster == "local" and spec.resources.nodes > 1:
+    if cluster != "slurm" and isinstance(spec.resources.nodes, NodeRange):
+        yield Obstacle(
+            sentence=f"resources.nodes is {spec.resources.nodes}, a range of which Slurm chooses when it starts a job, "
+            f"and --cluster {cluster} starts none; add --set resources.nodes=1, or another number",
+            can_force=False,
+        )
+    elif cluster == "local" and spec.nodes > 1:
         yield Obstacle(
             sentence=f"resources.nodes is {spec.resources.nodes}, but this machine is one node; "
             "add --set resources.nodes=1",

@@ -23,6 +23,7 @@ from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES, Mount
 from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive, directives_for, quote_value, refuse_unwritable
@@ -71,6 +72,8 @@ def render_script(request: SubmitRequest) -> RenderedScript:
     _refuse_unwritable_words(spec, request.python)
     variables = _swept_variables(request)
     document = request.job_text.removesuffix("\n")
+    # Slurm chooses the number when the job starts.
+    has_node_range = isinstance(spec.resources.nodes, NodeRange)
     values: dict[str, Any] = {
         "name": spec.name,
         "run_id": run_id,
@@ -80,11 +83,13 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "foreign_variables": foreign_step_options(directive.flag for directive in directives),
         "directives": directives,
         # srun says in the log of a submitted run how a task has ended.
-        "survives": spec.survives and request.cluster == "slurm" and run_id is not None,
+        "survives": all(spec.sized(nodes).survives for nodes in spec.node_counts)
+        and request.cluster == "slurm"
+        and run_id is not None,
         "may_lose_nodes": spec.may_lose_nodes,
         "spare_nodes": spec.resources.spare_nodes,
-        "nodes": spec.resources.nodes,
-        "tasks": spec.tasks,
+        "nodes": None if has_node_range else spec.nodes,
+        "tasks": None if has_node_range else spec.tasks,
         "tasks_per_node": spec.tasks_per_node,
         "gpus_per_node": spec.resources.gpus_per_node,
         "cpus_per_task": spec.cpus_per_task,

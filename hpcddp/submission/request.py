@@ -89,17 +89,24 @@ class SubmitRequest:
 
 
 def first_plan(spec: JobSpec) -> JobPlan | None:
-    """Return the plan of a job; None for a job that states no batch.
+    """Return the plan of a job, of a range of nodes for the largest number; None for a job that states no batch.
 
     Raises:
-        UserError: the batch cannot be split as the job asks.
+        UserError: the batch cannot be split as the job asks, with one of the numbers of nodes.
     """
     # Every batch script imports this module at its start, and only the first attempt of a sweep's element plans.
-    from hpcddp.batch.job import plan_job
-    from hpcddp.batch.samples import TABLED_DATASETS, count_samples
+    from hpcddp.batch.job import plan_each_node_count
 
     if spec.batch.global_batch_size is None:
         return None
+    plans = plan_each_node_count(spec, _first_plan_of_size)
+    return plans[spec.nodes]
+
+
+def _first_plan_of_size(spec: JobSpec) -> JobPlan:
+    from hpcddp.batch.job import plan_job
+    from hpcddp.batch.samples import TABLED_DATASETS, count_samples
+
     if spec.command is not None:
         return plan_job(spec, samples=None)
     train = spec.train

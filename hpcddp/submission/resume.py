@@ -24,7 +24,7 @@ from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, locked, open_regular, user_name, why_unreadable, write_bytes
-from hpcddp.run.job_file import read_exported_values, read_job_file, read_script
+from hpcddp.run.job_file import read_exported_values, read_script, read_submitted_job
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.moved import original_of, resume_command_with_job, script_owner, update_script_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training, runs_script
@@ -122,7 +122,7 @@ def request_as_before(
 ) -> SubmitRequest:
     """Return the request that submits a run or a sweep again as its previous submission did."""
     return SubmitRequest(
-        job=ResolvedJob(spec=read_job_file(run), origins={}),
+        job=ResolvedJob(spec=read_submitted_job(run), origins={}),
         run_id=run.run_id,
         cluster=previous.cluster,
         python=previous.python,
@@ -285,8 +285,8 @@ def _job_so_far(run: RunDirectory) -> JobSpec:
     """Return the job of a run; that of an element that never began is derived from the job of its sweep."""
     sweep = None if run.path.exists() else sweep_of(run)
     if sweep is None:
-        return read_job_file(run)
-    return element_spec(read_job_file(sweep.directory), sweep.elements[index_of(run)])
+        return read_submitted_job(run)
+    return element_spec(read_submitted_job(sweep.directory), sweep.elements[index_of(run)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +326,7 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
         _refuse_finished(run)
     sentences: tuple[str, ...] = ()
     if changes:
-        sentences = consequences(run, read_job_file(run), job.request.job.spec, changes)
+        sentences = consequences(run, read_submitted_job(run), job.request.job.spec, changes)
     return Resumption(job=job, changes=changes, consequences=sentences, original=original)
 
 
@@ -377,7 +377,7 @@ def _job_to_continue_with(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
             )
         return job
     placeholders: Collection[str] = placeholders_of(job.spec.command or ())
-    if exists(run.job_file) and read_job_file(run).command == job.spec.command:
+    if exists(run.job_file) and read_submitted_job(run).command == job.spec.command:
         # The command of the element itself, whose placeholders are filled in already.
         placeholders = ()
     kept_values = {}
@@ -506,7 +506,7 @@ def _refuse_finished(run: RunDirectory) -> None:
 def _hint_for_more_work(run: RunDirectory) -> str | None:
     """Return how a run that has finished gets something to do; None if that is not known."""
     try:
-        job = read_job_file(run)
+        job = read_submitted_job(run)
     except RecordError:
         return None
     resume_run = shlex.join(["hpcddp", "submit", "--resume", str(run.path)])

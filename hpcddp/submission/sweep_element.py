@@ -18,7 +18,7 @@ from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import open_to_append, write_bytes, write_text
 from hpcddp.run.find import chosen_run, find_run
-from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_file import read_submitted_job
 from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.moved import refuse_copy, script_owner
 from hpcddp.run.ownership import check_run_directory, identity, make_private_directory
@@ -176,7 +176,7 @@ def begin_element(sweep: Sweep, index: int, job: JobSpec | None = None) -> RunDi
         return run
     make_private_directory(run.path)
     run.submitit.mkdir(mode=0o700, exist_ok=True)
-    spec = element_spec(job or read_job_file(sweep.directory), sweep.elements[index])
+    spec = element_spec(job or read_submitted_job(sweep.directory), sweep.elements[index])
     write_text(run.job_file, dump_job(spec, environment_values=False))
     # Another command may have made it, and its job may write to it already.
     os.close(open_to_append(run.batch_log))

@@ -21,6 +21,7 @@ from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
+from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Start, newest_start, read_start, write_start
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
@@ -32,7 +33,7 @@ from hpcddp.run.ownership import (
 )
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished, resume_command
-from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, slurm_job_id
+from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, nodes_of_job, slurm_job_id
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import ExitCode
@@ -299,7 +300,8 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
     refuse_another_training(run, spec)
     _complete_directory(script, start)
     if _is_requeue(previous, start):
-        _take_over_requeue(run, start, spec)
+        # The attempt before may have had another number of nodes.
+        _take_over_requeue(run, start, read_job_file(run))
     else:
         # The runs before had finished at the first start of this job, and may have been deleted since.
         refuse_unfinished_predecessors(run, script.environment)
@@ -335,6 +337,7 @@ def _observe_start(script: _Script) -> Start:
         end_time=end_time_of(limiting_job, environment, now=now),
         is_local=script.job_id is None,
         allocation=allocation,
+        nodes=nodes_of_job(environment),
         **identity(script.run.path),
     )
 

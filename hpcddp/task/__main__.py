@@ -64,10 +64,10 @@ def main() -> int:
         PROCESS_STATE.cause = handle_signals(attempt, environment).answer
         faults.arm(environment.get(faults.VARIABLE), rank=env.rank, attempt=attempt.number)
         from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, UNNAMED_JOB
-        from hpcddp.jobfile.write import parse_resolved
+        from hpcddp.run.job_file import read_job_file
 
         text = attempt.run.job_file.read_text(encoding="utf-8")
-        spec = parse_resolved(text)
+        spec = read_job_file(attempt.run)
         if spec.command is not None:
             LISTENER.meaning, PROCESS_STATE.saves_alone = "it is passed on to the program", True
         environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))

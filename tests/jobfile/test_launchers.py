@@ -208,8 +208,8 @@ def test_a_launcher_is_one_task_on_each_node_with_the_cpus_of_its_ranks(
 ) -> None:
     job = job_of(words, cpus_per_task=5, **resources)
     assert job.launcher_command is not None
-    assert (job.ranks_per_node, job.world_size) == (ranks, ranks * job.resources.nodes)
-    assert (job.tasks_per_node, job.tasks, job.cpus_per_task) == (1, job.resources.nodes, 5 * ranks)
+    assert (job.ranks_per_node, job.world_size) == (ranks, ranks * job.nodes)
+    assert (job.tasks_per_node, job.tasks, job.cpus_per_task) == (1, job.nodes, 5 * ranks)
 
 
 @pytest.mark.parametrize(

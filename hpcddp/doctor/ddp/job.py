@@ -50,7 +50,7 @@ class Comparison:
     @property
     def nodes(self) -> int:
         """Number of nodes of the W ranks: at most those of the job, with two ranks per node if the job has them."""
-        nodes = self.job.resources.nodes
+        nodes = self.job.nodes
         return min(nodes, ceil_div(self.world_size, min(self.job.ranks_per_node, _LEAST_RANKS)))
 
     @property

@@ -89,7 +89,7 @@ def examine_nodes(
         yield Finding(name="nodes", verdict="error", found=f"no job was started: the run root: {error.strerror}")
         return
     try:
-        answers = _ask(words, directory, nodes=spec.resources.nodes, environment=environment, wait_s=wait_s)
+        answers = _ask(words, directory, nodes=spec.node_counts[0], environment=environment, wait_s=wait_s)
     except HpcddpError as error:
         yield Finding(
             name="nodes",
