@@ -19,6 +19,7 @@ from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import OWN, launcher_command_of
+from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import format_duration
 
@@ -57,8 +58,8 @@ def broken_rules(spec: JobSpec, rules: Iterable[Rule]) -> list[tuple[Path, str]]
     findings: dict[str, list[str]] = {}
     for nodes in spec.node_counts:
         findings = _findings_with(spec.sized(nodes), rules) | findings
-    if unequal := _why_unequal_nodes(spec):
-        findings["resources.nodes"] = [unequal]
+    if isinstance(spec.resources.nodes, NodeRange):
+        findings |= {key: [sentence] for key, sentence in _range_findings(spec)}
     return [(tuple(key.split(".")), sentence) for key, sentences in findings.items() for sentence in sentences]
 
 
@@ -71,15 +72,21 @@ def _findings_with(spec: JobSpec, rules: Iterable[Rule]) -> dict[str, list[str]]
     return findings
 
 
-def _why_unequal_nodes(spec: JobSpec) -> str | None:
-    """Return why a range of nodes is refused: Slurm gets one request for each node, whatever their number is."""
+def _range_findings(spec: JobSpec) -> Iterator[Finding]:
+    """Reject what does not go together with a range of nodes: Slurm gets one request for a node, however many it is."""
     jobs = [spec.sized(nodes) for nodes in spec.node_counts]
-    if len({(job.ranks_per_node, job.tasks_per_node, job.cpus_per_task) for job in jobs}) == 1:
-        return None
-    return (
-        f"is {spec.resources.nodes}, and the launcher in command has another number of ranks on each node with each "
-        "number of nodes; write one number of nodes, or leave the number of ranks out of the command"
-    )
+    if len({(job.ranks_per_node, job.tasks_per_node, job.cpus_per_task) for job in jobs}) > 1:
+        sentence = (
+            f"is {spec.resources.nodes}, and the launcher in command has another number of ranks on each node with "
+            "each number of nodes; write one number of nodes, or leave the number of ranks out of the command"
+        )
+        yield "resources.nodes", sentence
+    if "mincpus" in spec.resources.sbatch:
+        sentence = (
+            f"is given, and with the range {spec.resources.nodes} of resources.nodes hpcddp writes it itself, from "
+            "resources.tasks_per_node and cpus_per_task; remove it"
+        )
+        yield "resources.sbatch.mincpus", sentence
 
 
 def _touches(one: str, other: str) -> bool:

@@ -34,7 +34,7 @@ from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_event_log
 from hpcddp.run.files import why_unreadable
-from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_file import read_submitted_job
 from hpcddp.run.job_records import (
     Rank,
     RankStepTimes,
@@ -327,7 +327,7 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
     reader = _RecordReader(status.files.remarks)
     events, events_damage = readable_lines(run.events, lambda: read_event_log(run.events))
     reader.add_damage(events_damage)
-    spec = reader.read(lambda: read_job_file(run)) if run.job_file.exists() else None
+    spec = reader.read(lambda: read_submitted_job(run)) if run.job_file.exists() else None
     submission = reader.read(lambda: read_submission(run))
     sources: tuple[Source, ...] = reader.read(lambda: read_sources(run)) or ()
     attempt_files = _read_attempt_files(run, events, reader)
@@ -434,17 +434,20 @@ def _read_attempts(
             submission=submission,
             sources=sources,
         )
-        ranks = _count_ranks(files.ranks, spec)
+        ranks = _count_ranks(files.ranks, files.start, spec)
         attempts.append(read_attempt_records(files.directory, files.start, queued=queued, ranks=ranks))
     return attempts
 
 
-def _count_ranks(ranks: Sequence[Rank] | None, spec: JobSpec | None) -> int | None:
+def _count_ranks(ranks: Sequence[Rank] | None, start: Start | None, spec: JobSpec | None) -> int | None:
     """Return how many ranks an attempt has; None if that is not known."""
     if ranks and ranks[0].launcher is None:
         return len(ranks)
     # Where a launcher such as torchrun starts the ranks, the record is about the tasks.
-    return None if spec is None else spec.world_size
+    if spec is None:
+        return None
+    nodes = None if start is None else start.nodes
+    return spec.world_size if nodes is None else spec.sized(nodes).world_size
 
 
 def _has_gpus(spec: JobSpec | None, attempt_files: Sequence[_AttemptFiles]) -> bool:

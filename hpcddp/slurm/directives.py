@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.resources import Resources
+from hpcddp.jobfile.resources import NodeRange, Resources
 from hpcddp.jobfile.sweep import count_elements
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]+", re.ASCII)
@@ -156,8 +156,15 @@ def _array(spec: JobSpec) -> Iterator[Directive]:
 
 def _size(spec: JobSpec) -> Iterator[Directive]:
     resources = spec.resources
-    yield Directive("nodes", str(resources.nodes + resources.spare_nodes), "resources.nodes")
-    yield Directive("ntasks-per-node", str(spec.tasks_per_node), "resources.tasks_per_node")
+    if isinstance(resources.nodes, NodeRange):
+        yield Directive("nodes", str(resources.nodes), "resources.nodes")
+        # With --ntasks-per-node, sbatch asks for the tasks of the smallest number of nodes, and a job with one task on
+        # each node gets no more nodes than that (measured). srun starts the tasks of the number that the job got.
+        cpus_of_node = spec.tasks_per_node * spec.cpus_per_task
+        yield Directive("mincpus", str(cpus_of_node), "resources.cpus_per_task")
+    else:
+        yield Directive("nodes", str(resources.nodes + resources.spare_nodes), "resources.nodes")
+        yield Directive("ntasks-per-node", str(spec.tasks_per_node), "resources.tasks_per_node")
     if gres := list(_gres(spec)):
         yield Directive("gres", ",".join(gres), "resources.gres")
     yield Directive("cpus-per-task", str(spec.cpus_per_task), "resources.cpus_per_task")

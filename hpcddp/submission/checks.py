@@ -175,9 +175,10 @@ def _too_few_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Ite
 
 def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
     if cluster != "slurm" and isinstance(spec.resources.nodes, NodeRange):
+        number = "1" if cluster == "local" else "N with as many nodes as the allocation has"
         yield Obstacle(
             sentence=f"resources.nodes is {spec.resources.nodes}, a range of which Slurm chooses when it starts a job, "
-            f"and --cluster {cluster} starts none; add --set resources.nodes=1, or another number",
+            f"and --cluster {cluster} starts none; add --set resources.nodes={number}",
             can_force=False,
         )
     elif cluster == "local" and spec.nodes > 1:

@@ -371,3 +371,24 @@ def test_a_noise_scale_given_by_hand_comes_first(
     observed = ("--explain-steps", "5", "--samples", "100", "--world-size", "2", "--noise-scale", "3")
     message = golden.message(refusal(capsys, *observed))
     assert "--noise-scale cannot be given together with --explain-steps" in message
+
+
+def test_a_range_of_nodes_shows_the_plan_of_each_number(
+    job: Path, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
+) -> None:
+    job.write_text(JOB.replace("nodes: 3", "nodes: 2-4"))
+    found = document(capsys, job)
+    assert found["world_size"] == 4
+    assert {nodes: plan["world_size"] for nodes, plan in found["by_nodes"].items()} == {"2": 2, "3": 3, "4": 4}
+    assert {plan["learning_rate"] for plan in found["by_nodes"].values()} == {found["learning_rate"]}
+    assert boundary.run(app, ["plan", str(job)]) == 0
+    text = golden.message(capsys.readouterr().out)
+    assert "3 nodes          1 rank x 86 samples" in text
+
+
+def test_a_number_of_a_range_that_cannot_split_the_batch_is_refused(
+    job: Path, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
+) -> None:
+    job.write_text(JOB.replace("nodes: 3", "nodes: 2-4"))
+    message = golden.message(refusal(capsys, job, "--set", "batch.split=error"))
+    assert "with 3 nodes of resources.nodes 2-4" in message

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_records import known_hosts, read_start
 from tests.cluster.jobs import HPCDDP, finished, result_of, submit, write_job
+from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -42,13 +44,18 @@ def go_on(sandbox: Sandbox, job: Path, run: RunDirectory, *options: str) -> str:
 
 def cancel_after(sandbox: Sandbox, job_id: str, run: RunDirectory, step: int) -> None:
     """Cancel the job as soon as the state after ``step`` or a later one is saved."""
+    wait_until_saved(run, step)
+    sandbox.run("scancel", job_id)
+    sandbox.wait(job_id, states={"CANCELLED"})
+
+
+def wait_until_saved(run: RunDirectory, step: int) -> None:
+    """Wait until the state after ``step`` or a later one is saved."""
 
     def is_saved() -> bool:
         return max((int(path.name[-6:]) for path in run.checkpoints.glob("step-??????")), default=0) >= step
 
     wait_until(is_saved, f"step {step} of {run.path}", 120)
-    sandbox.run("scancel", job_id)
-    sandbox.wait(job_id, states={"CANCELLED"})
 
 
 def weights(run: RunDirectory, step: int) -> torch.Tensor:
@@ -95,3 +102,29 @@ def test_run_does_not_go_on_with_another_training(sandbox: Sandbox, tmp_path: Pa
         run.batch_log.read_text()
     )
     assert run.newest_attempt() == 0
+
+
+def test_a_job_of_two_to_four_nodes_starts_with_two_and_goes_on_with_four(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(SLOW_MODEL)
+    job = write_job(tmp_path, tasks=1, epochs=3, sections={**SAVES, "resources": {"nodes": "2-4"}})
+    with sandbox_with(*QUICK) as sandbox:
+        other = sandbox.submit("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+        sandbox.wait(other, states={"RUNNING"})
+        submitted = submit(sandbox, job)
+        run = RunDirectory(Path(submitted["run_dir"]))
+        wait_until_saved(run, 10)
+        sandbox.run("scancel", other)
+        sandbox.run(*HPCDDP, "requeue", str(run.path))
+        finished(sandbox, submitted["job_id"])
+        one = submit(sandbox, job, "--set", "resources.nodes=1")
+        finished(sandbox, one["job_id"])
+    starts = [read_start(run.attempt(number)) for number in range(2)]
+    assert [start.nodes for start in starts if start is not None] == [2, 4]
+    assert [len(set(known_hosts(run.attempt(number)) or [])) for number in range(2)] == [2, 4]
+    assert 'nodes: "2-4"' in run.job_file.read_text()
+    result = result_of(run)
+    assert (result["attempts"], result["world_size"], result["steps"]) == (2, 4, 69)
+    expected = RunDirectory(Path(one["run_dir"]))
+    assert float((weights(run, 69) - weights(expected, 69)).abs().max()) <= 1e-12
+    pairs = zip(losses(run), losses(expected), strict=True)
+    assert max(abs(found["loss"] - wanted["loss"]) for found, wanted in pairs) <= 1e-12

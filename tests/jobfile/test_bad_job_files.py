@@ -68,6 +68,18 @@ BAD = {
         f"{GOOD}resources: {{nodes: two}}\n",
         ("job.yaml:4: resources.nodes: is 'two'", "write one without quotes, point or unit"),
     ),
+    "a range that runs backwards": (
+        f"{GOOD}resources: {{nodes: 8-2}}\n",
+        ("job.yaml:4: resources.nodes: is '8-2'", "begins with 1 or more", "write for example 2-8"),
+    ),
+    "a range of no nodes": (
+        f"{GOOD}resources: {{nodes: 0-2}}\n",
+        ("job.yaml:4: resources.nodes: is '0-2'", "write for example 2-8"),
+    ),
+    "a range of too many numbers": (
+        f"{GOOD}resources: {{nodes: 2-66}}\n",
+        ("job.yaml:4: resources.nodes: is '2-66'", "at most 64 numbers", "write for example 2-65"),
+    ),
     "a number in quotes": (
         f"{GOOD}resources: {{nodes: '2'}}\n",
         ("job.yaml:4: resources.nodes: is '2'", "write 2 without quotes"),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.batch.refusals import PlanError
+from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.submission import checks
 from hpcddp.submission.checks import check_submittable
@@ -160,3 +162,19 @@ def test_a_time_limit_that_leaves_time_before_the_warning_is_not_told(here: Path
     assert warnings_of(here, {}, resources={"time_limit": "4min"}) == []
     assert warnings_of(here, {}, resources={"time_limit": "2min"}, requeue={"signal_lead": "10s"}) == []
     assert warnings_of(here, {}, resources={"time_limit": "1min"}, requeue={"signal_lead": None}) == []
+
+
+@pytest.mark.parametrize("cluster", ["local", "here"])
+def test_only_slurm_chooses_from_a_range_of_nodes(here: Path, golden: GoldenMessages, cluster: Cluster) -> None:
+    errors = errors_of(here, {}, cluster, resources={"nodes": "1-4"})
+    (message,) = (error for error in errors if "a range " in error)
+    golden.message(message)
+    assert message.startswith("resources.nodes is 1-4, ")
+    assert "add --set resources.nodes=" in message
+
+
+def test_a_batch_that_one_number_of_a_range_cannot_split_is_refused(here: Path, golden: GoldenMessages) -> None:
+    batch = {"global_batch_size": 64, "split": "error"}
+    with pytest.raises(PlanError) as caught:
+        warnings_of(here, {}, "slurm", resources={"nodes": "2-4"}, batch=batch)
+    assert golden.message(caught.value).startswith("with 3 nodes of resources.nodes 2-4: ")

@@ -19,7 +19,7 @@ from hpcddp.manage.run_files import read_run_files
 from hpcddp.run.checkpoints import FileRecord, Manifest, read_manifest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
-from hpcddp.run.job_file import read_exported_values
+from hpcddp.run.job_file import read_exported_values, read_job_file
 from hpcddp.run.job_records import Start, SubmissionRecord, read_submission, write_start, write_submission_record
 from hpcddp.run.ownership import RunDirectoryError, identity
 from hpcddp.run.record import write_record
@@ -133,6 +133,21 @@ def test_another_time_limit_is_all_that_changes_in_the_script(
     record = read_submission(run)
     assert record is not None
     assert (record.job_id, record.directory, record.python, record.changes) == ("101", str(tmp_path), "python3", ())
+
+
+def test_a_range_of_nodes_is_asked_for_again(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN.replace("{tasks_per_node: 2,", "{nodes: 2-4, tasks_per_node: 2,"))
+    write_start(run.attempt(0), Start(job_id="7", host="n1", time=1.0, is_local=False, nodes=3, **identity(run.path)))
+    assert read_job_file(run).world_size == 6
+    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
+    assert "#SBATCH --nodes=2-4\n" in run.script.read_text()
+    assert 'nodes: "2-4"' in run.job_file.read_text()
+
+
+def test_another_range_of_nodes_may_follow(slurm: FakeSlurm) -> None:
+    run = submitted(TRAIN.replace("{tasks_per_node: 2,", "{nodes: 2-4, tasks_per_node: 2,"))
+    resume_with_job(run, changing(run, slurm, "resources.nodes=3-8"))
+    assert "#SBATCH --nodes=3-8\n" in run.script.read_text()
 
 
 def test_values_of_environment_variables_are_kept_for_a_resumption(slurm: FakeSlurm) -> None:

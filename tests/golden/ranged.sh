@@ -1,0 +1,221 @@
+#!/bin/bash
+#SBATCH --job-name=digits-on-a-range
+#SBATCH --nodes=2-8
+#SBATCH --mincpus=6
+#SBATCH --cpus-per-task=3
+#SBATCH --time=00:30:00
+#SBATCH --output=runs/digits-on-a-range/r1/batch.log
+#SBATCH --error=runs/digits-on-a-range/r1/batch.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+
+# The job digits-on-a-range, run r1, written by hpcddp: to change it, change the job file.
+# sbatch reads the lines above. bash runs the lines below, on the first node of the job. Text in single quotes is literal
+# on purpose, dollar signs included, a list may have one item, and some functions are called by traps alone.
+# shellcheck disable=SC2016,SC2043,SC2317
+
+# Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
+# shell stays and decides what happens next. It survives the signals of scancel --full and --batch too.
+hpcddp_interrupted=
+trap hpcddp_interrupted=yes HUP INT TERM USR1 USR2
+
+# --- This attempt -----------------------------------------------------------------------------------------------------
+
+# Only the owner may read the run directory. The tasks restore the umask of the submitter, or of environment.setup, before
+# they run the user's code.
+HPCDDP_UMASK=$(umask)
+export HPCDDP_UMASK
+umask 077
+
+hpcddp_python=/opt/hpcddp/bin/python
+
+# Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
+# run has already finished.
+HPCDDP_ATTEMPT_DIR=$(
+  trap '' HUP INT TERM USR1 USR2
+  "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=digits-on-a-range --run-id=r1 <<'HPCDDP_JOB'
+name: digits-on-a-range
+run_root: runs
+profile: null
+resources:
+  nodes: "2-8"
+  gpus_per_node: 0
+  gpu_type: null
+  gres: {}
+  tasks_per_node: 2
+  cpus_per_task: 3
+  mem: null
+  mem_per_cpu: null
+  mem_per_gpu: null
+  time_limit: "00:30:00"
+  partition: null
+  account: null
+  qos: null
+  constraint: null
+  reservation: null
+  nodelist: null
+  exclude: null
+  exclusive: false
+  licenses: null
+  mail_type: null
+  mail_user: null
+  sbatch: {}
+environment:
+  modules: []
+  conda: null
+  venv: null
+  uv: null
+  setup: []
+  env: {}
+  pass_env: []
+  python: null
+  container: null
+  stage:
+    source: /data/digits
+    target: /tmp/digits
+batch:
+  global_batch_size: 64
+  max_per_device_batch_size: null
+  grad_accum_steps: null
+  per_device_batch_size: null
+  tail: keep
+  split: exact
+  order: keyed
+  unit: sample
+  group: null
+learning_rate:
+  base: 0.1
+  base_global_batch_size: null
+  rule: none
+  warmup_epochs: 0.0
+  schedule: constant
+  milestones: []
+  gamma: 0.1
+  min: 0.0
+train:
+  model: resnet18
+  model_args: {}
+  dataset: digits
+  dataset_args: {}
+  num_classes: null
+  data_dir: null
+  epochs: 1
+  optimizer:
+    name: sgd
+    momentum: 0.0
+    weight_decay: 0.0
+    nesterov: false
+    betas: [0.9, 0.999]
+    eps: 1e-08
+  device: null
+  precision: fp32
+  batch_norm: local
+  compile: false
+  channels_last: false
+  loss: null
+  loss_reduction: mean
+  label_smoothing: 0.0
+  clip_grad_norm: null
+  ema_decay: null
+  num_workers: null
+  eval_every: 1
+  nonfinite_loss: stop
+  deterministic: false
+  noise_scale: false
+  replica_check_every: null
+  seed: 0
+entrypoint: null
+command: null
+launcher: null
+checkpoint:
+  every: "10min"
+  keep: 3
+  best: null
+requeue:
+  causes: [preemption, time_limit, node_failure]
+  signal_lead: "2min"
+  command_signal: null
+  max_preemptions: null
+  max_time_limits: 50
+  max_failures: 0
+  recovery: auto
+  max_attempts_without_progress: 2
+  expedite: true
+  avoid_failed_nodes: false
+  allow_continuation: false
+launch:
+  rendezvous_timeout: "5min"
+  hang_timeout: "5min"
+trackers:
+  use: null
+  project: null
+  entity: null
+  tracking_uri: null
+sweep: null
+max_parallel: null
+HPCDDP_JOB
+) || {
+  hpcddp_code=$?
+  "$hpcddp_python" -P -c 'import hpcddp.supervise.begin' 2>/dev/null ||
+    echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
+      "(docs/install.md), or choose another interpreter in environment" >&2
+  exit "$hpcddp_code"
+}
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+# The exit code of a run that has finished already.
+hpcddp_code=0
+while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
+  export HPCDDP_ATTEMPT_DIR
+  # If a signal has already come, no task is started; 143 is the exit code of a process that TERM ended.
+  hpcddp_code=143
+
+  # environment.stage: each node copies the data to a disk of its own, before the tasks start. A node that has the data of
+  # an earlier attempt keeps it.
+  hpcddp_staged=143
+  if [[ -z $hpcddp_interrupted ]]; then
+    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
+      "$hpcddp_python" -P -m hpcddp.supervise stage --source=/data/digits --target=/tmp/digits &
+    hpcddp_tasks=$!
+    wait "$hpcddp_tasks"
+    hpcddp_staged=$?
+    # A signal interrupts wait before the process has ended.
+    while kill -0 "$hpcddp_tasks" 2>/dev/null; do
+      wait "$hpcddp_tasks"
+      hpcddp_staged=$?
+    done
+    [[ -n $hpcddp_interrupted || $hpcddp_staged == 0 ]] || hpcddp_code=$hpcddp_staged
+  fi
+  if [[ -z $hpcddp_interrupted && $hpcddp_staged == 0 ]]; then
+    # One task is one rank, or one launcher. Each task ignores USR2 until it has installed a handler (the imports take
+    # seconds), and writes to its own log. srun's --output is not used, because it changes paths with a percent sign. The
+    # id of the step is kept: the tasks are started again in this job only if this step has ended.
+    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks=$((SLURM_JOB_NUM_NODES * 2)) --ntasks-per-node=2 --cpus-per-task=3 \
+      --distribution=block --kill-on-bad-exit=1 --unbuffered \
+      sh -c 'trap "" USR2; [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$HPCDDP_ATTEMPT_DIR/step"; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
+      "$hpcddp_python" -P -u -m hpcddp.task &
+    hpcddp_tasks=$!
+    # Ends srun if it still waits when all tasks have ended, which it does if a slurmstepd was killed.
+    (trap '' HUP INT TERM USR1 USR2; exec "$hpcddp_python" -P -m hpcddp.supervise watch --pid "$hpcddp_tasks") &
+
+    # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
+    # signal there.
+    hpcddp_interrupted=yes
+    while [[ -n $hpcddp_interrupted ]]; do
+      hpcddp_interrupted=
+      wait "$hpcddp_tasks"
+      hpcddp_code=$?
+    done
+  fi
+
+  # Decides what happens next, and prints the result of the attempt. If the tasks are to be started again in this job, it
+  # prints the directory of the next attempt. It ignores signals, because Slurm signals the whole job at a requeue.
+  HPCDDP_ATTEMPT_DIR=$(
+    trap '' HUP INT TERM USR1 USR2
+    "$hpcddp_python" -P -m hpcddp.supervise end --may-restart --code "$hpcddp_code"
+  )
+  hpcddp_code=$?
+done
+exit "$hpcddp_code"
