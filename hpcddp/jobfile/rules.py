@@ -81,6 +81,8 @@ def _range_findings(spec: JobSpec) -> Iterator[Finding]:
             "each number of nodes; write one number of nodes, or leave the number of ranks out of the command"
         )
         yield "resources.nodes", sentence
+    if spec.resources.spare_nodes:
+        yield "resources.spare_nodes", "is given, and resources.nodes is a range; write a number of nodes"
     if "mincpus" in spec.resources.sbatch:
         sentence = (
             f"is given, and with the range {spec.resources.nodes} of resources.nodes hpcddp writes it itself, from "
@@ -461,7 +463,7 @@ def _lost_node_is_survived(spec: JobSpec) -> Iterator[Finding]:
     """Reject ``resources.min_nodes`` and ``spare_nodes`` in a job that does not go on without a lost node."""
     if not spec.may_lose_nodes:
         return
-    min_nodes, nodes = spec.resources.min_nodes, spec.resources.nodes
+    min_nodes, nodes = spec.resources.min_nodes, spec.nodes
     key = "resources.spare_nodes" if min_nodes is None else "resources.min_nodes"
     if min_nodes is not None and min_nodes >= nodes:
         yield key, f"is {min_nodes}, and resources.nodes is {nodes}: no node may be lost; write a smaller number"

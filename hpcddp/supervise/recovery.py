@@ -139,7 +139,7 @@ def serve_members(
         return
     failures = count_requeues(read_events(attempt.run.events)).get(Cause.CRASH, 0)
     newcomers = Newcomers(attempt, command, spec.cpus_per_task, environment)
-    single_host = spec.resources.nodes == 1
+    single_host = spec.nodes == 1
     host = own_host(environment)
     with bind_port(single_host=single_host) as listener:
         service = MemberService(
@@ -149,7 +149,7 @@ def serve_members(
             most_failures=max(0, spec.requeue.max_failures - failures),
             nodes=JobNodes(
                 expand(environment.get("SLURM_JOB_NODELIST", "")),
-                min_nodes=spec.resources.min_nodes or spec.resources.nodes,
+                min_nodes=spec.resources.min_nodes or spec.nodes,
                 slurm_answers=partial(_slurm_answers, environment),
             ),
             exit_of=newcomers.exit_of,

@@ -40,6 +40,8 @@ run_root: runs
 profile: null
 resources:
   nodes: "2-8"
+  min_nodes: null
+  spare_nodes: 0
   gpus_per_node: 0
   gpu_type: null
   gres: {}

@@ -51,6 +51,11 @@ BETWEEN = {
         "requeue.recovery is restart",
         "leave one of the two out",
     ),
+    "resources: {nodes: 2-3, spare_nodes: 1}": (
+        "resources.spare_nodes: is given",
+        "resources.nodes is a range",
+        "write a number of nodes",
+    ),
     "resources: {nodes: 2, min_nodes: 1}\nrequeue: {causes: [preemption]}": (
         "resources.min_nodes: is given",
         "requeue.causes does not name node_failure",
