@@ -137,6 +137,7 @@ def test_another_time_limit_is_all_that_changes_in_the_script(
 
 def test_a_range_of_nodes_is_asked_for_again(slurm: FakeSlurm) -> None:
     run = submitted(TRAIN.replace("{tasks_per_node: 2,", "{nodes: 2-4, tasks_per_node: 2,"))
+    run.attempt(0).path.mkdir(parents=True)
     write_start(run.attempt(0), Start(job_id="7", host="n1", time=1.0, is_local=False, nodes=3, **identity(run.path)))
     assert read_job_file(run).world_size == 6
     resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
