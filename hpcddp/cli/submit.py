@@ -288,7 +288,7 @@ def _find(text: str, run_root: Path, *, named: bool, dry_run: bool) -> RunDirect
 
 def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json: bool) -> None:
     """Print what would be submitted: a new run, or a resumption of ``run``."""
-    from hpcddp.jobfile.sweep import argument_text
+    from hpcddp.jobfile.placeholders import argument_text
     from hpcddp.manage.format import one_line
     from hpcddp.submission.resume import prepare_resumption
     from hpcddp.submission.submit import prepare

@@ -52,7 +52,9 @@ class JobSpec(Section):
         None, description="Your own function in place of `train`: every rank calls it with an `hpcddp.Context`."
     )
     command: Annotated[tuple[Text, ...], Field(strict=False)] | None = Field(
-        None, description="Your own program in place of `train`, word by word: every task runs it."
+        None,
+        description="Your own program in place of `train`, word by word: every task runs it. `{run_dir}`, `{run_id}` "
+        "and `{attempt}` in a word are filled in; then any other brace is written twice.",
     )
     launcher: LauncherName | None = Field(
         None,

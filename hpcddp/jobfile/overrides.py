@@ -26,8 +26,9 @@ from hpcddp.jobfile.fields import expand_ranges
 from hpcddp.jobfile.job import ValueKind, find_key
 from hpcddp.jobfile.merge import COMMAND_LINE, OVERRIDE, SWEEP_OPTION, Source
 from hpcddp.jobfile.messages import unknown_key
+from hpcddp.jobfile.placeholders import argument_text
 from hpcddp.jobfile.problems import JobFileError, Problem, shown
-from hpcddp.jobfile.sweep import argument_text, is_placeholder
+from hpcddp.jobfile.sweep import is_placeholder
 
 # Fields whose options take any text as it is: a partition may be named 010.
 _TEXTS: frozenset[Path] = frozenset(

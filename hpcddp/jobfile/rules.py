@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
@@ -19,6 +19,7 @@ from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import OWN, launcher_command_of
+from hpcddp.jobfile.placeholders import placeholders_of, run_placeholder_error
 from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import format_duration
@@ -110,6 +111,18 @@ def one_kind_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield extra, f"is given, and {given[0]} is given too, but a job runs one thing; keep one of them"
     if spec.command is not None and not (spec.command and spec.command[0]):
         yield "command", "is empty, and a program has a name; write for example [python, train.py]"
+
+
+def _run_placeholders(spec: JobSpec) -> Iterator[Finding]:
+    """Reject a command whose placeholders the tasks cannot fill in."""
+    command = spec.command or ()
+    elements = (spec.sweep,) if isinstance(spec.sweep, Mapping) else spec.sweep or ()
+    if any(not placeholders_of(command).isdisjoint(element) for element in elements):
+        # The commands of the elements are checked, in which the values of the sweep are filled in.
+        return
+    error = run_placeholder_error(command)
+    if error is not None:
+        yield "command", error
 
 
 def launcher_fits(spec: JobSpec) -> Iterator[Finding]:
@@ -500,6 +513,7 @@ _MEMORY = ("resources.mem", "resources.mem_per_cpu", "resources.mem_per_gpu")
 RULES = (
     Rule(("train", "entrypoint", "command"), one_kind_of_work),
     Rule(("train", "entrypoint", "command", "batch"), batch_is_stated),
+    Rule(("command",), _run_placeholders),
     Rule(("launcher", "command", *_RANKS), launcher_fits),
     Rule(("batch.global_batch_size", *_RANKS), batch_reaches_every_rank),
     Rule(("batch", *_RANKS), fixed_micro_batch_divides),

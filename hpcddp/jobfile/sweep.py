@@ -6,7 +6,6 @@ command is replaced by the value of ``lr``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,14 @@ from hpcddp.jobfile.environment import VARIABLES
 from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, meant_range, unexpanded_range, why_unexpanded
 from hpcddp.jobfile.job import JobSpec, find_key
 from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
+from hpcddp.jobfile.placeholders import (
+    BRACES,
+    PLACEHOLDER,
+    RUN_PLACEHOLDERS,
+    as_text,
+    doubled,
+    fill_sweep_placeholders,
+)
 from hpcddp.jobfile.problems import JobFileError, Problem, shown
 from hpcddp.jobfile.rules import RULES, Rule, broken_rules
 
@@ -32,11 +39,7 @@ Finding = tuple[Path, str]
 _NAMED = 3
 _SHOWN = 10
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
-
 _COMMAND = ("command",)
-_PLACEHOLDER = r"[A-Za-z_][A-Za-z0-9_-]*"
-_BRACES = re.compile(r"\{\{|\}\}|\{(" + _PLACEHOLDER + r")\}|[{}]", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,43 +141,14 @@ def _identity(value: object) -> Hashable:
     return (type(value), value) if isinstance(value, str | int | float | None) else as_text(value)
 
 
-def as_text(value: object) -> str:
-    """Return canonical JSON."""
-    return _ENCODER.encode(value)
-
-
 def is_placeholder(key: str) -> bool:
     """Return whether a key of a sweep is no field of the job file, but a name that a command may hold in braces."""
-    return find_key((key,)) is None and re.fullmatch(_PLACEHOLDER, key, re.ASCII) is not None
-
-
-def placeholders_of(command: Sequence[str]) -> set[str]:
-    """Return the names that the words of a command hold in braces."""
-    return {match[1] for word in command for match in _BRACES.finditer(word) if match[1]}
-
-
-def argument_text(value: object) -> str:
-    """Return the text that a value has in a command: a string as it is, else JSON."""
-    return value if isinstance(value, str) else as_text(value)
+    return find_key((key,)) is None and re.fullmatch(PLACEHOLDER, key, re.ASCII) is not None
 
 
 def field_of(key: str) -> str:
     """Return the key path of the field that a key of a sweep changes."""
     return "command" if is_placeholder(key) else key
-
-
-def _filled(word: str, values: Mapping[str, Any]) -> str:
-    """Return a word of a command with a value for each placeholder, and one brace for each doubled one."""
-
-    def text(match: re.Match[str]) -> str:
-        return argument_text(values[match[1]]) if match[1] else match[0][0]
-
-    return _BRACES.sub(text, word)
-
-
-def _doubled(text: str) -> str:
-    """Return a text as the words of a command with placeholders hold it."""
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _command_findings(command: Sequence[str], names: Sequence[str]) -> Iterator[Finding]:
@@ -185,12 +159,13 @@ def _command_findings(command: Sequence[str], names: Sequence[str]) -> Iterator[
         names: the placeholders that the sweep gives a value.
     """
     found: dict[str, None] = {}
+    filled = {*names, *RUN_PLACEHOLDERS}
     for word in command:
-        braces = list(_BRACES.finditer(word))
-        found |= dict.fromkeys(match[1] for match in braces if match[1])
+        braces = list(BRACES.finditer(word))
+        found |= dict.fromkeys(match[1] for match in braces if match[1] and match[1] not in RUN_PLACEHOLDERS)
         if any(match[0] in {"{", "}"} for match in braces):
-            doubled = _BRACES.sub(lambda match: match[0] if match[1] in names else _doubled(match[0]), word)
-            yield _COMMAND, f"holds {shown(word)}, with a brace that begins or ends no placeholder; write {doubled!r}"
+            instead = BRACES.sub(lambda match: match[0] if match[1] in filled else doubled(match[0]), word)
+            yield _COMMAND, f"holds {shown(word)}, with a brace that begins or ends no placeholder; write {instead!r}"
     unknown, unused = [name for name in found if name not in names], [name for name in names if name not in found]
     if len(unused) == len(unknown) == 1 and nearest(unused[0], unknown) is None:
         (meant,), (name,) = unused, unknown
@@ -267,7 +242,7 @@ class _Elements:
             if key not in placeholders:
                 job = _assigned(job, path_of(key), value)
         if placeholders:
-            job = {**job, "command": [_filled(word, placeholders) for word in job["command"]]}
+            job = {**job, "command": fill_sweep_placeholders(job["command"], placeholders)}
         return JobSpec.model_validate(job)
 
     def check(self, values: Mapping[str, Any]) -> tuple[bool, list[Finding]]:
@@ -443,6 +418,11 @@ def _placeholder_findings(
 ) -> Iterator[Finding]:
     if any("command" in element for element in listed):
         yield ("sweep", names[0]), "is a value of the command, which is swept too; keep one of them"
+        return
+    filled_by_tasks = [name for name in names if name in RUN_PLACEHOLDERS]
+    if filled_by_tasks:
+        name = filled_by_tasks[0]
+        yield ("sweep", name), f"is filled in by each task, as {{{name}}} in the command; choose another name"
         return
     yield from _command_findings(spec.command or (), names)
     for name in names:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.sweep import argument_text, field_of
+from hpcddp.jobfile.placeholders import argument_text
+from hpcddp.jobfile.sweep import field_of
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, step_text, used_text
 from hpcddp.manage.run_files import Job, RunFiles, read_run_files, readable, readable_lines
 from hpcddp.manage.status import Ask, RunStatus, statuses

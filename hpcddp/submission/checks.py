@@ -24,9 +24,10 @@ from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
 from hpcddp.jobfile.merge import DEFAULT
+from hpcddp.jobfile.placeholders import RUN_PLACEHOLDERS, placeholders_of, words_outside_shell_texts
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.resources import NodeRange
-from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder, placeholders_of
+from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder
 from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
 from hpcddp.run.trackers import PACKAGES
@@ -369,7 +370,7 @@ def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
         return
     is_python = bool(words) and PYTHON.fullmatch(Path(words[0]).name) is not None
     texts = [word.replace("${", "") for before, word in pairwise(words) if not (is_python and before == "-c")]
-    if names := sorted(placeholders_of(texts)):
+    if names := sorted(placeholders_of(texts) - set(RUN_PLACEHOLDERS)):
         held = " and ".join(f"{{{name}}}" for name in names)
         options = " ".join(f"--sweep {name}=VALUE,VALUE" for name in names)
         yield (
@@ -380,20 +381,14 @@ def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
 
 # A variable or a home directory at the beginning of a value, or behind an equals sign or a colon.
 _UNEXPANDED = re.compile(r"(?:^|[=:])(?:\$\{?[A-Za-z_]|~/)", re.ASCII)
-# The word behind it is a program, in which a dollar sign has a meaning.
-_PROGRAM_TEXT = re.compile("-[a-z]*c", re.ASCII)
 
 
 def unexpanded_values(request: SubmitRequest) -> Iterator[str]:
     """Yield a sentence about values that look as if a shell would expand them: the program gets them as they are."""
     spec = request.job.spec
     held = [f"environment.env.{name}" for name, value in spec.environment.env.items() if _UNEXPANDED.search(value)]
-    words = spec.command or ()
-    held += [
-        f"the word {word!r} of command"
-        for before, word in pairwise(("", *words))
-        if _UNEXPANDED.search(word) and not _PROGRAM_TEXT.fullmatch(before)
-    ]
+    words = words_outside_shell_texts(spec.command or ())
+    held += [f"the word {word!r} of command" for word in words if _UNEXPANDED.search(word)]
     if held:
         yield (
             f"{', '.join(held)}: $NAME and ~/ are not expanded there, so that the program gets them as they are; write "

@@ -18,8 +18,9 @@ from typing import Any, Final
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import path_of
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.placeholders import placeholders_of
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.sweep import element_spec, is_placeholder, placeholders_of
+from hpcddp.jobfile.sweep import element_spec, is_placeholder
 from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event

@@ -13,10 +13,10 @@ from typing import Final
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import Launcher, launcher_of
+from hpcddp.jobfile.placeholders import SHELLS
 from hpcddp.run.files import open_regular
 from hpcddp.submission.request import Obstacle
 
-_SHELLS: Final = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 _TEXT_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*", re.ASCII)
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII | re.DOTALL)
 _BEFORE_A_COMMAND: Final = frozenset({"env", "exec", "nohup", "time"})
@@ -26,7 +26,7 @@ _CONDITIONS: Final = frozenset(
 )
 # Before the command that a part of such a statement runs.
 _RESERVED: Final = frozenset({"if", "then", "elif", "else", "while", "until", "do", "{", "!"})
-_SHEBANG: Final = re.compile(rf"#!.*\b(?:{'|'.join(_SHELLS)})\b")
+_SHEBANG: Final = re.compile(rf"#!.*\b(?:{'|'.join(SHELLS)})\b")
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*\S)", re.MULTILINE)
 _LARGEST_SCRIPT: Final = 1 << 18
 _SHOWN: Final = 6
@@ -74,7 +74,7 @@ def shell_text_of(command: Sequence[str]) -> ShellText | None:
     words = _without_prefix(command)
     if not words:
         return None
-    if Path(words[0]).name not in _SHELLS:
+    if Path(words[0]).name not in SHELLS:
         # A name without a slash is looked up in PATH.
         text = _read(words[0]) if "/" in words[0] else ""
         return ShellText(name=words[0], text=text, file=words[0]) if _SHEBANG.match(text) else None

@@ -15,6 +15,7 @@ from typing import Any, Final
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import World
+from hpcddp.jobfile.placeholders import fill_run_placeholders
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.result import read_result
@@ -105,7 +106,7 @@ def _run_command(inputs: TaskInputs) -> None:
             spec,
             env,
             attempt,
-            command=command,
+            command=fill_run_placeholders(command, environment),
             environment=environment,
             port=meeting.port,
             deadline=deadline,

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.overrides import sweep_overrides
+from hpcddp.jobfile.placeholders import argument_text
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import load_job
-from hpcddp.jobfile.sweep import argument_text, element_spec, tabulate
+from hpcddp.jobfile.sweep import element_spec, tabulate
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from tests.facts import assert_facts
 from tests.jobfile.conftest import Load, Refuse

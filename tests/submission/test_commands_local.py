@@ -389,3 +389,12 @@ def test_whoever_follows_sees_what_rank_0_prints_and_only_of_this_job(tmp_path: 
     lines = [line for line in done.stderr.splitlines() if "output of" in line]
     assert "failed" not in done.stderr
     assert [line.partition("submitit")[0] for line in lines] == ["rank 0 | output of rank 0 attempt 1"]
+
+
+def test_a_command_gets_the_directory_and_the_id_of_its_run_and_the_attempt(tmp_path: Path) -> None:
+    show = ("--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "{run_dir}/ckpt.pt", "{run_id}", "{attempt}")
+    run = ended(submit(tmp_path, *show))
+    assert str([f"{run.path}/ckpt.pt", run.run_id, "0"]) in run.attempt(0).rank_log(0).read_text()
+    # The script of the submission is the one that render prints: it holds the placeholders.
+    assert "{run_dir}/ckpt.pt" in run.script.read_text()
+    assert "{attempt}" in run.script.read_text()
