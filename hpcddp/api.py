@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hpcddp.run.result import Result
     from hpcddp.run.sweep import Sweep as SubmittedSweep
     from hpcddp.slurm.states import State
-    from hpcddp.submission.request import SubmitRequest
+    from hpcddp.submission.request import CodeChoice, SubmitRequest
 
 Job: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | None"
 """A job file, the content of one as a mapping, or None for a job that only the other arguments describe."""
@@ -363,6 +363,7 @@ class Run:
         *,
         command: Sequence[str | os.PathLike[str]] | None = None,
         force: bool = False,
+        code: CodeChoice | None = None,
         **overrides: object,
     ) -> Run:
         """Submit the run again from its newest checkpoint, as ``hpcddp submit --resume`` does, and return it.
@@ -370,6 +371,8 @@ class Run:
         Args:
             command: the words of a new command; None keeps the run's own.
             force: whether to submit although something is missing on this machine that the nodes may have.
+            code: ``now`` runs the code of the project as it is now, ``submitted`` that of the submission; None leaves
+                that to ``environment.code``.
             **overrides: fields of the job that change, as ``submit`` has them; the others stay as they were.
 
         Raises:
@@ -383,13 +386,13 @@ class Run:
         run, environment = find_to_resume(str(self.path), self.path.parent.parent), dict(os.environ)
         options = _options(command, overrides)
         if not options:
-            return Run(resume(run, environment=environment, force=force).run.path)
+            return Run(resume(run, environment=environment, force=force, code=code).run.path)
 
         def change(spec: JobSpec) -> ResolvedJob:
             profiles = profiles_directory(environment)
             return change_job(spec, file=str(run.job_file), options=options, profiles=profiles, environment=environment)
 
-        request = replace(request_with_changes(run, change, environment=environment), force=force)
+        request = replace(request_with_changes(run, change, environment=environment), force=force, code=code)
         return Run(resume_with_job(run, request).run.path)
 
     def _has_job(self) -> bool:
@@ -548,11 +551,12 @@ class Sweep:
         environment = dict(os.environ)
         return cancel_sweep(self.status, end=lambda job_ids: commands.cancel(job_ids, environment), now=time.time())
 
-    def resume(self, *, force: bool = False) -> Sweep:
+    def resume(self, *, force: bool = False, code: CodeChoice | None = None) -> Sweep:
         """Continue all runs that have ended and not finished, as ``hpcddp submit --resume`` does, and return the sweep.
 
         Args:
             force: whether to submit although something is missing on this machine that the nodes may have.
+            code: with which code, as for a run.
 
         Raises:
             HpcddpError: there is no such run, the state of a run is unknown, or the submission was refused.
@@ -567,7 +571,7 @@ class Sweep:
         environment = dict(os.environ)
         status, unanswered = sweep_status_now(sweep, environment)
         left = status.elements_to_resume(unanswered)
-        resume_sweep(sweep, left, environment=environment, dependency=NO_DEPENDENCY, force=force)
+        resume_sweep(sweep, left, environment=environment, dependency=NO_DEPENDENCY, force=force, code=code)
         return self
 
     def _read(self) -> SubmittedSweep:

@@ -48,9 +48,16 @@ if TYPE_CHECKING:
     from hpcddp.run.directory import RunDirectory
     from hpcddp.run.result import Result
     from hpcddp.run.sweep import Sweep
-    from hpcddp.submission.request import SubmitRequest
+    from hpcddp.submission.request import CodeChoice, SubmitRequest
     from hpcddp.submission.submit import Submission
     from hpcddp.submission.sweep import SweepSubmission
+
+
+class CodeOption(StrEnum):
+    """The values of ``--code``."""
+
+    NOW = "now"
+    SUBMITTED = "submitted"
 
 
 class ClusterChoice(StrEnum):
@@ -85,6 +92,10 @@ def submit(  # noqa: PLR0913  each is an option
             help="Continue this ended run, or the rest of this sweep.",
             autocompletion=complete_runs,
         ),
+    ] = None,
+    code: Annotated[
+        CodeOption | None,
+        typer.Option(metavar="WHICH", help="now|submitted: the code with which --resume goes on."),
     ] = None,
     axes: SweepOptions = None,
     sweep_file: SweepFile = None,
@@ -122,6 +133,9 @@ def submit(  # noqa: PLR0913  each is an option
     output = _Output(follow=follow, quiet=quiet, as_json=as_json)
     if quiet and (follow or dry_run or as_json):
         raise UserError("--quiet prints the run id and nothing else; leave it out, or --follow, --dry-run and --json")
+    if code is not None and resume is None:
+        raise UserError("--code says with which code a run is resumed, and a new run has the code of now; leave it out")
+    code_choice: CodeChoice | None = None if code is None else code.value
     environment = dict(os.environ)
     # Only a run that is named has to be found.
     run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
@@ -132,15 +146,15 @@ def submit(  # noqa: PLR0913  each is an option
     whole = read_sweep(run.path) if run is not None and unchanged else None
     if whole is not None:
         dependency = _wait_for(after, after_any, run_root, environment)
-        _resume_sweep(whole, environment, dependency, output, dry_run=dry_run, force=force)
+        _resume_sweep(whole, environment, dependency, output, dry_run=dry_run, force=force, code=code_choice)
         return
     if run is not None and unchanged and not dry_run:
         dependency = _wait_for(after, after_any, run_root, environment)
-        submission = resume_run(run, environment=environment, dependency=dependency, force=force)
+        submission = resume_run(run, environment=environment, dependency=dependency, force=force, code=code_choice)
     else:
         request = _request_of(run, job_file, words, cluster, template, overrides, sweep, environment)
         dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
-        request = replace(request, dependency=dependency, force=force)
+        request = replace(request, dependency=dependency, force=force, code=code_choice)
         if dry_run:
             _print_preview(request, run, as_json=as_json)
             return
@@ -207,7 +221,14 @@ _NOT_FOLLOWED = "--follow shows one run, and a sweep has many; leave it out, and
 
 
 def _resume_sweep(
-    sweep: Sweep, environment: Mapping[str, str], dependency: Dependency, output: _Output, *, dry_run: bool, force: bool
+    sweep: Sweep,
+    environment: Mapping[str, str],
+    dependency: Dependency,
+    output: _Output,
+    *,
+    dry_run: bool,
+    force: bool,
+    code: CodeChoice | None,
 ) -> None:
     """Continue the elements of a sweep that have ended and not finished; in a dry run print which these are."""
     from hpcddp.manage.overview import sweep_status_now
@@ -232,7 +253,7 @@ def _resume_sweep(
         )
         echo("\n".join(ids))
         return
-    resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency, force=force)
+    resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency, force=force, code=code)
     if output.quiet:
         echo(sweep.sweep_id)
         return
@@ -290,11 +311,16 @@ def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json:
     """Print what would be submitted: a new run, or a resumption of ``run``."""
     from hpcddp.jobfile.placeholders import argument_text
     from hpcddp.manage.format import one_line
+    from hpcddp.submission.code import take_code
     from hpcddp.submission.resume import prepare_resumption
     from hpcddp.submission.submit import prepare
 
     resumption = None if run is None else prepare_resumption(run, request)
-    prepared = prepare(request) if resumption is None else resumption.job
+    if resumption is None:
+        prepared = prepare(request)
+        take_code(request)
+    else:
+        prepared = resumption.job
     consequences = () if resumption is None else resumption.consequences
     for warning in prepared.notes:
         warn(warning)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 from hpcddp.jobfile.fields import Line, Section, Text, VariableName, refusal
 
 Runtime = Literal["pyxis", "apptainer"]
+CodeMode = Literal["live", "frozen", "snapshot"]
 
 # Both separate the parts of a mount by commas and colons. apptainer also drops ^ (its ParseBindPath); pyxis writes its
 # mounts into an fstab, whose fields end at a blank.
@@ -186,6 +187,11 @@ class Environment(Section):
         "`venv` or `uv`, or the one with which you called hpcddp.",
     )
     container: Container | None = Field(None, description="Container to run in.")
+    code: CodeMode = Field(
+        "live",
+        description="Which code an attempt runs after an edit in the project: with `live` the edited one, with a "
+        "warning; with `frozen` none, the attempt is refused; with `snapshot` a copy of the code as it was submitted.",
+    )
     stage: Stage | None = Field(None, description="Data to copy to a disk of each node before the tasks start.")
 
     @property

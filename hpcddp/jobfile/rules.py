@@ -412,6 +412,17 @@ def one_environment(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "environment.python", sentence
 
 
+def _copy_is_worked_in(spec: JobSpec) -> Iterator[Finding]:
+    """Reject a copy of the code in which no task would work."""
+    container = spec.environment.container
+    if spec.environment.code == "snapshot" and container is not None and container.workdir is not None:
+        sentence = (
+            f"is {container.workdir}, and environment.code is snapshot, whose tasks work in the copy of the code; "
+            "remove one of them"
+        )
+        yield "environment.container.workdir", sentence
+
+
 def paths_are_usable(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Reject paths that PATH cannot contain."""
     for name in ACTIVATED:
@@ -537,6 +548,7 @@ RULES = (
     Rule(("environment.setup",), setup_returns),
     Rule(("environment",), one_environment),
     Rule(("environment",), paths_are_usable),
+    Rule(("environment",), _copy_is_worked_in),
     Rule(("environment.container", "run_root"), container_shows_the_run),
     Rule(("environment.container.image",), image_is_found),
     Rule(("checkpoint.best", "command", "train"), _best_metric_is_known),

@@ -66,6 +66,16 @@ class RunDirectory:
         return self.path / "source.json"
 
     @property
+    def code(self) -> Path:
+        """The code files of the project at the submission, with their hashes; an element has those of its sweep."""
+        return self.path / "code.json"
+
+    @property
+    def code_copies(self) -> Path:
+        """The copies of the project's code that ``environment.code: snapshot`` makes, a directory for each."""
+        return self.path / "code"
+
+    @property
     def batch_log(self) -> Path:
         """What the batch script itself printed, over all attempts."""
         return self.path / "batch.log"

@@ -32,6 +32,7 @@ EventKind = Literal[
     "warning",
     "refusal",
     "progress",
+    "code",
 ]
 _KIND = "event"
 CONTINUATIONS: Final = frozenset({"requeue", "restart"})

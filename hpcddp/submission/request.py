@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import Cluster
@@ -20,6 +20,10 @@ from hpcddp.slurm.job_environment import NO_DEPENDENCY, Dependency
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
+
+
+CodeChoice = Literal["now", "submitted"]
+"""With which code a run is resumed: that of the project now, or that of the submission."""
 
 
 class SubmissionError(UserError):
@@ -45,6 +49,7 @@ class SubmitRequest:
         environment: the submitter's environment.
         dependency: what the job waits for.
         force: whether to submit although this machine shows an obstacle that its nodes may not have.
+        code: with which code a run is resumed; None leaves that to ``environment.code``.
     """
 
     job: ResolvedJob
@@ -56,6 +61,7 @@ class SubmitRequest:
     environment: Mapping[str, str]
     dependency: Dependency = NO_DEPENDENCY
     force: bool = False
+    code: CodeChoice | None = None
 
     @property
     def run(self) -> RunDirectory:

@@ -37,8 +37,9 @@ from hpcddp.slurm.job_environment import NO_DEPENDENCY, ArrayPlace, Dependency, 
 from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.checks import check_submittable
+from hpcddp.submission.code import SubmissionCode, code_of_resumption, remove_unused_copies
 from hpcddp.submission.render import is_default_template
-from hpcddp.submission.request import SubmissionError, SubmitRequest
+from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import PreparedJob, Submission, check_path, prepare, submit_script, write_run
 from hpcddp.submission.sweep_element import array_of_one
@@ -48,7 +49,12 @@ _MORE_WORK: Final = frozenset({"train.epochs", "command"})
 
 
 def resume(
-    run: RunDirectory, *, environment: Mapping[str, str], dependency: Dependency = NO_DEPENDENCY, force: bool = False
+    run: RunDirectory,
+    *,
+    environment: Mapping[str, str],
+    dependency: Dependency = NO_DEPENDENCY,
+    force: bool = False,
+    code: CodeChoice | None = None,
 ) -> Submission:
     """Submit a run that has ended but not finished again, with its own script.
 
@@ -57,19 +63,30 @@ def resume(
         environment: the submitter's environment.
         dependency: what the job waits for.
         force: whether to submit although this machine shows an obstacle that the nodes may not have.
+        code: with which code; None leaves that to ``environment.code``.
 
     Raises:
-        SubmissionError: the run is alive, has finished, is a copy of another, or has no script of its own.
+        SubmissionError: the run is alive, has finished, is a copy of another, or has no script of its own; or its code
+            has changed, and ``code`` does not say which one runs.
         RunDirectoryError: its directory is not safe, or it was moved and its script cannot be changed accordingly.
     """
     with one_resumption_at_a_time(run):
-        return resume_locked(run, environment=environment, dependency=dependency, force=force)
+        return resume_locked(run, environment=environment, dependency=dependency, force=force, code=code)
 
 
 def resume_locked(
-    run: RunDirectory, *, environment: Mapping[str, str], dependency: Dependency, force: bool
+    run: RunDirectory,
+    *,
+    environment: Mapping[str, str],
+    dependency: Dependency,
+    force: bool,
+    code: CodeChoice | None = None,
+    takes_code: bool = True,
 ) -> Submission:
-    """Do what ``resume`` does, in the block of ``one_resumption_at_a_time``."""
+    """Do what ``resume`` does, in the block of ``one_resumption_at_a_time``.
+
+    ``takes_code`` is False for an element whose sweep has the code with which it goes on.
+    """
     check_run_directory(run.path)
     previous = _previous_submission(run)
     refuse_to_resume_copy(run)
@@ -77,9 +94,11 @@ def resume_locked(
     _refuse_alive(run, previous)
     request = request_as_before(run, previous, environment=environment, dependency=dependency, force=force)
     notes = check_submittable(request)
-    record_resumption(run)
-    record_source(run, request)
-    return _submit_again(run, request, notes=notes)
+    new_code = code_of_resumption(run, replace(request, code=code)) if takes_code else None
+    with code_written(run, new_code) as notes_of_code:
+        record_resumption(run)
+        record_source(run, request)
+        return _submit_again(run, request, notes=(*notes, *notes_of_code))
 
 
 def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
@@ -200,6 +219,27 @@ def restored_on_error(*paths: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def code_written(run: RunDirectory, code: SubmissionCode | None) -> Iterator[tuple[str, ...]]:
+    """Write the code with which a run or a sweep is resumed; after an error in the block put back what was there.
+
+    Args:
+        run: the run or the sweep, which has ended.
+        code: the code; None leaves what was submitted.
+
+    Yields:
+        What of a copy is not as in the project, a sentence each.
+    """
+    if code is None:
+        yield ()
+        return
+    try:
+        with restored_on_error(run.code):
+            yield code.write(run)
+    finally:
+        remove_unused_copies(run)
+
+
 def _content(path: Path) -> bytes | None:
     """Return the content of a file; None if it is not there, or cannot be read."""
     try:
@@ -296,12 +336,14 @@ class Resumption:
 
     Args:
         job: the job with which the run continues.
+        code: the code with which the run continues; None for that of its submission.
         changes: what changes in the training.
         consequences: the same, and what follows from it, a sentence each.
         original: the run that the run's directory is a copy of; None if it is no copy.
     """
 
     job: PreparedJob
+    code: SubmissionCode | None
     changes: tuple[Change, ...]
     consequences: tuple[str, ...]
     original: Path | None
@@ -328,7 +370,8 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
     sentences: tuple[str, ...] = ()
     if changes:
         sentences = consequences(run, read_submitted_job(run), job.request.job.spec, changes)
-    return Resumption(job=job, changes=changes, consequences=sentences, original=original)
+    code = code_of_resumption(run, job.request)
+    return Resumption(job=job, code=code, changes=changes, consequences=sentences, original=original)
 
 
 def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
@@ -340,14 +383,18 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
     with one_resumption_at_a_time(run):
         resumption = prepare_resumption(run, request)
         job = resumption.job
-        with restored_on_error(run.job_file, run.plan, run.exported_values, run.script):
+        with (
+            restored_on_error(run.job_file, run.plan, run.exported_values, run.script),
+            code_written(run, resumption.code) as notes_of_code,
+        ):
             record_resumption(run, resumption.changes)
             record_source(run, job.request)
             if resumption.original is not None:
                 # The copy becomes an independent run, also in every tracker.
                 shutil.rmtree(run.trackers, ignore_errors=True)
             _replace_job(run, job)
-            submission = _submit_again(run, job.request, notes=job.notes, changes=resumption.changes)
+            notes = (*job.notes, *notes_of_code)
+            submission = _submit_again(run, job.request, notes=notes, changes=resumption.changes)
     return replace(submission, consequences=resumption.consequences)
 
 

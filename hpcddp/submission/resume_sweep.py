@@ -22,8 +22,10 @@ from hpcddp.slurm.hostlist import ranges_text
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, PICKLE_DIGEST, Dependency, submission_environment
 from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.checks import check_sweep_submittable
-from hpcddp.submission.request import SubmissionError, SubmitRequest
+from hpcddp.submission.code import code_of_resumption, forget_code
+from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
 from hpcddp.submission.resume import (
+    code_written,
     one_resumption_at_a_time,
     record_resumption,
     refuse_to_resume_copy,
@@ -75,7 +77,13 @@ class SweepResumption:
 
 
 def resume_sweep(
-    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: Dependency, force: bool
+    sweep: Sweep,
+    elements: Sequence[int],
+    *,
+    environment: Mapping[str, str],
+    dependency: Dependency,
+    force: bool,
+    code: CodeChoice | None = None,
 ) -> SweepResumption:
     """Submit elements of a sweep again, with the script of the sweep: as one job array, or several of a long sweep.
 
@@ -85,15 +93,22 @@ def resume_sweep(
         environment: the submitter's environment.
         dependency: what the job waits for.
         force: whether to submit although this machine shows an obstacle that the nodes may not have.
+        code: with which code; None leaves that to ``environment.code``.
 
     Raises:
-        HpcddpError: the sweep is a copy of another, has no script of its own, or Slurm refused it.
+        HpcddpError: the sweep is a copy of another, has no script of its own, or Slurm refused it; or its code has
+            changed, and ``code`` does not say which one runs.
     """
     with one_resumption_at_a_time(sweep.directory):
         request, notes = prepare_sweep(sweep, elements, environment=environment, dependency=dependency, force=force)
-        if request.cluster == "local":
-            return _resume_on_this_machine(sweep, elements, request)
-        return _resume_on_slurm(sweep, elements, request, notes)
+        new_code = code_of_resumption(sweep.directory, replace(request, code=code))
+        with code_written(sweep.directory, new_code) as notes_of_code:
+            if new_code is not None:
+                for index in elements:
+                    forget_code(sweep.run(index))
+            if request.cluster == "local":
+                return _resume_on_this_machine(sweep, elements, request)
+            return _resume_on_slurm(sweep, elements, request, (*notes, *notes_of_code))
 
 
 def prepare_sweep(
@@ -135,7 +150,10 @@ def _resume_on_this_machine(sweep: Sweep, elements: Sequence[int], request: Subm
 
 def _resume_alone(sweep: Sweep, index: int, request: SubmitRequest, dependency: Dependency) -> str:
     run = sweep.run(index)
-    return resume_locked(run, environment=request.environment, dependency=dependency, force=request.force).job_id
+    submission = resume_locked(
+        run, environment=request.environment, dependency=dependency, force=request.force, takes_code=False
+    )
+    return submission.job_id
 
 
 def _resume_on_slurm(

@@ -8,33 +8,22 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.source import Source, add_source
+from hpcddp.submission.git import TIMEOUT_S, find_git
 from hpcddp.submission.request import SubmitRequest
 
 LARGEST_DIFF: Final = 256 * 1024
 """Bytes of the diff that are kept."""
-_GIT_TIMEOUT_S: Final = 2.0
 _ANSWER_BYTES: Final = 64 * 1024
-# No prompt, no lock, no fetch of what a partial clone lacks; messages in English.
-_GIT_ENVIRONMENT: Final = {
-    "LC_ALL": "C",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_NO_LAZY_FETCH": "1",
-}
 _HEAD: Final = ("rev-parse", "HEAD", "--abbrev-ref", "HEAD")
 # Programs that a configuration names for other purposes are not started.
 _DIFF: Final = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative", "HEAD")
@@ -61,7 +50,7 @@ def record_source(run: RunDirectory, request: SubmitRequest) -> None:
         add_source(run, source)
 
 
-def ask_git(directory: Path, environment: Mapping[str, str], *, timeout_s: float = _GIT_TIMEOUT_S) -> dict[str, Any]:
+def ask_git(directory: Path, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """Return the fields of ``Source`` that git knows.
 
     Args:
@@ -69,15 +58,9 @@ def ask_git(directory: Path, environment: Mapping[str, str], *, timeout_s: float
         environment: the submitter's environment.
         timeout_s: the longest that git may take in all, in seconds.
     """
-    program = shutil.which("git", path=environment.get("PATH"))
-    if program is None:
+    git = find_git(directory, environment, timeout_s=timeout_s)
+    if git is None:
         return {"git_unknown": "git was not found on the PATH"}
-    git = _Git(
-        program=program,
-        directory=directory,
-        environment={**environment, **_GIT_ENVIRONMENT},
-        deadline=time.monotonic() + timeout_s,
-    )
     code, answer = git.run(*_HEAD, limit=_ANSWER_BYTES)
     if code is None:
         return {"git_unknown": f"git did not answer within {timeout_s:g} s"}
@@ -97,61 +80,6 @@ def ask_git(directory: Path, environment: Mapping[str, str], *, timeout_s: float
         # Whole lines only.
         diff = diff[:LARGEST_DIFF].rpartition(b"\n")[0] + b"\n"
     return {**known, "dirty": bool(diff), "diff": diff.decode(errors="replace"), "is_diff_cut": cut}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Git:
-    """Calls of git that end in time.
-
-    Args:
-        deadline: when the last one must have ended, on the monotonic clock.
-    """
-
-    program: str
-    directory: Path
-    environment: Mapping[str, str]
-    deadline: float
-
-    def run(self, *words: str, limit: int, errors: int = subprocess.DEVNULL) -> tuple[int | None, bytes]:
-        """Return the exit code of a command, None if it had to be ended, and the beginning of what it printed.
-
-        Args:
-            words: the command.
-            limit: bytes of its output that are read at most.
-            errors: where its standard error goes.
-        """
-        try:
-            process = subprocess.Popen(
-                [self.program, "--no-pager", "-c", "core.fsmonitor=false", *words],
-                cwd=self.directory,
-                env=dict(self.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                # Its filters may have processes of their own, which would keep the pipe open.
-                start_new_session=True,
-            )
-        except OSError as error:
-            return 1, str(error.strerror).encode()
-        timer = threading.Timer(max(0.0, self.deadline - time.monotonic()), _end, [process])
-        timer.start()
-        try:
-            output = b"" if process.stdout is None else process.stdout.read(limit)
-            if len(output) == limit:
-                _end(process)
-            code = process.wait()
-        finally:
-            timer.cancel()
-            _end(process)
-            if process.stdout is not None:
-                process.stdout.close()
-        return None if code == -signal.SIGKILL else code, output
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def installed_packages(request: SubmitRequest) -> dict[str, Any]:

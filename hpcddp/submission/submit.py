@@ -37,6 +37,7 @@ from hpcddp.submission.checks import (
     unexpanded_values,
     unfilled_placeholders,
 )
+from hpcddp.submission.code import take_code
 from hpcddp.submission.render import exported_values, is_default_template, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
@@ -172,14 +173,16 @@ def submit(request: SubmitRequest) -> Submission:
         HpcddpError: the job could not be submitted; nothing is left behind.
     """
     job = prepare(request)
+    code = take_code(request)
     run = request.run
     with uninterrupted(), new_run_directory(run, request.cluster):
         run.submitit.mkdir(mode=0o700)
         write_run(run, job)
         record_source(run, request)
+        notes = (*job.notes, *code.write(run))
         # Slurm would create it with the submitter's umask.
         write_text(run.batch_log, "")
-        return submit_script(run, request, job.script, notes=job.notes)
+        return submit_script(run, request, job.script, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from hpcddp.run.ownership import group_writable_warnings, identity
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
+from hpcddp.submission.code import SubmissionCode, take_code
 from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
@@ -106,13 +107,14 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
     if table is None:
         raise ValueError(f"the job {request.job.spec.name} has no sweep")
     job = prepare(request)
+    code = take_code(request)
     sweep = Sweep(sweep_id=request.run.run_id, path=request.run.path, elements=table.elements(), chunks=())
     if request.cluster == "local":
-        return _submit_on_this_machine(sweep, job, table)
-    return _submit_to_slurm(sweep, job)
+        return _submit_on_this_machine(sweep, job, code, table)
+    return _submit_to_slurm(sweep, job, code)
 
 
-def _submit_to_slurm(sweep: Sweep, job: PreparedJob) -> SweepSubmission:
+def _submit_to_slurm(sweep: Sweep, job: PreparedJob, code: SubmissionCode) -> SweepSubmission:
     """Write the directory of a sweep, whose elements make theirs when they start, and submit its job arrays."""
     request = job.request
     directory = sweep.directory
@@ -122,16 +124,17 @@ def _submit_to_slurm(sweep: Sweep, job: PreparedJob) -> SweepSubmission:
             sweep.logs.mkdir(mode=0o700)
             write_run(directory, job)
             record_source(directory, request)
+            notes = (*job.notes, *code.write(directory))
             environment, dropped = submission_environment(request.environment)
             environment[PICKLE_DIGEST] = pickle_digest(sweep)
             chunks = _submit_chunks(sweep, request, environment)
         sweep = replace(sweep, chunks=chunks)
         write_sweep(sweep)
         _record_submission(request, chunks[0].job_id)
-    return SweepSubmission(sweep=sweep, dropped=dropped, notes=job.notes)
+    return SweepSubmission(sweep=sweep, dropped=dropped, notes=notes)
 
 
-def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, table: SweepTable) -> SweepSubmission:
+def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, code: SubmissionCode, table: SweepTable) -> SweepSubmission:
     """Write the directories of a sweep and of its elements, and start a process for each element."""
     request = job.request
     directory = sweep.directory
@@ -140,6 +143,7 @@ def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, table: SweepTable) -
         directories.enter_context(new_run_directory(directory, "local"))
         write_text(directory.job_file, request.job_text)
         record_source(directory, request)
+        notes = (*job.notes, *code.write(directory))
         write_sweep(sweep)
         # No element runs before all of them are here.
         directories.enter_context(turns_of(sweep).hold())
@@ -153,7 +157,7 @@ def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, table: SweepTable) -
             for process in processes:
                 os.kill(int(process), signal.SIGKILL)
             raise
-    return SweepSubmission(sweep=sweep, processes=tuple(processes), notes=job.notes)
+    return SweepSubmission(sweep=sweep, processes=tuple(processes), notes=notes)
 
 
 def _start_element(element: SubmitRequest) -> str:

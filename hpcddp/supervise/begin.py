@@ -38,6 +38,7 @@ from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.submission.sweep_element import Element, complete_directory, element_of
+from hpcddp.supervise.code import compare_code, record_changes
 from hpcddp.supervise.refusals import (
     PATIENCE_S,
     refuse_being_requeued,
@@ -146,6 +147,7 @@ def begin(
         BeingRequeuedError: Slurm already ends this start of the job, and will start it again.
         EndedError: the run has ended for good, and Slurm has run its job again by itself.
         PredecessorError: a run that must finish before has ended in another way.
+        CodeError: the code has changed, and it is frozen.
         DirectoryAwayError: the directory that the run had before is not there after ten minutes.
         DiskFullError: the disk is still full after ten minutes.
     """
@@ -179,7 +181,7 @@ def begin(
     return "" if attempt is None else str(attempt.path)
 
 
-def begin_again(attempt: AttemptDirectory, environment: Mapping[str, str]) -> AttemptDirectory:
+def begin_again(attempt: AttemptDirectory, spec: JobSpec, environment: Mapping[str, str]) -> AttemptDirectory:
     """Begin the attempt after one that has ended, in the same start of its job; wait for space if the disk is full.
 
     The process that has recorded the end of the attempt calls this, so nothing is to be checked anew. ``begin`` refuses
@@ -187,10 +189,12 @@ def begin_again(attempt: AttemptDirectory, environment: Mapping[str, str]) -> At
 
     Args:
         attempt: the attempt that has ended.
+        spec: its job.
         environment: the batch script's environment.
 
     Raises:
         FencedError: another script has begun the next attempt.
+        CodeError: the code has changed, and it is frozen; the result is written.
         DiskFullError: the disk is still full after ten minutes; the result is written.
         RecordError: the start of the attempt that has ended cannot be read.
     """
@@ -206,11 +210,14 @@ def begin_again(attempt: AttemptDirectory, environment: Mapping[str, str]) -> At
         time=now,
         end_time=end_time_of(ask_slurm(limiting_job) if limiting_job else None, environment, now=now),
     )
+    code_changes = compare_code(attempt.run, spec)
     try:
-        return _when_there_is_space(attempt.run, lambda: _create_attempt(attempt.run, start, attempt.number + 1))
+        following = _when_there_is_space(attempt.run, lambda: _create_attempt(attempt.run, start, attempt.number + 1))
     except _NumberTakenError:
         raise_if_fenced(attempt.run, attempt.number)
         raise
+    record_changes(following, spec, code_changes)
+    return following
 
 
 def _derived_run_id(environment: Mapping[str, str]) -> str:
@@ -307,9 +314,11 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
         refuse_unfinished_predecessors(run, script.environment)
     if previous is not None:
         refuse_exceeded_budget(run, start, spec)
+    code_changes = compare_code(run, spec)
     # A result is written when a run has ended for good; this one is being continued.
     run.result.unlink(missing_ok=True)
     attempt = _create_attempt(run, start, 0 if newest is None else newest + 1)
+    record_changes(attempt, spec, code_changes)
     for warning in script.warnings:
         append_event(run.events, kind="warning", time=start.time, attempt=attempt.number, reason=printable(warning))
     return attempt

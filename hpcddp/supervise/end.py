@@ -14,6 +14,7 @@ from typing import Final
 
 from hpcddp.errors import HpcddpError, write_message
 from hpcddp.run.attempt_end import NextStart, attempt_end
+from hpcddp.run.code import CodeError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import CONTINUATIONS, EventKind, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import describe_failure, failure_sentence
@@ -302,10 +303,10 @@ def _restart(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     _append_stop(attempt_facts)
     _append(attempt_facts, "restart", _why(attempt_facts), cause=str(attempt_facts.cause), by="hpcddp")
     try:
-        next_attempt = begin_again(attempt, attempt_facts.environment)
+        next_attempt = begin_again(attempt, attempt_facts.spec, attempt_facts.environment)
     except FencedError:
         return _leave_to_newer_attempt(attempt_facts, _FENCED, code)
-    except DiskFullError as error:
+    except (CodeError, DiskFullError) as error:
         # The result is written already.
         return Ending(exit_code=error.exit_code, text=error.message)
     except OSError as error:

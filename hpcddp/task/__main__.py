@@ -75,8 +75,13 @@ def main() -> int:
             environment["SLURM_JOB_NAME"] = UNNAMED_JOB
         if spec.environment.stage is not None:
             environment["HPCDDP_STAGED"] = spec.environment.stage.directory(environment) or ""
-        # The user's own modules are in the directory of submission; -P keeps it from coming first.
-        sys.path.append(str(Path.cwd()))
+        if spec.environment.code == "snapshot":
+            from hpcddp.task.code import enter_copy
+
+            enter_copy(attempt.run, environment)
+        else:
+            # The user's own modules are in the directory of submission; -P keeps it from coming first.
+            sys.path.append(str(Path.cwd()))
         _run(TaskInputs(environment=environment, env=env, attempt=attempt, job_text=text, spec=spec))
     except SystemExit as error:
         _exit_with_record(attempt, error, exit_code=ExitCode.USER_CODE)

@@ -22,6 +22,7 @@ from hpcddp.run.result import read_result
 from hpcddp.run.sweep import is_element
 from hpcddp.slurm.job_environment import submitters_umask
 from hpcddp.stop.listener import LISTENER, write_to_stderr
+from hpcddp.task.code import check_program
 from hpcddp.task.meeting import deadline_of, meet_ranks
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs
 from hpcddp.task.program import ProgramEnding, program_environment, run_program
@@ -100,13 +101,16 @@ def _run_command(inputs: TaskInputs) -> None:
                 environment=environment,
             )
         )
+    command = fill_run_placeholders(command, environment)
+    if spec.environment.code == "snapshot" and env.rank == 0:
+        check_program(attempt.run, command, environment)
     on_end = _start_trackers(inputs)
     with submitters_umask(inputs.environment):
         run_program(
             spec,
             env,
             attempt,
-            command=fill_run_placeholders(command, environment),
+            command=command,
             environment=environment,
             port=meeting.port,
             deadline=deadline,

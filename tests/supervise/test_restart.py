@@ -180,10 +180,10 @@ def test_no_other_script_of_the_same_start_of_the_job_may_begin(scenario: Scenar
 def test_a_script_whose_next_attempt_was_begun_by_another_one_ends(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def taken(attempt: AttemptDirectory, environment: dict[str, str]) -> AttemptDirectory:
+    def taken(attempt: AttemptDirectory, spec: JobSpec, environment: dict[str, str]) -> AttemptDirectory:
         attempt.run.attempt(1).path.mkdir()
         attempt.run.attempt(1).start.write_text("{}")
-        return begin_again(attempt, environment)
+        return begin_again(attempt, spec, environment)
 
     monkeypatch.setattr("hpcddp.supervise.begin.begin_again", taken)
     ending = scenario.end()

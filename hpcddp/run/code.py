@@ -1,0 +1,230 @@
+"""The code that a submission had, ``code.json``: a hash of each code file of the project, and where its copy is.
+
+Every attempt compares the files with their hashes. A file that was created later is no difference.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from hpcddp.errors import HpcddpError
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.record import Record, read_record, write_record
+from hpcddp.run.sweep import sweep_of
+from hpcddp.stop.reasons import ExitCode
+
+_NAMED: Final = 3
+_SOURCE_FOLDER: Final = "src"
+# The standard library and the packages of an environment that is in the project.
+_INSTALLED: Final = re.compile(r"/lib(?:64)?/python3[^/]*/", re.ASCII)
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+class CodeError(HpcddpError):
+    """An attempt would run other code than that of the submission, and its job forbids it."""
+
+    kind = "code"
+    exit_code: ClassVar[int] = ExitCode.USER_CODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeRecord(Record):
+    """The code of the project as it was when the run, or its sweep, was submitted.
+
+    Args:
+        time: seconds since the epoch.
+        root: the project: the top directory of the git repository; without git the directory of the code.
+        directory: the directory of submission, relative to ``root``.
+        files: the sha256 of each code file, by its path relative to ``root``.
+        unknown: why the files are not known; None if they are.
+        copy: the name of the copy in ``code/`` beside this record; None if none was made.
+        copied_files: files in the copy.
+        inodes: files, directories and links in the copy.
+        copied_bytes: what the files have in all.
+    """
+
+    ADVICE: ClassVar[str] = "resume the run with --code now, which writes it anew"
+
+    time: float
+    root: str
+    directory: str
+    files: Mapping[str, str]
+    unknown: str | None = None
+    copy: str | None = None
+    copied_files: int = 0
+    inodes: int = 0
+    copied_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.root.startswith("/"):
+            raise ValueError("its root is no absolute path")
+        if self.copy is not None and not self.copy.isdecimal():
+            raise ValueError("its copy is no number")
+
+    @property
+    def sentence(self) -> str:
+        """What was copied, with the number of inodes."""
+        size = f"{self.copied_bytes / 1e6:.1f} MB"
+        return f"a copy of {self.copied_files} files, {size} and {self.inodes} inodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeChanges:
+    """The files that differ from those of a submission, by their paths in the project."""
+
+    edited: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self.edited or self.removed)
+
+    @property
+    def sentence(self) -> str:
+        """What has changed, as the beginning of a sentence."""
+        parts = []
+        if self.edited:
+            parts.append(f"{_listed(self.edited)} changed")
+        if self.removed:
+            verb = "was" if len(self.removed) == 1 else "were"
+            parts.append(f"{_listed(self.removed)} {verb} removed")
+        return f"{' and '.join(parts)} since the submission"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    if more > 0:
+        return f"{', '.join(names[:_NAMED])} and {more} more"
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedCode:
+    """The record of the code of a run, and where it is.
+
+    Args:
+        owner: the run, or the sweep that it is an element of.
+        record: the record.
+    """
+
+    owner: RunDirectory
+    record: CodeRecord
+
+    @property
+    def copy(self) -> Path | None:
+        """The copy of the project; None if none was made."""
+        return None if self.record.copy is None else self.owner.code_copies / self.record.copy
+
+
+def read_code(run: RunDirectory) -> SubmittedCode | None:
+    """Return the code of the newest submission of a run; None for a script that was submitted by hand.
+
+    An element of a sweep has that of its sweep, until it is resumed with newer code.
+
+    Raises:
+        HpcddpError: the record, or the manifest of the sweep, is damaged.
+    """
+    record = read_record(run.code, CodeRecord)
+    if record is not None:
+        return SubmittedCode(owner=run, record=record)
+    sweep = sweep_of(run)
+    record = None if sweep is None else read_record(sweep.directory.code, CodeRecord)
+    if sweep is None or record is None:
+        return None
+    return SubmittedCode(owner=sweep.directory, record=record)
+
+
+def write_code(run: RunDirectory, record: CodeRecord) -> None:
+    """Write the code of a submission into the directory of its run or sweep."""
+    write_record(run.code, record)
+
+
+def read_copy(run: RunDirectory) -> tuple[CodeRecord, Path]:
+    """Return the record of the code of a run with ``environment.code: snapshot``, and the copy.
+
+    Raises:
+        HpcddpError: there is no copy.
+    """
+    code = read_code(run)
+    copy = None if code is None else code.copy
+    if code is None or copy is None or not copy.is_dir():
+        raise CodeError(
+            f"environment.code is snapshot, and the run {run.run_id} has no copy of its code; submit the job with "
+            f"hpcddp submit, which makes it, or resume the run with --code now"
+        )
+    return code.record, copy
+
+
+def content_of(path: str) -> bytes:
+    """Return the content of a file, without waiting for the writer of a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        return stream.read()
+
+
+def digest_of(content: bytes) -> str:
+    """Return the sha256 of the content of a code file."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def changes_since(record: CodeRecord) -> CodeChanges:
+    """Compare the files of the project with those of a submission; what cannot be read is no difference."""
+    edited = []
+    removed = []
+    if not Path(record.root).is_dir():
+        return CodeChanges()
+    for name, digest in record.files.items():
+        try:
+            content = content_of(f"{record.root}/{name}")
+        except OSError as error:
+            if error.errno in _GONE:
+                removed.append(name)
+            continue
+        if digest_of(content) != digest:
+            edited.append(name)
+    return CodeChanges(edited=tuple(sorted(edited)), removed=tuple(sorted(removed)))
+
+
+def import_roots(copy: Path, directory: str) -> list[str]:
+    """Return the directories of a copy that come first on the import path: the working directory, ``.`` and ``src``."""
+    roots = [copy / directory, copy]
+    if (copy / _SOURCE_FOLDER).is_dir():
+        roots.append(copy / _SOURCE_FOLDER)
+    return list(dict.fromkeys(str(root) for root in roots))
+
+
+def in_copy(path: str, root: str, copy: Path) -> str:
+    """Return the path in the copy for an absolute path in the project; any other path as it is."""
+    real = os.path.realpath(path)
+    for project, inner in ((root, path), (os.path.realpath(root), real)):
+        if inner == project or inner.startswith(f"{project}/"):
+            return f"{copy}{inner[len(project) :]}"
+    return path
+
+
+def outside_copy(root: str, copy: Path) -> Callable[[str], bool]:
+    """Return a function that tells of the file of a module whether it is the project's own and not in the copy.
+
+    Compiled modules, which are links on purpose, are not such files.
+    """
+    real_root = os.path.realpath(root)
+    real_copy = os.path.realpath(copy)
+
+    def is_outside(file: str) -> bool:
+        if file.endswith(".so"):
+            return False
+        real = os.path.realpath(file)
+        if not real.startswith(f"{real_root}/") or real.startswith(f"{real_copy}/"):
+            return False
+        return _INSTALLED.search(real[len(real_root) :]) is None
+
+    return is_outside

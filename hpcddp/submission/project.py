@@ -1,0 +1,220 @@
+"""The project that a job is submitted from: its files, what git ignores in it, and its virtual environments.
+
+A project is a git repository; its files are what git tracks or does not ignore. Without git it is the directory of the
+script, or that of the submission, and its files are the programs there and in its packages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Final
+
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.submission.git import Git, find_git
+from hpcddp.submission.request import SubmitRequest
+
+PROGRAMS: Final = frozenset(
+    {
+        ".bash", ".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".f90", ".go", ".h", ".hip", ".hpp", ".j2", ".java", ".jl",
+        ".js", ".lua", ".m", ".pl", ".pxd", ".py", ".pyx", ".r", ".rb", ".rs", ".sh", ".ts", ".zsh",
+    }
+)  # fmt: skip
+"""The suffixes of files that are programs, or parts of one."""
+
+_SLOW: Final = "git did not list the files of the project in time"
+_LARGEST_LIST: Final = 64 << 20
+_LONGEST_PATH: Final = 1 << 16
+_MOST_FILES_WITHOUT_GIT: Final = 5000
+_ENVIRONMENT_MARK: Final = "pyvenv.cfg"
+_CONDA_MARK: Final = "conda-meta"
+# ls-files -t: the tags of files that git does not track, and of those that a sparse checkout leaves out.
+_UNTRACKED: Final = "?"
+_SKIPPED: Final = "S"
+_LIST: Final = ("ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard")
+_LIST_FOLDERS: Final = ("ls-files", "-z", "--others", "--exclude-standard", "--directory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectFile:
+    """A file or a link of the project.
+
+    Args:
+        name: its path relative to the project.
+        is_tracked: whether git tracks it.
+    """
+
+    name: str
+    is_tracked: bool
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is a program by its suffix."""
+        return suffix_of(self.name) in PROGRAMS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """The project that a job is submitted from.
+
+    Args:
+        root: its directory.
+        directory: the directory of submission, relative to ``root``; without git it may begin with ``..``.
+        files: its files, without those of virtual environments and of the directory of runs.
+        run_root: the directory of all runs, relative to ``root``; None if it is elsewhere.
+        git: git in ``root``; None without git.
+        unknown: why the files are not known; None if they are.
+        visible_environments: the virtual environments that git does not ignore, relative to ``root``.
+    """
+
+    root: Path
+    directory: str
+    files: tuple[ProjectFile, ...] = ()
+    run_root: str | None = None
+    git: Git | None = None
+    unknown: str | None = None
+    visible_environments: tuple[str, ...] = ()
+
+    @cached_property
+    def ignored(self) -> tuple[str, ...]:
+        """What git ignores, and the empty directories; none if git does not say so in time."""
+        if self.git is None:
+            return ()
+        names = _list_names(self.git, *_LIST_FOLDERS, "--ignored") or []
+        folders = [name for name in _list_names(self.git, *_LIST_FOLDERS) or [] if name.endswith("/")]
+        empty = [name for name in folders if _is_empty(self.root / name)]
+        return tuple(dict.fromkeys(name.removesuffix("/") for name in [*names, *empty]))
+
+    @cached_property
+    def environments(self) -> tuple[str, ...]:
+        """The virtual environments and conda environments in the project, relative to it."""
+        ignored = [name for name in self.ignored if _is_environment(self.root / name)]
+        return (*self.visible_environments, *ignored)
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file's name in lower case."""
+    return PurePath(name).suffix.lower()
+
+
+def is_below(name: str, folders: tuple[str, ...]) -> bool:
+    """Return whether a relative path is one of some folders, or in one."""
+    return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
+
+
+def find_project(request: SubmitRequest) -> Project:
+    """Return the project of a job, with its files as they are now."""
+    directory = request.directory.resolve()
+    run_root = (directory / request.job.spec.run_root).resolve()
+    git = find_git(directory, request.environment)
+    top = None if git is None else _top_of(git)
+    if git is None or top is None:
+        return _without_git(directory, run_root, request.job.spec)
+    git = replace(git, directory=top)
+    below_top = "" if directory == top else directory.relative_to(top).as_posix()
+    project = Project(root=top, directory=below_top, git=git)
+    if run_root != top and run_root.is_relative_to(top):
+        project = replace(project, run_root=run_root.relative_to(top).as_posix())
+    files = _files_of(git, "")
+    if files is None:
+        return replace(project, unknown=_SLOW)
+    environments = tuple(
+        str(PurePath(file.name).parent)
+        for file in files
+        if not file.is_tracked and file.name.endswith(f"/{_ENVIRONMENT_MARK}")
+    )
+    left_out = environments if project.run_root is None else (*environments, project.run_root)
+    if left_out:
+        files = [file for file in files if not is_below(file.name, left_out)]
+    return replace(project, files=tuple(files), visible_environments=environments)
+
+
+def _top_of(git: Git) -> Path | None:
+    """Return the top directory of the repository; None where git shows none."""
+    code, answer = git.run("rev-parse", "--show-toplevel", limit=_LONGEST_PATH)
+    if code != 0:
+        return None
+    top = Path(os.fsdecode(answer.removesuffix(b"\n"))).resolve()
+    return top if top.is_dir() and git.directory.is_relative_to(top) else None
+
+
+def _list_names(git: Git, *words: str) -> list[str] | None:
+    """Return the names that a command of git prints with ``-z``; None if it failed, or not in time."""
+    code, answer = git.run(*words, limit=_LARGEST_LIST)
+    if code != 0:
+        return None
+    return [os.fsdecode(name) for name in answer.split(b"\0") if name]
+
+
+def _files_of(git: Git, folder: str) -> list[ProjectFile] | None:
+    """Return what git tracks or does not ignore, in submodules and other repositories too; None if git failed.
+
+    Args:
+        git: git in the repository.
+        folder: the repository, relative to the project, with a slash at its end; empty for the project itself.
+    """
+    names = _list_names(git, *_LIST)
+    if names is None:
+        return None
+    files: list[ProjectFile] = []
+    for tagged_name in dict.fromkeys(names):
+        tag, _, name = tagged_name.partition(" ")
+        if tag == _SKIPPED:
+            continue
+        if name.endswith("/") or _is_repository(git.directory / name):
+            name = name.removesuffix("/")
+            files += _files_of(replace(git, directory=git.directory / name), f"{folder}{name}/") or []
+        else:
+            files.append(ProjectFile(name=f"{folder}{name}", is_tracked=tag != _UNTRACKED))
+    return files
+
+
+def _is_repository(path: Path) -> bool:
+    """Return whether a path is a submodule that was fetched; one that was not is an empty directory."""
+    return (path / ".git").exists()
+
+
+def _without_git(directory: Path, run_root: Path, spec: JobSpec) -> Project:
+    """Return the programs beside the script of a command, or in the directory of submission."""
+    root = directory
+    for word in spec.command or ():
+        script = directory / word
+        if suffix_of(word) in PROGRAMS and script.is_file():
+            root = script.resolve().parent
+            break
+    project = Project(root=root, directory=os.path.relpath(directory, root).removeprefix("."))
+    files: list[ProjectFile] = []
+    for path in _programs_in(root, run_root):
+        files.append(ProjectFile(name=path.relative_to(root).as_posix(), is_tracked=False))
+        if len(files) > _MOST_FILES_WITHOUT_GIT:
+            return replace(
+                project, unknown=f"{root} is in no git repository and has more than {_MOST_FILES_WITHOUT_GIT} programs"
+            )
+    return replace(project, files=tuple(files))
+
+
+def _programs_in(folder: Path, run_root: Path) -> Iterator[Path]:
+    """Yield the programs of a directory, and those of the packages in it."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        if suffix_of(entry.name) in PROGRAMS and entry.is_file():
+            yield entry
+        elif entry != run_root and (entry / "__init__.py").is_file():
+            yield from _programs_in(entry, run_root)
+
+
+def _is_environment(folder: Path) -> bool:
+    return (folder / _ENVIRONMENT_MARK).exists() or (folder / _CONDA_MARK).exists()
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        return next(folder.iterdir(), None) is None
+    except OSError:
+        return False
