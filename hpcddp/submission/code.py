@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def take_code(request: SubmitRequest) -> SubmissionCode:
         _refuse_programs_outside(project, request)
     hashes = {}
     for file in project.files:
-        content = _code_in(project.root / file.name, file)
+        content = _code_in(f"{project.root}/{file.name}", file)
         if content is not None:
             hashes[file.name] = digest_of(content)
     record = CodeRecord(
@@ -85,19 +86,19 @@ def take_code(request: SubmitRequest) -> SubmissionCode:
     return SubmissionCode(project=project, record=record, is_copied=mode == "snapshot")
 
 
-def _code_in(path: Path, file: ProjectFile) -> bytes | None:
+def _code_in(path: str, file: ProjectFile) -> bytes | None:
     """Return the content of a file that is code; None if it is data, too large, or cannot be read."""
     if not _may_be_code(path, file):
         return None
     try:
-        content = content_of(str(path))
+        content = content_of(path)
     except OSError:
         return None
     is_job = suffix_of(file.name) in _YAML and _NAME_OF_JOB.search(content) and _JOB.search(content)
     return None if is_job or len(content) > _LARGEST_CODE_FILE else content
 
 
-def _may_be_code(path: Path, file: ProjectFile) -> bool:
+def _may_be_code(path: str, file: ProjectFile) -> bool:
     """Return whether a file is code by its name, or an executable without a suffix."""
     try:
         file.name.encode()
@@ -107,15 +108,16 @@ def _may_be_code(path: Path, file: ProjectFile) -> bool:
     if suffix in PROGRAMS:
         return True
     if suffix in _CONFIGURATIONS:
-        is_hidden = any(part.startswith(".") for part in PurePath(file.name).parts)
-        return file.is_tracked and not is_hidden and path.name != _SETTINGS
+        is_hidden = file.name.startswith(".") or "/." in file.name
+        return file.is_tracked and not is_hidden and PurePath(path).name != _SETTINGS
     if suffix:
         return False
     try:
-        status = path.stat()
+        status = Path(path).stat()
     except OSError:
         return False
-    return path.is_file() and os.access(path, os.X_OK) and status.st_size <= _LARGEST_CODE_FILE
+    is_executable = stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IXUSR
+    return bool(is_executable) and status.st_size <= _LARGEST_CODE_FILE
 
 
 def _refuse_without_git(project: Project, request: SubmitRequest) -> None:

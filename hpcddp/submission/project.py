@@ -34,7 +34,8 @@ _CONDA_MARK: Final = "conda-meta"
 # ls-files -t: the tags of files that git does not track, and of those that a sparse checkout leaves out.
 _UNTRACKED: Final = "?"
 _SKIPPED: Final = "S"
-_LIST: Final = ("ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard")
+_SUBMODULE: Final = "160000"
+_LIST: Final = ("ls-files", "-z", "-t", "--stage", "--cached", "--others", "--exclude-standard")
 _LIST_FOLDERS: Final = ("ls-files", "-z", "--others", "--exclude-standard", "--directory")
 
 
@@ -96,8 +97,9 @@ class Project:
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a file's name in lower case."""
-    return PurePath(name).suffix.lower()
+    """Return the suffix of a file's name in lower case; without ``PurePath``, because there are thousands of files."""
+    stem, dot, suffix = name.rpartition("/")[2].rpartition(".")
+    return f".{suffix.lower()}" if stem and dot else ""
 
 
 def is_below(name: str, folders: tuple[str, ...]) -> bool:
@@ -160,21 +162,32 @@ def _files_of(git: Git, folder: str) -> list[ProjectFile] | None:
     if names is None:
         return None
     files: list[ProjectFile] = []
-    for tagged_name in dict.fromkeys(names):
+    seen: set[str] = set()
+    for tagged_name in names:
+        # "? name", or "H mode object stage<tab>name".
         tag, _, name = tagged_name.partition(" ")
-        if tag == _SKIPPED:
+        is_tracked = tag != _UNTRACKED
+        is_repository = name.endswith("/")
+        if is_tracked:
+            mode, _, name = name.partition("\t")
+            is_repository = mode.startswith(_SUBMODULE)
+        # A file with a conflict has several stages.
+        if tag == _SKIPPED or name in seen:
             continue
-        if name.endswith("/") or _is_repository(git.directory / name):
-            name = name.removesuffix("/")
-            files += _files_of(replace(git, directory=git.directory / name), f"{folder}{name}/") or []
+        seen.add(name)
+        if is_repository:
+            files += _files_of_repository(git, name.removesuffix("/"), folder)
         else:
-            files.append(ProjectFile(name=f"{folder}{name}", is_tracked=tag != _UNTRACKED))
+            files.append(ProjectFile(name=f"{folder}{name}", is_tracked=is_tracked))
     return files
 
 
-def _is_repository(path: Path) -> bool:
-    """Return whether a path is a submodule that was fetched; one that was not is an empty directory."""
-    return (path / ".git").exists()
+def _files_of_repository(git: Git, name: str, folder: str) -> list[ProjectFile]:
+    """Return the files of a repository in another one; none of a submodule that was not fetched."""
+    directory = git.directory / name
+    if not (directory / ".git").exists():
+        return []
+    return _files_of(replace(git, directory=directory), f"{folder}{name}/") or []
 
 
 def _without_git(directory: Path, run_root: Path, spec: JobSpec) -> Project:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import Rank, Start, read_start, write_ranks
