@@ -118,6 +118,7 @@ _TEXTS: Final[Mapping[str, Callable[[Event], str | None]]] = MappingProxyType(
         "finish": lambda event: f"attempt {event.attempt} finished{_step_text(event)}{_error_text(event)}",
         "refusal": lambda event: str(event.reason),
         "warning": _warning_text,
+        "code": lambda event: f"attempt {event.attempt}: {event.reason}",
     }
 )
 """What each kind of event says about an attempt; the other kinds say nothing of it."""

@@ -244,6 +244,11 @@ class RunReport:
         return [float(seconds) for seconds in durations if isinstance(seconds, int | float)]
 
     @property
+    def code_changes(self) -> list[tuple[int, str]]:
+        """The attempts before which code of the project had changed since the submission, and what had, a sentence."""
+        return [(event.attempt, str(event.reason)) for event in self.events if event.kind == "code"]
+
+    @property
     def advice(self) -> Advice:
         """The one change that would help most."""
         return advice_for(self)
@@ -285,6 +290,7 @@ class RunReport:
             "source": None if source is None else {"commit": source.commit, "branch": source.branch,
                                                    "dirty": source.dirty, "unknown": source.git_unknown,
                                                    "packages": dict(source.packages)},
+            "code_changes": [{"attempt": attempt, "what": what} for attempt, what in self.code_changes],
             "damaged": list(self.damaged),
         }  # fmt: skip
 

@@ -298,6 +298,7 @@ def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
             }
             for source in report.sources
         ],
+        "code_changes": report.code_changes,
         "job_file": texts.take(_read(report), _LONGEST_DIFF),
         "damaged": report.damaged,
     }

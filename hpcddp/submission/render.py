@@ -98,6 +98,7 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "venv": spec.environment.venv,
         "uv": spec.environment.uv,
         "container": _container(spec, variables),
+        "copies_code": spec.environment.code == "snapshot",
         "setup": spec.environment.setup,
         "stage": spec.environment.stage,
         "env": exported_values(request),

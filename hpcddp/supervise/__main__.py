@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from hpcddp.errors import HpcddpError, printable, write_message
-from hpcddp.run.directory import AttemptDirectory
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning
 from hpcddp.run.files import ignore_output_errors, why_unreadable
 from hpcddp.slurm.job import slurm_job_id
@@ -33,6 +34,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     stage_parser = commands_of.add_parser("stage")
     stage_parser.add_argument("--source", required=True)
     stage_parser.add_argument("--target", required=True)
+    mounts_parser = commands_of.add_parser("mounts")
+    mounts_parser.add_argument("--run", required=True)
     watch_parser = commands_of.add_parser("watch")
     watch_parser.add_argument("--pid", type=int, required=True)
     watch_parser.add_argument("--warn", action="store_true")
@@ -104,6 +107,17 @@ def _stage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     return stage(Stage(source=options.source, target=options.target), environment)
 
 
+def _mounts(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Print the directories that the tasks of a run need in a container: the project, and the copy of its code."""
+    from hpcddp.run.code import read_copy
+
+    del environment
+    if options.run:
+        record, copy = read_copy(RunDirectory(Path(options.run)))
+        sys.stdout.write(f"{record.root}\n{copy}\n")
+    return ExitCode.FINISHED
+
+
 def _watch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from hpcddp.supervise.watch import watch
 
@@ -147,7 +161,7 @@ def _print_attempt(attempt: AttemptDirectory) -> None:
 
 
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace, Mapping[str, str]], int]]] = MappingProxyType(
-    {"begin": _begin, "stage": _stage, "watch": _watch, "members": _members, "end": _end}
+    {"begin": _begin, "stage": _stage, "mounts": _mounts, "watch": _watch, "members": _members, "end": _end}
 )
 
 
