@@ -29,8 +29,9 @@ FILES = {".gitignore": "*.pt\nruns/\n", "train.py": "version 0\n", "log.csv": "s
 
 
 @pytest.fixture(autouse=True)
-def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeSlurm(monkeypatch)
+def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    # No start of a script is one of more requeues than that.
+    return FakeSlurm(monkeypatch, Restarts="1000")
 
 
 class Submitted:
@@ -166,7 +167,10 @@ def test_a_script_that_was_submitted_by_hand_has_no_code_to_depend_on(
 
 
 @pytest.mark.parametrize("code", ["live", "frozen", "snapshot"])
-def test_tasks_that_are_started_again_in_their_job_are_compared_too(code: str, tmp_path: Path) -> None:
+def test_tasks_that_are_started_again_in_their_job_are_compared_too(
+    code: str, tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    slurm.become("RUNNING", Restarts="0")
     project = make_project(tmp_path / "project", FILES)
     run = RunDirectory(tmp_path / "runs" / "demo" / "r1")
     run.path.mkdir(parents=True, mode=0o700)
