@@ -64,10 +64,9 @@ def enter_copy(run: RunDirectory, environment: MutableMapping[str, str]) -> None
 
 def _refusal(name: str, file: str, record: CodeRecord) -> CodeError:
     return CodeError(
-        f"environment.code is snapshot, and the module {name} would be imported from {file}, where later edits are: it "
-        f"is installed from the project {record.root} (pip install -e), or git ignores it. Put it at the top of the "
-        "project or in src, which the copy has first on the import path, and let git track it; or write "
-        "environment.code: frozen"
+        f"environment.code is snapshot, and the module {name} would be imported from {file}, where later edits are; "
+        "put it at the top of the project or in src, and let git track it, or write environment.code: frozen (the "
+        f"project {record.root} is on the import path, perhaps by pip install -e)"
     )
 
 

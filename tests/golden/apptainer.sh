@@ -135,6 +135,7 @@ environment:
     mounts: ["/scratch/imagenet:/data:ro"]
     workdir: null
     python: python3
+  code: live
   stage: null
 batch:
   global_batch_size: 64

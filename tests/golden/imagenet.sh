@@ -81,6 +81,7 @@ environment:
   pass_env: []
   python: null
   container: null
+  code: live
   stage: null
 batch:
   global_batch_size: 1024

@@ -104,6 +104,7 @@ environment:
   pass_env: []
   python: null
   container: null
+  code: live
   stage: null
 batch:
   global_batch_size: 64

@@ -101,6 +101,7 @@ environment:
   pass_env: []
   python: null
   container: null
+  code: live
   stage: null
 batch:
   global_batch_size: 64
