@@ -196,7 +196,7 @@ environment:
   pass_env: [WANDB_API_KEY, HF_TOKEN]
   python: "/opt/my envs/py/bin/python"
   container: null
-  code: live
+  code: frozen
   stage:
     source: "/data/it's.tar"
     target: "$SLURM_TMPDIR/my data"

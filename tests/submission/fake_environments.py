@@ -75,3 +75,11 @@ def install_controller(runner: ScriptRunner) -> None:
     """Let the runner's interpreter do what submitit's controller does with its variable."""
     case = f'  *" submitit.local._local "*) {CONTROLLER};;\n'
     write_program(runner.python, PYTHON.replace("  *) printf", f"{case}  *) printf"))
+
+
+def install_mounts(runner: ScriptRunner, *directories: str) -> None:
+    """Let the runner's interpreter print the directories that a copy of the code needs in a container."""
+    lines = " ".join(map(shlex.quote, directories))
+    record = r"printf '%s\0' " + '"$@" > "$RECORD/mounts"'
+    case = f'  *" hpcddp.supervise mounts "*) {record}; printf "%s\\n" {lines} ;;\n'
+    write_program(runner.python, PYTHON.replace("  *) printf", f"{case}  *) printf"))

@@ -15,6 +15,7 @@ from tests.submission.fake_environments import (
     PYXIS,
     apptainer_job,
     install_controller,
+    install_mounts,
     install_programs,
     variables,
     write_program,
@@ -139,3 +140,16 @@ def test_a_directory_that_a_container_cannot_mount_is_named(tmp_path: Path, gold
     assert code == 2
     assert f" {runner.directory}, which apptainer cannot mount on {HOST}; " in golden.message(errors, ON_HOST)
     assert "a comma, colon or ^" in errors
+
+
+def test_a_container_sees_the_copy_of_the_code_and_the_project(runner: ScriptRunner) -> None:
+    install_programs(runner, apptainer=APPTAINER)
+    install_mounts(runner, "/the project", "/sweep/code/0")
+    assert runner.run(script_of(runner, environment=apptainer_job() | {"code": "snapshot"})) == (0, "")
+    assert {"--bind=/the project", "--bind=/sweep/code/0"} <= set(runner.words("apptainer"))
+    assert runner.words("mounts")[-1] == f"--run={runner.record}"
+    install_programs(runner, srun=PYXIS)
+    container = {"image": "nvcr.io#nvidia/pytorch:24.05-py3"}
+    assert runner.run(script_of(runner, environment={"container": container, "code": "snapshot"})) == (0, "")
+    (mounts,) = (word for word in runner.words("srun") if word.startswith("--container-mounts="))
+    assert mounts.endswith(",/the project:/the project,/sweep/code/0:/sweep/code/0")
