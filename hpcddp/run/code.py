@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.record import Record, read_record, write_record
 from hpcddp.run.sweep import sweep_of
-from hpcddp.stop.reasons import ExitCode
 
 _NAMED: Final = 3
 _SOURCE_FOLDER: Final = "src"
@@ -27,11 +26,10 @@ _INSTALLED: Final = re.compile(r"/lib(?:64)?/python3[^/]*/", re.ASCII)
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
-class CodeError(HpcddpError):
+class CodeError(UserError):
     """An attempt would run other code than that of the submission, and its job forbids it."""
 
     kind = "code"
-    exit_code: ClassVar[int] = ExitCode.USER_CODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

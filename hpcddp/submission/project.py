@@ -15,7 +15,7 @@ from typing import Final
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.submission.git import Git, find_git
-from hpcddp.submission.request import SubmitRequest
+from hpcddp.submission.request import SubmissionError, SubmitRequest
 
 PROGRAMS: Final = frozenset(
     {
@@ -81,13 +81,19 @@ class Project:
 
     @cached_property
     def ignored(self) -> tuple[str, ...]:
-        """What git ignores, and the empty directories; none if git does not say so in time."""
+        """What git ignores, and the empty directories.
+
+        Raises:
+            SubmissionError: git did not answer in time.
+        """
         if self.git is None:
             return ()
-        names = _list_names(self.git, *_LIST_FOLDERS, "--ignored") or []
-        folders = [name for name in _list_names(self.git, *_LIST_FOLDERS) or [] if name.endswith("/")]
-        empty = [name for name in folders if _is_empty(self.root / name)]
-        return tuple(dict.fromkeys(name.removesuffix("/") for name in [*names, *empty]))
+        ignored = _list_names(self.git, *_LIST_FOLDERS, "--ignored")
+        untracked = _list_names(self.git, *_LIST_FOLDERS)
+        if ignored is None or untracked is None:
+            raise SubmissionError(f"environment.code is snapshot, and {_SLOW}; write environment.code: live")
+        empty = [name for name in untracked if name.endswith("/") and _is_empty(self.root / name)]
+        return tuple(dict.fromkeys(name.removesuffix("/") for name in [*ignored, *empty]))
 
     @cached_property
     def environments(self) -> tuple[str, ...]:

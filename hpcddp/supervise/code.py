@@ -10,7 +10,6 @@ from hpcddp.run.code import CodeChanges, CodeError, changes_since, read_code, re
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.result import resume_command
-from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise.refusals import write_unfinished
 
 _LISTED = 20
@@ -42,7 +41,7 @@ def compare_code(run: RunDirectory, spec: JobSpec) -> CodeChanges:
     if changes and mode == "frozen":
         why = f"environment.code is frozen, and {printable(changes.sentence)}"
         resume = f"{resume_command(run)} --code now"
-        write_unfinished(run, "stopped", why, ExitCode.USER_CODE, resume=resume)
+        write_unfinished(run, "stopped", why, CodeError.exit_code, resume=resume)
         append_event(
             run.events,
             kind="refusal",

@@ -116,7 +116,7 @@ def test_frozen_code_that_has_changed_does_not_run(tmp_path: Path, golden: Golde
     assert_facts(golden.message(error.value, {str(submitted.run.path): "RUN"}), "train.py changed", "--code now")
     assert submitted.run.newest_attempt() == 0
     result = read_json(submitted.run.result)
-    assert (result["status"], result["exit_code"]) == ("stopped", 70)
+    assert (result["status"], result["exit_code"]) == ("stopped", 2)
     assert result["resume"].endswith("--code now")
     assert len(submitted.events("refusal")) == 1
     submitted.edit("version 0")
@@ -183,7 +183,7 @@ def test_tasks_that_are_started_again_in_their_job_are_compared_too(
     scenario.fail(0, exit_code=71, secondary=True)
     ending = scenario.end()
     if code == "frozen":
-        assert (ending.exit_code, ending.next_attempt) == (70, None)
+        assert (ending.exit_code, ending.next_attempt) == (2, None)
         assert_facts(ending.text, "train.py changed since the submission", f"{scenario.resume} --code now")
         assert scenario.result is not None
         assert scenario.result["status"] == "stopped"
