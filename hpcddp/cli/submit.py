@@ -264,6 +264,7 @@ def _resume_sweep(
     echo(f"{counted(len(left), 'element')} continue{'s' if len(left) == 1 else ''}; {status.rest}")
     echo(f"job id           {_first_words(resumed.job_ids)}")
     echo(f"sweep directory  {sweep.path}")
+    _print_copy("code             ", sweep.directory)
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")
 
 
@@ -360,7 +361,17 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
     echo(f"run id         {submission.run.run_id}")
     echo(f"job id         {submission.job_id}  ({_PLACES[submission.cluster]})")
     echo(f"run directory  {submission.run.path}")
+    _print_copy("code           ", submission.run)
     echo(f"next           {shlex.join(['hpcddp', 'logs', short_argument(submission.run), '--follow'])}")
+
+
+def _print_copy(label: str, run: RunDirectory) -> None:
+    """Print what the copy of the code of a run or a sweep takes, if there is one."""
+    from hpcddp.run.code import read_code
+
+    code = read_code(run)
+    if code is not None and code.copy is not None:
+        echo(f"{label}{code.record.sentence}")
 
 
 def _print_changes(consequences: Sequence[str]) -> None:
@@ -493,4 +504,5 @@ def _print_sweep(submission: SweepSubmission, *, as_json: bool) -> None:
         arrays = "a job array" if len(sweep.chunks) == 1 else f"{len(sweep.chunks)} job arrays"
         echo(f"job id           {', '.join(submission.job_ids)}  ({arrays} on slurm)")
     echo(f"sweep directory  {sweep.path}")
+    _print_copy("code             ", sweep.directory)
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")

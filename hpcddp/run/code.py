@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -63,14 +64,16 @@ class CodeRecord(Record):
     def __post_init__(self) -> None:
         if not self.root.startswith("/"):
             raise ValueError("its root is no absolute path")
+        if self.directory.startswith("/"):
+            raise ValueError("its directory is not in the project")
         if self.copy is not None and not self.copy.isdecimal():
             raise ValueError("its copy is no number")
 
     @property
     def sentence(self) -> str:
         """What was copied, with the number of inodes."""
-        size = f"{self.copied_bytes / 1e6:.1f} MB"
-        return f"a copy of {self.copied_files} files, {size} and {self.inodes} inodes"
+        size = f"{math.ceil(self.copied_bytes / 1e3)} kB"
+        return f"copied: {self.copied_files} files, {size}, {self.inodes} inodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

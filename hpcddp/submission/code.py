@@ -48,13 +48,15 @@ class SubmissionCode:
         """Write the record, and the copy if there is one, into the directory of a run or a sweep.
 
         Returns:
-            What of the copy is not as in the project, a sentence each.
+            What its user should know of it, a sentence each.
 
         Raises:
             SubmissionError: the copy cannot be made.
         """
         record = self.record
         notes: tuple[str, ...] = ()
+        if record.unknown is not None:
+            notes = (f"no attempt will say that the code has changed since now: {record.unknown}",)
         if self.is_copied:
             record, notes = write_copy(self.project, record, run)
         write_code(run, record)

@@ -82,9 +82,11 @@ class _CopyGuard(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Return what the other finders return; raise ``CodeError`` for a file of the project outside the copy."""
         for finder in sys.meta_path:
-            if finder is self:
+            # Python asks no finder that lacks the method either.
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is self or find_spec is None:
                 continue
-            spec = finder.find_spec(fullname, path, target)
+            spec: ModuleSpec | None = find_spec(fullname, path, target)
             if spec is not None:
                 self._check(fullname, spec.origin)
                 return spec
