@@ -20,6 +20,8 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.record import Record, read_record, write_record
 from hpcddp.run.sweep import sweep_of
 
+LARGEST_CODE_FILE: Final = 1 << 20
+"""Bytes; a larger file is data."""
 _NAMED: Final = 3
 _SOURCE_FOLDER: Final = "src"
 # The standard library and the packages of an environment that is in the project.
@@ -166,10 +168,11 @@ def read_copy(run: RunDirectory) -> tuple[CodeRecord, Path]:
 
 
 def content_of(path: str) -> bytes:
-    """Return the content of a file, without waiting for the writer of a pipe."""
+    """Return the content of a code file, and of a larger file the beginning; the writer of a pipe is not waited for."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as stream:
-        return stream.read()
+        size = min(os.fstat(descriptor).st_size, LARGEST_CODE_FILE + 1)
+        return stream.read(size)
 
 
 def digest_of(content: bytes) -> str:
@@ -205,10 +208,9 @@ def import_roots(copy: Path, directory: str) -> list[str]:
 
 def in_copy(path: str, root: str, copy: Path) -> str:
     """Return the path in the copy for an absolute path in the project; any other path as it is."""
-    real = os.path.realpath(path)
-    for project, inner in ((root, path), (os.path.realpath(root), real)):
-        if inner == project or inner.startswith(f"{project}/"):
-            return f"{copy}{inner[len(project) :]}"
+    real = Path(os.path.realpath(path))
+    if real.is_absolute() and real.is_relative_to(root):
+        return str(copy / real.relative_to(root))
     return path
 
 

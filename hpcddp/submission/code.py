@@ -14,7 +14,7 @@ from typing import Final
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.placeholders import argument_text
 from hpcddp.jobfile.sweep import field_of
-from hpcddp.run.code import CodeRecord, changes_since, content_of, digest_of, read_code, write_code
+from hpcddp.run.code import LARGEST_CODE_FILE, CodeRecord, changes_since, content_of, digest_of, read_code, write_code
 from hpcddp.run.directory import RunDirectory
 from hpcddp.submission.code_copy import remove_copies, write_copy
 from hpcddp.submission.project import PROGRAMS, Project, ProjectFile, find_project, is_below, suffix_of
@@ -27,7 +27,6 @@ _YAML: Final = frozenset({".yaml", ".yml"})
 _JOB: Final = re.compile(rb"^(?:train|command|entrypoint|resources):", re.MULTILINE)
 _NAME_OF_JOB: Final = re.compile(rb"^name:", re.MULTILINE)
 _SETTINGS: Final = "hpcddp.toml"
-_LARGEST_CODE_FILE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ def _code_in(path: str, file: ProjectFile) -> bytes | None:
     except OSError:
         return None
     is_job = suffix_of(file.name) in _YAML and _NAME_OF_JOB.search(content) and _JOB.search(content)
-    return None if is_job or len(content) > _LARGEST_CODE_FILE else content
+    return None if is_job or len(content) > LARGEST_CODE_FILE else content
 
 
 def _may_be_code(path: str, file: ProjectFile) -> bool:
@@ -119,7 +118,7 @@ def _may_be_code(path: str, file: ProjectFile) -> bool:
     except OSError:
         return False
     is_executable = stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IXUSR
-    return bool(is_executable) and status.st_size <= _LARGEST_CODE_FILE
+    return bool(is_executable) and status.st_size <= LARGEST_CODE_FILE
 
 
 def _refuse_without_git(project: Project, request: SubmitRequest) -> None:

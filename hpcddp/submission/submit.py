@@ -179,7 +179,8 @@ def submit(request: SubmitRequest) -> Submission:
         run.submitit.mkdir(mode=0o700)
         write_run(run, job)
         record_source(run, request)
-        notes = (*job.notes, *code.write(run))
+        with interruptible():
+            notes = (*job.notes, *code.write(run))
         # Slurm would create it with the submitter's umask.
         write_text(run.batch_log, "")
         return submit_script(run, request, job.script, notes=notes)
@@ -421,6 +422,19 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a part of an ``uninterrupted`` block that comes before the submission and may take long."""
+    if signal.getsignal(signal.SIGINT) is not do_nothing:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, do_nothing)
 
 
 def _next_attempt(run: RunDirectory) -> int:

@@ -32,6 +32,7 @@ from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import (
     PreparedJob,
     element_request,
+    interruptible,
     new_run_directory,
     prepare,
     submit_script,
@@ -124,7 +125,8 @@ def _submit_to_slurm(sweep: Sweep, job: PreparedJob, code: SubmissionCode) -> Sw
             sweep.logs.mkdir(mode=0o700)
             write_run(directory, job)
             record_source(directory, request)
-            notes = (*job.notes, *code.write(directory))
+            with interruptible():
+                notes = (*job.notes, *code.write(directory))
             environment, dropped = submission_environment(request.environment)
             environment[PICKLE_DIGEST] = pickle_digest(sweep)
             chunks = _submit_chunks(sweep, request, environment)
