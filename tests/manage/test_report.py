@@ -187,6 +187,13 @@ def test_a_change_of_the_training_is_told_of_the_attempt_that_began_with_it(made
     assert "train.epochs 1 -&gt; 2</td>" in text
 
 
+def test_an_attempt_that_ran_other_code_than_was_submitted_is_told(made: FakeRun) -> None:
+    what = "train.py changed since the submission; this attempt runs the new one"
+    found = report(resumed(made).event("code", at=301, attempt=1, reason=what))
+    assert found.as_json()["code_changes"] == [{"attempt": 1, "what": what}]
+    assert f"<p>Attempt 1: {what}.</p>" in html(found)
+
+
 def test_without_a_change_the_table_has_no_column_for_it(tmp_path: Path) -> None:
     assert '<th class="text">change</th>' not in html(report(three_attempts(tmp_path)))
 

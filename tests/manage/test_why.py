@@ -229,6 +229,12 @@ def test_lines_of_the_setup_that_failed_are_in_the_history(made: FakeRun) -> Non
     ]
 
 
+def test_an_attempt_that_ran_other_code_than_was_submitted_is_in_the_history(made: FakeRun) -> None:
+    what = "train.py changed since the submission; this attempt runs the new one"
+    made.submitted().started().event("code", at=51, reason=what).ended("finished", steps=400)
+    assert [line.split("  ", 1)[1] for line in why(made).history] == ["attempt 0 began on n1", f"attempt 0: {what}"]
+
+
 @pytest.mark.parametrize("cluster", ["slurm", "local"])
 def test_a_line_of_the_setup_that_ended_the_script_is_why(made: FakeRun, cluster: str) -> None:
     said = "environment.setup: source a.sh ended with exit code 1, so that no task was started"

@@ -82,13 +82,14 @@ def test_submodules_and_repositories_in_it_are_parts_of_the_project(project: Pat
 
 def test_names_that_no_text_can_hold_and_files_that_cannot_be_read_are_left_out(project: Path) -> None:
     Path(os.fsdecode(os.fsencode(project) + b"/\xff.py")).write_text("")
-    (project / "pipe.py").symlink_to("nowhere")
+    (project / "dangling.py").symlink_to("nowhere")
+    (project / "endless.py").symlink_to("/dev/zero")
     git(project, "add", ".")
     (project / "train.py").unlink()
     os.mkfifo(project / "train.py")
     write_files(project, {"é\n.py": ""})
     # A pipe without a writer is empty, and is not waited for.
-    assert code_in(project) == {*CODE, "é\n.py"}
+    assert code_in(project) == {*CODE, "é\n.py", "endless.py"}
 
 
 def test_a_file_in_conflict_is_one_file(project: Path) -> None:
