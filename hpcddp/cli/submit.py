@@ -95,7 +95,7 @@ def submit(  # noqa: PLR0913  each is an option
     ] = None,
     code: Annotated[
         CodeOption | None,
-        typer.Option(metavar="WHICH", help="now|submitted: the code with which --resume goes on."),
+        typer.Option(metavar="WHICH", help="now|submitted: the code with which --resume goes on.", hidden=True),
     ] = None,
     axes: SweepOptions = None,
     sweep_file: SweepFile = None,

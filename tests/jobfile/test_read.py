@@ -151,6 +151,7 @@ def test_the_defaults_are_those_of_the_product(load: Load) -> None:
             "pass_env": [],
             "python": None,
             "container": None,
+            "code": "live",
             "stage": None,
         },
         "batch": {
