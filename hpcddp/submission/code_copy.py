@@ -6,11 +6,11 @@ to data and outputs go on working.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Final
@@ -85,7 +85,7 @@ class _CopyWriter:
 
     def __init__(self, project: Project, copy: Path) -> None:
         self._project, self._root, self._copy = project, project.root, copy
-        self._folders: set[Path] = set()
+        self._folders: set[str] = set()
         self.files = 0
         self.inodes = 0
         self.bytes = 0
@@ -97,13 +97,13 @@ class _CopyWriter:
     def write(self) -> None:
         """Write the copy."""
         # The tasks work there: in a directory of the copy also where git ignores it, or knows no file in it.
-        self._make_folder(self._copy / self._project.directory)
+        self._make_folder(self._project.directory)
         for file in self._project.files:
             self._add(file)
         for name in self._project.ignored:
             self._add_ignored(name)
         run_root = self._project.run_root
-        if run_root is not None and not is_below(run_root, self._project.ignored):
+        if run_root is not None and run_root not in self._folders and not is_below(run_root, self._project.ignored):
             self._link(run_root, str(self._root / run_root))
 
     def notes(self) -> Iterator[str]:
@@ -124,32 +124,38 @@ class _CopyWriter:
                 "changes what runs"
             )
 
-    def _make_folder(self, folder: Path) -> None:
-        if folder in self._folders:
+    def _make_folder(self, name: str) -> None:
+        if name in self._folders:
             return
-        if folder != self._copy:
-            self._make_folder(folder.parent)
-        # A link to a folder of the project may be there.
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            self.inodes += 1
-        self._folders.add(folder)
+        if name:
+            self._make_folder(_folder_of(name))
+        (self._copy / name).mkdir(mode=0o700)
+        self.inodes += 1
+        self._folders.add(name)
 
     def _add(self, file: ProjectFile) -> None:
+        # By names and descriptors: there are thousands of files.
         try:
-            status = (self._root / file.name).lstat()
+            source = os.open(f"{self._root}/{file.name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             # git tracks it, and it was removed.
             return
-        if stat.S_ISLNK(status.st_mode):
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
             self._add_link(file.name)
-        elif not stat.S_ISREG(status.st_mode):
             return
-        elif file.is_tracked or file.is_program or self._has_room_for(status.st_size):
-            self._copy_file(file.name, status)
-        else:
-            self._large.append(file.name)
-            self._link(file.name, str(self._root / file.name))
+        try:
+            status = os.fstat(source)
+            if not stat.S_ISREG(status.st_mode):
+                return
+            if file.is_tracked or file.is_program or self._has_room_for(status.st_size):
+                self._copy_file(source, file.name, status)
+            else:
+                self._large.append(file.name)
+                self._link(file.name, f"{self._root}/{file.name}")
+        finally:
+            os.close(source)
 
     def _has_room_for(self, size: int) -> bool:
         """Return whether untracked data of a size, in bytes, is copied."""
@@ -158,20 +164,15 @@ class _CopyWriter:
         self._untracked_bytes += size
         return True
 
-    def _copy_file(self, name: str, status: os.stat_result) -> None:
-        target = self._copy / name
-        self._make_folder(target.parent)
+    def _copy_file(self, source: int, name: str, status: os.stat_result) -> None:
+        self._make_folder(_folder_of(name))
         mode = 0o700 if status.st_mode & stat.S_IXUSR else 0o600
-        read = os.open(self._root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        target = os.open(f"{self._copy}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            write = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            try:
-                while os.sendfile(write, read, None, _AT_ONCE):
-                    pass
-            finally:
-                os.close(write)
+            while os.sendfile(target, source, None, _AT_ONCE):
+                pass
         finally:
-            os.close(read)
+            os.close(target)
         self.files += 1
         self.inodes += 1
         self.bytes += status.st_size
@@ -191,25 +192,31 @@ class _CopyWriter:
         is_never_linked = not _NEVER_LINKED.isdisjoint(PurePath(name).parts) or suffix_of(name) == ".pyc"
         if is_never_linked or name in self._project.environments:
             return
-        if self._copy / name in self._folders:
+        if name in self._folders:
             for child in source.iterdir():
                 self._add_ignored(f"{name}/{child.name}")
+        elif os.path.lexists(self._copy / name):
+            # git tracks it in a directory that it ignores.
+            return
         elif source.is_symlink():
             self._add_link(name)
         elif suffix_of(name) in PROGRAMS and source.is_file():
             # A tool has written it, as _version.py: it is a module of the project.
-            self._copy_file(name, source.lstat())
+            self._add(ProjectFile(name=name, is_tracked=False))
         else:
             if suffix_of(name) == ".so":
                 self._compiled.append(name)
             self._link(name, str(source))
 
     def _link(self, name: str, target: str) -> None:
-        link = self._copy / name
-        self._make_folder(link.parent)
-        with suppress(FileExistsError):
-            link.symlink_to(target)
-            self.inodes += 1
+        self._make_folder(_folder_of(name))
+        (self._copy / name).symlink_to(target)
+        self.inodes += 1
+
+
+def _folder_of(name: str) -> str:
+    """Return the directory of a path in the project, both relative to the project."""
+    return name.rpartition("/")[0]
 
 
 def _first(names: Sequence[str]) -> str:

@@ -113,6 +113,12 @@ def test_submodules_are_copied_and_their_repositories_are_not(project: Path, run
     assert not (copy / "third" / ".git").exists()
 
 
+def test_a_file_that_git_tracks_in_a_directory_that_it_ignores_is_copied(project: Path, run: RunDirectory) -> None:
+    git(project, "add", "--force", "data/x")
+    copy, _ = copied(request_in(project / "data", "snapshot", "python", "../train.py"), run)
+    assert not (copy / "data" / "x").is_symlink()
+
+
 @pytest.mark.parametrize("name", ["empty", "data", "data/deeper", "src"])
 def test_the_directory_of_submission_is_a_directory_of_the_copy(project: Path, run: RunDirectory, name: str) -> None:
     write_files(project, {"data/deeper/y": "y", "data/empty/.keep": ""})
