@@ -89,6 +89,37 @@ def test_frozen_code_that_was_edited_is_not_requeued(sandbox: Sandbox, tmp_path:
     assert result["resume"].endswith("--code now")
 
 
+KILLED = """
+import os, signal, version
+from pathlib import Path
+print("ran version", version.NUMBER, flush=True)
+if os.environ["HPCDDP_ATTEMPT"] == "0":
+    (Path(os.environ["PROJECT"]) / "version.py").write_text("NUMBER = 1\\n")
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+"""
+
+
+def test_tasks_that_are_started_again_in_their_job_run_the_copy(sandbox: Sandbox, tmp_path: Path) -> None:
+    project = make_project(tmp_path / "project", {**FILES, "train.py": KILLED})
+    job = {
+        "name": "code",
+        "command": ["python", "train.py"],
+        "environment": {"code": "snapshot", "env": {"PROJECT": str(project)}},
+        "resources": {"nodes": 2, "tasks_per_node": 1, "time_limit": 30},
+        "requeue": {"max_failures": 2},
+    }
+    path = project / "job.yaml"
+    path.write_text(json.dumps(job))
+    submitted = submit(sandbox, path)
+    sandbox.wait(submitted["job_id"], timeout=180)
+    run = RunDirectory(Path(submitted["run_dir"]))
+    assert versions_of(run) == ["0"] * 4
+    assert [event.kind for event in read_events(run.events) if event.kind in {"restart", "requeue"}] == ["restart"]
+    assert attempts_told(run) == [1]
+
+
 @pytest.mark.long
 def test_twenty_requeues_run_the_edited_code_or_the_copy_as_the_job_says(sandbox: Sandbox, tmp_path: Path) -> None:
     check(sandbox, tmp_path, requeues=20)
