@@ -73,6 +73,7 @@ environment:
   pass_env: []
   python: null
   container: null
+  code: live
   stage:
     source: /data/digits
     target: /tmp/digits
