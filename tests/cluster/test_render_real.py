@@ -14,7 +14,7 @@ from hpcddp.jobfile.write import dump_job
 from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.render import render_script
 from tests.cluster.sandbox import Sandbox
-from tests.slurm.sbatch_reader import comment_in
+from tests.slurm.job_records import comment_in
 from tests.submission.requests import request_of
 from tests.submission.script_runner import ScriptRunner
 

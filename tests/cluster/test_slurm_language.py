@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpcddp.script.directives import UnreadableLineError, parse_directive_line
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import RankEnv
 from tests.cluster.sandbox import Sandbox
+from tests.slurm.job_records import comment_in
 from tests.slurm.measured_lines import MEASURED, MEASURED_SINCE_24_05
-from tests.slurm.sbatch_reader import UnreadableLineError, comment_in, parse_directive_line
 from tests.slurm_version import numbers, slurm_version
 
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hpcddp.script.directives import UnreadableLineError, parse_directive_line
 from hpcddp.slurm.directives import UnwritableValueError, quote_value
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
+from tests.slurm.directive_words import directive_words
 from tests.slurm.measured_lines import MEASURED, MEASURED_SINCE_24_05
-from tests.slurm.sbatch_reader import UnreadableLineError, parse_directive_line, read_directives
 
 VALUES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"))
 SPECIAL = st.text(st.sampled_from(" \t\v\f\\\"'#$`;&|<>(){}[]*?!~%=,-:a"))
@@ -70,8 +71,8 @@ def test_a_quote_that_does_not_close_is_refused(line: str) -> None:
 
 def test_the_first_line_that_is_no_comment_ends_the_reading() -> None:
     script = "#!/bin/bash\n#SBATCH --a=1\n\n \t\v\n   # a comment\n#SBATCH --b=2 --c\n : \n#SBATCH --d=3\n"
-    assert read_directives(script) == ["--a=1", "--b=2", "--c"]
+    assert directive_words(script) == ["--a=1", "--b=2", "--c"]
 
 
 def test_a_unicode_line_separator_does_not_end_a_line() -> None:
-    assert read_directives('#SBATCH --a="x\u2028y"\n#SBATCH --b=\x85\n') == ["--a=x\u2028y", "--b=\x85"]
+    assert directive_words('#SBATCH --a="x\u2028y"\n#SBATCH --b=\x85\n') == ["--a=x\u2028y", "--b=\x85"]

@@ -14,7 +14,7 @@ from hpcddp.jobfile.rules import SHELL_VARIABLES
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from hpcddp.submission.render import quote_word, render_script
 from tests.examples import examples
-from tests.slurm.sbatch_reader import read_directives
+from tests.slurm.directive_words import directive_words
 from tests.submission.hostile_text import LINE, MARKER, TEXT
 from tests.submission.requests import request_of
 from tests.submission.script_runner import ScriptRunner
@@ -70,7 +70,7 @@ def expected_words(job: ResolvedJob) -> list[str]:
 @given(jobs())
 def test_sbatch_reads_every_field_as_the_user_wrote_it(job: ResolvedJob) -> None:
     script = render_script(request_of(job, python="/usr/bin/python3", run_id="r1")).text
-    assert read_directives(script) == expected_words(job)
+    assert directive_words(script) == expected_words(job)
 
 
 @examples(0.3)

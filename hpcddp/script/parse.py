@@ -1,0 +1,97 @@
+"""Reads a whole sbatch script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcddp.errors import UserError
+from hpcddp.script.directives import DirectiveLine, Flag, is_blank_or_comment, read_directive_lines
+from hpcddp.script.shell import Command, Comment, Statement, read_shell
+
+_LARGEST_SCRIPT = 4 << 20
+
+
+class ScriptError(UserError):
+    """A file is no script that sbatch could read."""
+
+    kind = "script"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """An sbatch script as a text: nothing of it is executed or expanded.
+
+    Args:
+        text: the script, with line breaks of Unix.
+        lines: its lines.
+        shebang: the text behind ``#!`` in its first line; None without one, so that sbatch refuses it.
+        has_dos_line_breaks: whether its lines end as on Windows, so that sbatch refuses it.
+        first_command: the number of the line where sbatch stops to look for directives; None if there is none.
+        directive_lines: its lines that start with ``#SBATCH``, also those behind the first command. Lines in a
+            here-document or in quotes are not among them.
+        statements: its shell lines.
+        comments: its comments, ``#SBATCH`` lines among them.
+    """
+
+    text: str
+    lines: tuple[str, ...]
+    shebang: str | None
+    has_dos_line_breaks: bool
+    first_command: int | None
+    directive_lines: tuple[DirectiveLine, ...]
+    statements: tuple[Statement, ...]
+    comments: tuple[Comment, ...]
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """The flags that sbatch reads, in their order; of a flag that is given twice, the last one counts."""
+        return tuple(flag for line in self.directive_lines if not line.is_ignored for flag in line.flags)
+
+    @property
+    def commands(self) -> Iterator[Command]:
+        """The simple commands, in their order, also those inside loops, conditions and functions."""
+        return (command for statement in self.statements for command in statement.commands)
+
+
+def parse_script(text: str) -> Script:
+    """Read the text of an sbatch script. What cannot be read is a ``problem`` of its part, not an error."""
+    has_dos_line_breaks = "\r\n" in text
+    text = text.replace("\r\n", "\n")
+    lines = tuple(text.split("\n"))
+    statements, comments = read_shell(text)
+    comment_lines = {comment.line for comment in comments}
+    return Script(
+        text=text,
+        lines=lines,
+        shebang=lines[0][2:].strip() if lines[0].startswith("#!") else None,
+        has_dos_line_breaks=has_dos_line_breaks,
+        first_command=next((number for number, line in enumerate(lines, 1) if not is_blank_or_comment(line)), None),
+        directive_lines=tuple(line for line in read_directive_lines(lines) if line.number in comment_lines),
+        statements=statements,
+        comments=comments,
+    )
+
+
+def read_script(file: Path) -> Script:
+    """Read an sbatch script from a file.
+
+    Raises:
+        ScriptError: the file cannot be read, is empty, is too large or is no text.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ScriptError(f"{file} cannot be read ({error.strerror}); name a script that you can read") from None
+    if not data.strip():
+        raise ScriptError(f"{file} is empty; name a script for sbatch")
+    if b"\0" in data or len(data) > _LARGEST_SCRIPT:
+        raise ScriptError(f"{file} is no script for sbatch, but a binary or very large file; name the script")
+    try:
+        return parse_script(data.decode())
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ScriptError(
+            f"{file} is not UTF-8 in line {line}; convert it, for example with iconv -f latin1 -t utf8"
+        ) from None
