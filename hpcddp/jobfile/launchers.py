@@ -71,6 +71,17 @@ _ACCELERATE_VALUES: Final = (
 _ACCELERATE_MEETING: Final = (
     "--main-process-ip", "--main-process-port", "--machine-rank", "--rdzv-backend", "--cpu", "--tpu",
 )  # fmt: skip
+WORLD_OPTIONS: Final[Mapping[LauncherName, frozenset[str]]] = MappingProxyType(
+    {
+        "torchrun": frozenset({*_TORCHRUN_MEETING, "--nnodes", "--nproc-per-node", "--rdzv-id", "--local-addr"}),
+        "accelerate": frozenset(
+            {*_ACCELERATE_MEETING, "--num-machines", "--num-processes", "--same-network",
+             "--deepspeed-multinode-launcher", "--deepspeed-hostfile"}
+        ) - {"--cpu", "--tpu"},
+    }
+)  # fmt: skip
+"""The options with which a launcher joins a world, which the job fills in; with dashes in the place of underscores."""
+WORLD_OPTIONS_WITHOUT_VALUE: Final = frozenset({"--standalone", "--same-network"})
 # torchrun counts the devices itself.
 _COUNTED_DEVICES: Final = frozenset({"auto", "gpu"})
 _COUNT: Final = re.compile("[0-9]{1,9}", re.ASCII)

@@ -31,7 +31,16 @@ from hpcddp.jobfile.fields import (
     TimeLimitField,
     refusal,
 )
+from hpcddp.jobfile.slurm_flags import SBATCH
 
+SRUN_VARIABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "cpu-bind": "SLURM_CPU_BIND",
+        "gpu-bind": "SLURM_GPU_BIND",
+        "mpi": "SLURM_MPI_TYPE",
+    }
+)
+"""Flags of srun, and the variables of the job from which it reads them (srun(1), INPUT ENVIRONMENT VARIABLES)."""
 FLAG_PATTERN = r"[a-z][a-z0-9-]*"
 _LOG = "hpcddp reads the log of the job, and chooses where it is: in the run directory, or beside a script for sbatch"
 _GPUS = "it has its own field; write resources.gpus_per_node"
@@ -46,7 +55,7 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
         "array": "one job file is one job; write a sweep for several: hpcddp submit --sweep KEY=VALUES",
         "chdir": "relative paths mean the directory of submission; remove it and submit from there",
         "constraint": "it has its own field; write resources.constraint",
-        "cpu-bind": _SRUN.format("SLURM_CPU_BIND, such as cores"),
+        "cpu-bind": _SRUN.format(f"{SRUN_VARIABLES['cpu-bind']}, such as cores"),
         "cpus-per-gpu": "a GPU has one rank, and the CPUs of a rank have a field; write resources.cpus_per_task",
         "cpus-per-task": "it has its own field; write resources.cpus_per_task",
         "distribution": "torch expects the ranks of a node one after the other, which the script asks for; remove it",
@@ -55,7 +64,7 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
         "exclusive": "it has its own field; write resources.exclusive",
         "export": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
         "export-file": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
-        "gpu-bind": _SRUN.format("SLURM_GPU_BIND, such as closest"),
+        "gpu-bind": _SRUN.format(f"{SRUN_VARIABLES['gpu-bind']}, such as closest"),
         "gpus": _GPUS,
         "gpus-per-node": _GPUS,
         "gpus-per-socket": _GPUS,
@@ -68,7 +77,7 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
         "mem-per-cpu": "it has its own field; write resources.mem_per_cpu",
         "mem-per-gpu": "it has its own field; write resources.mem_per_gpu",
         "no-requeue": "it follows from requeue.causes; write causes: [] there",
-        "mpi": _SRUN.format("SLURM_MPI_TYPE, such as pmix"),
+        "mpi": _SRUN.format(f"{SRUN_VARIABLES['mpi']}, such as pmix"),
         "nodefile": "it has its own field; write resources.nodelist",
         "nodelist": "it has its own field; write resources.nodelist",
         "nodes": "it has its own field; write resources.nodes",
@@ -92,35 +101,8 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
         "wrap": "hpcddp writes the script; write the command in the job file, or after --",
     }
 )
-# sbatch(1).
-FLAGS_WITHOUT_VALUE = frozenset(
-    {"contiguous", "hold", "no-kill", "overcommit", "oversubscribe", "reboot", "spread-job", "use-min-nodes"}
-)
-_SHORT_FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "A": "account",
-        "C": "constraint",
-        "D": "chdir",
-        "F": "nodefile",
-        "G": "gpus",
-        "J": "job-name",
-        "L": "licenses",
-        "N": "nodes",
-        "V": "version",
-        "W": "wait",
-        "a": "array",
-        "c": "cpus-per-task",
-        "e": "error",
-        "h": "help",
-        "n": "ntasks",
-        "o": "output",
-        "p": "partition",
-        "q": "qos",
-        "t": "time",
-        "w": "nodelist",
-        "x": "exclude",
-    }
-)
+FLAGS_WITHOUT_VALUE = (SBATCH.without_value | SBATCH.with_optional_value) - REFUSED_FLAGS.keys()
+"""Flags that ``resources.sbatch`` may hold as ``true``."""
 
 
 def refused_because(name: str) -> tuple[str, str] | None:
@@ -133,14 +115,14 @@ def refused_because(name: str) -> tuple[str, str] | None:
         name: the flag as the user wrote it, with or without dashes in front.
     """
     bare = name.strip().lstrip("-")
-    word = _SHORT_FLAGS.get(bare, bare.lower().replace("_", "-").partition("=")[0])
+    word = SBATCH.short.get(bare, bare.lower().replace("_", "-").partition("=")[0])
     known = [flag for flag in REFUSED_FLAGS if flag.startswith(word)] if word else []
     if known:
         flag = word if word in known else known[0]
         why, _, instead = REFUSED_FLAGS[flag].partition("; ")
         return (f"--{flag} cannot be set here: {why}", instead)
-    if len(word) == 1 or not re.fullmatch(FLAG_PATTERN, name, re.ASCII):
-        likely = word if len(word) > 1 and re.fullmatch(FLAG_PATTERN, word, re.ASCII) else "mail-type"
+    if len(bare) == 1 or not re.fullmatch(FLAG_PATTERN, name, re.ASCII):
+        likely = word if len(bare) > 1 and re.fullmatch(FLAG_PATTERN, word, re.ASCII) else "mail-type"
         return ("a flag is the long name that man sbatch lists, without dashes in front", f"write for example {likely}")
     return None
 
@@ -151,15 +133,20 @@ def why_no_flag(option: str) -> str | None:
     Args:
         option: with its dashes, short or long.
     """
-    flag = option[2:] if option.startswith("--") else _SHORT_FLAGS.get(option[1:])
+    flag = option[2:] if option.startswith("--") else SBATCH.short.get(option[1:])
     return None if flag is None else REFUSED_FLAGS.get(flag)
+
+
+_GRES_COUNT = re.compile("[0-9]+[KMGTPkmgtp]?", re.ASCII)
 
 
 def fields_of_gres(text: str) -> list[tuple[str, str]]:
     """Return the fields of ``resources``, with their values, that mean what ``--gres=TEXT`` asks for."""
     fields = []
     for resource in text.split(","):
-        name, *kind, count = resource.split(":") if ":" in resource else (resource, "1")
+        name, *kind = resource.split(":")
+        # A resource without a count is one of it.
+        count = kind.pop() if kind and _GRES_COUNT.fullmatch(kind[-1]) else "1"
         if name == "gpu":
             fields += [("gpus_per_node", count), *(("gpu_type", word) for word in kind)]
         else:

@@ -38,6 +38,45 @@ def dump_job(spec: JobSpec, *, environment_values: bool) -> str:
     return "".join(f"{line}\n" for line in _mapping_lines(data, ""))
 
 
+def write_values(values: Mapping[str, Any]) -> str:
+    """Return some values of a job file as YAML, the longer texts of a list in lines of their own.
+
+    Args:
+        values: the values, with sections as mappings.
+    """
+    return "".join(f"{line}\n" for line in _value_lines(values, ""))
+
+
+_LONGEST_LIST = 100
+
+
+def _value_lines(values: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in values.items():
+        name = f"{indent}{_scalar(key)}:"
+        if isinstance(value, Mapping) and value:
+            yield name
+            yield from _value_lines(value, indent + _INDENT)
+        elif isinstance(value, list) and len(_flow(value)) > _LONGEST_LIST:
+            yield name
+            for item in value:
+                yield from _item_lines(item, indent + _INDENT)
+        else:
+            yield f"{name} {_flow(value)}"
+
+
+# What a literal block cannot hold, or would change (YAML 1.2.2, 8.1).
+_NO_BLOCK = re.compile(r"\A\s|\n\Z|[^\n\x20-\x7e\xa1-\u2027\u202a-\ud7ff]")
+
+
+def _item_lines(item: object, indent: str) -> Iterator[str]:
+    if isinstance(item, str) and "\n" in item and not _NO_BLOCK.search(item):
+        yield f"{indent}- |-"
+        for line in item.split("\n"):
+            yield f"{indent}{_INDENT}{line}" if line else ""
+    else:
+        yield f"{indent}- {_flow(item)}"
+
+
 def parse_resolved(text: str) -> JobSpec:
     """Read the YAML that ``dump_job`` wrote.
 

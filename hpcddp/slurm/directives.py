@@ -82,6 +82,9 @@ _MEMORY = {"mem": "mem", "mem_per_cpu": "mem-per-cpu", "mem_per_gpu": "mem-per-g
 _PLACE = {name: name for name in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")}
 
 _MAIL = {"mail_type": "mail-type", "mail_user": "mail-user"}
+_LICENSES = {"licenses": "licenses"}
+FIELDS_WRITTEN_UNCHANGED = {flag: name for name, flag in (_MEMORY | _PLACE | _MAIL | _LICENSES).items()}
+"""The flags whose value is that of a field of ``resources``, with the field."""
 
 
 class DirectiveError(UserError):
@@ -193,7 +196,7 @@ def _sharing(resources: Resources) -> Iterator[Directive]:
     if resources.exclusive:
         value = None if resources.exclusive is True else str(resources.exclusive)
         yield Directive("exclusive", value, "resources.exclusive")
-    yield from _given(resources, {"licenses": "licenses"})
+    yield from _given(resources, _LICENSES)
 
 
 def _extras(resources: Resources) -> Iterator[Directive]:

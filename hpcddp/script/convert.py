@@ -1,0 +1,417 @@
+"""Makes a job file from an sbatch script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.document import Path, dotted, path_of
+from hpcddp.jobfile.launchers import OWN
+from hpcddp.jobfile.problems import JobFileError
+from hpcddp.jobfile.read import DefaultSettings, ResolvedJob, load_job
+from hpcddp.jobfile.resources import SRUN_VARIABLES
+from hpcddp.jobfile.units import TimeLimit, UnitError
+from hpcddp.jobfile.write import write_values
+from hpcddp.script.directives import Flag
+from hpcddp.script.draft import Draft, Row
+from hpcddp.script.kinds import kind_of_words
+from hpcddp.script.launch import (
+    SHELLS,
+    Launch,
+    LauncherWords,
+    launch_of,
+    launcher_name,
+    split_launcher,
+)
+from hpcddp.script.parse import Script
+from hpcddp.script.request import (
+    Counts,
+    Ranks,
+    effective_flags,
+    flag_text,
+    job_name_of,
+    read_counts,
+    take_counts,
+    take_other_flags,
+)
+from hpcddp.script.shell import Statement, Word
+from hpcddp.script.surroundings import Surroundings
+from hpcddp.script.variables import Variables, names_in
+from hpcddp.slurm.directives import Directive, directives_for
+
+_LONGEST_TEXT: Final = 60
+_MOST_ROUNDS: Final = 20
+
+
+class ConversionError(UserError):
+    """A script that no job file can be made from."""
+
+    kind = "conversion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """A job file that was made from a script.
+
+    Args:
+        text: the job file.
+        job: the job.
+        rows: what became of each part of the script, in the order of its lines.
+        added: the directives of the job's script that the script does not have.
+    """
+
+    text: str
+    job: ResolvedJob
+    rows: tuple[Row, ...]
+    added: tuple[str, ...]
+
+
+def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Conversion:
+    """Make a job file from an sbatch script.
+
+    Args:
+        script: the script.
+        name: the name of its file, without its suffix: the name of a job that states none.
+        environment: the variables that paths of the job file may use.
+
+    Raises:
+        ConversionError: nothing in the script starts a program, or it is one that sbatch refuses as a whole.
+    """
+    if script.has_dos_line_breaks:
+        raise ConversionError("the lines end as on Windows, and sbatch refuses such a script; run dos2unix on it first")
+    draft = Draft()
+    flags = effective_flags(script, draft)
+    _note_foreign_directives(script, draft)
+    launch, place = _find_launch(script)
+    surroundings = Surroundings(draft)
+    for statement in script.statements[:place]:
+        surroundings.read_before(statement)
+    launch = launch_of(launch.command, surroundings.variables)
+    for statement in launch.before:
+        surroundings.read_before(replace(statement, line=launch.command.line, last_line=launch.command.line))
+    _take_chdir(flags, surroundings)
+    surroundings.read_prefix(launch.command.line, launch.command.assignments)
+    used = _take_launch(script.statements[place], launch, flags, surroundings)
+    for statement in script.statements[place + 1 :]:
+        surroundings.read_after(statement)
+    surroundings.finish(used)
+    draft.values.setdefault(("name",), job_name_of(name))
+    take_other_flags(flags, draft)
+    job = _valid_job(draft, environment)
+    directives = directives_for(job.spec, run_id=None)
+    _note_differences(flags, directives, draft)
+    rows = tuple(sorted(draft.rows, key=lambda row: row.line))
+    given = {*flags, *({"gres"} if {"gpus", "gpus-per-node", "gpus-per-task"} & flags.keys() else ())}
+    return Conversion(
+        text=_job_text(draft),
+        job=job,
+        rows=rows,
+        added=tuple(str(directive) for directive in directives if directive.flag not in given),
+    )
+
+
+def _note_foreign_directives(script: Script, draft: Draft) -> None:
+    for comment in script.comments:
+        if comment.column == 0 and re.match(r"#(PBS|BSUB|COBALT)\s+-", comment.text):
+            draft.leave_open(comment.line, comment.text, "it is for another scheduler; write it as a field of resources")
+
+
+def _find_launch(script: Script) -> tuple[Launch, int]:
+    """Return the command that starts the ranks, and the number of its statement: the first of the most certain ones.
+
+    Raises:
+        ConversionError: nothing in the script starts a program.
+    """
+    variables = Variables()
+    best: Launch | None = None
+    place = 0
+    for number, statement in enumerate(script.statements):
+        for command in statement.commands:
+            launch = launch_of(command, variables)
+            if launch.certainty and (best is None or launch.certainty > best.certainty):
+                best = launch
+                place = number
+        _follow(statement, variables)
+    if best is None:
+        raise ConversionError(
+            "no line starts a program with srun, torchrun, accelerate, mpirun or python; write the job file "
+            "yourself: docs/from-a-script.md says how"
+        )
+    return best, place
+
+
+def _follow(statement: Statement, variables: Variables) -> None:
+    """Note the variables that a statement assigns."""
+    command = statement.command
+    if command is None:
+        variables.forget_all_of(statement)
+        return
+    is_export = bool(command.words) and command.words[0].text == "export"
+    for word in command.words[1:] if is_export else () if command.words else command.assignments:
+        variables.assign(word)
+
+
+def _take_chdir(flags: Mapping[str, Flag], surroundings: Surroundings) -> None:
+    flag = flags.get("chdir")
+    if flag is not None and surroundings.directory is None:
+        text = flag.value or "."
+        surroundings.directory = Word(written=shlex.quote(text), text=text, expands=False)
+
+
+def _take_launch(
+    statement: Statement, launch: Launch, flags: Mapping[str, Flag], surroundings: Surroundings
+) -> set[str]:
+    """Set the command, the launcher and the numbers of the job; return the names that the command uses."""
+    draft = surroundings.draft
+    counts = read_counts(flags, launch, draft)
+    name = launch.launcher
+    parts = None if name is None else split_launcher(launch.words, name)
+    ranks = _ranks_of(launch, counts)
+    stated = int(parts.ranks) if parts is not None and (parts.ranks or "").isdecimal() else None
+    if name == "accelerate" and stated is not None:
+        stated = max(1, stated // counts.nodes)
+    take_counts(flags, counts, ranks, stated, draft)
+    if ranks == "own":
+        draft.values["launcher",] = OWN
+    words = launch.words if parts is None else _launcher_command(parts)
+    command = _command_of(words, surroundings.directory, parts)
+    line = launch.command.line
+    draft.take(line, statement.text, ("command",), list(command), _launch_note(statement, launch, parts))
+    _take_srun_flags(launch, draft)
+    _note_launch_problems(launch, counts, ranks, command, draft)
+    for other in statement.commands:
+        rival = launch_of(other, surroundings.variables)
+        if other is not launch.command and rival.certainty >= max(2, launch.certainty - 1):
+            draft.leave_open(
+                other.line,
+                " ".join(word.written for word in other.words),
+                "it starts a program too, and a job file has one command: write a job file of its own for it",
+            )
+    return set().union(*(names_in(word) for word in command), *({word} for word in command))
+
+
+def _ranks_of(launch: Launch, counts: Counts) -> Ranks:
+    if launch.launcher is not None:
+        return "launcher"
+    if kind_of_words(launch.words) == "deepspeed":
+        return "own"
+    if launch.started_by == "shell":
+        return "own" if counts.gpus_per_node > 1 else "alone"
+    if counts.gpus_per_node > 1 and counts.tasks_per_node == 1:
+        return "own"
+    return "tasks"
+
+
+def _launcher_command(parts: LauncherWords) -> tuple[Word, ...]:
+    """Return the launcher with its program; a program whose words a shell has to expand gets a shell of its own."""
+    if not any(word.expands for word in parts.program):
+        return (*parts.head, *parts.options, *parts.program)
+    options = tuple(word for word in parts.options if word.text not in {"-m", "--module"})
+    runs_module = len(options) < len(parts.options)
+    runs_python = runs_module or parts.program[0].text.endswith(".py")
+    python = ("python", "-u", *(("-m",) if runs_module else ()))
+    no_python = "--no_python" if "accelerate" in parts.head[0].text or len(parts.head) > 1 else "--no-python"
+    if any("torch.distributed" in word.text for word in parts.head):
+        no_python = "--no-python"
+    text = " ".join([*(python if runs_python else ()), *(word.written for word in parts.program)])
+    shell = (_plain(no_python), _plain("bash"), _plain("-c"), _plain(f"exec {text}"))
+    kept = tuple(word for word in options if word.text not in {"--no_python", "--no-python"})
+    return (*parts.head, *kept, *shell)
+
+
+def _plain(text: str) -> Word:
+    return Word(written=shlex.quote(text), text=text, expands=False)
+
+
+def _command_of(words: tuple[Word, ...], directory: Word | None, parts: LauncherWords | None) -> tuple[str, ...]:
+    """Return the words of the job's command.
+
+    No shell reads them. Where the script's shell would have expanded one, ``bash -c`` does it in the task.
+    """
+    prefix: tuple[str, ...] = ()
+    if directory is not None and not directory.expands:
+        prefix = ("env", "-C", directory.text)
+    must_expand = any(word.expands for word in words) or (directory is not None and directory.expands)
+    if not must_expand or parts is not None:
+        return (*prefix, *(word.text for word in words))
+    written = " ".join(word.written for word in words)
+    if words[0].text.rpartition("/")[2] in SHELLS and [word.text for word in words[1:2]] == ["-c"]:
+        # The script's shell expanded the text before the shell in it did.
+        return (*prefix, *(word.text for word in words))
+    change = f"cd {directory.written} && " if directory is not None and directory.expands else ""
+    return (*prefix, "bash", "-c", f"{change}exec {written}")
+
+
+def _launch_note(statement: Statement, launch: Launch, parts: LauncherWords | None) -> str:
+    notes = []
+    if launch.started_by in {"srun", "mpirun"}:
+        notes.append("hpcddp starts the tasks with srun itself")
+    if launch.started_by == "ssh" or statement.compound in {"for", "while", "until"}:
+        notes.append("the loop goes: hpcddp starts the program on every node")
+    if parts is not None and parts.world:
+        dropped = " ".join(word.written for word in parts.world if word.text.startswith("-"))
+        notes.append(f"hpcddp fills in {dropped}")
+    if launch.command.redirections or len(statement.commands) > 1:
+        notes.append("hpcddp logs each rank: redirections and tee go")
+    return "; ".join(notes)
+
+
+def _take_srun_flags(launch: Launch, draft: Draft) -> None:
+    """Add a row for each flag of srun whose meaning is not in the numbers of the job."""
+    container: dict[str, object] = {}
+    for flag in launch.srun:
+        text = f"srun {flag_text(flag)}"
+        line = launch.command.line
+        if flag.name in SRUN_VARIABLES and flag.value is not None and "$" not in flag.value:
+            draft.take(line, text, ("environment", "env", SRUN_VARIABLES[flag.name]), flag.value)
+        elif flag.name == "container-image":
+            container["image"] = flag.value
+            draft.note_taken(line, text, ("environment", "container"), "hpcddp must be installed in the image")
+        elif flag.name == "container-mounts":
+            container["mounts"] = (flag.value or "").split(",")
+            draft.note_taken(line, text, ("environment", "container"))
+        elif flag.name == "container-workdir":
+            container["workdir"] = flag.value
+            draft.note_taken(line, text, ("environment", "container"))
+        elif flag.name.startswith(("container", "no-container")) or flag.problem is not None:
+            draft.leave_open(line, text, "no field of the job file has it")
+        else:
+            draft.drop(line, text, _why_no_srun_flag(flag.name))
+    if container:
+        draft.values["environment", "container"] = {"runtime": "pyxis", **container}
+
+
+def _why_no_srun_flag(name: str) -> str:
+    if name in {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task"}:
+        return "hpcddp starts a task for each rank of resources, with its CPUs and GPUs"
+    if name in {"output", "error", "label", "unbuffered", "open-mode"}:
+        return "each rank has a log of its own, which hpcddp logs shows"
+    if name in {"kill-on-bad-exit", "wait", "signal", "immediate", "quit-on-interrupt"}:
+        return "hpcddp ends the other ranks when one fails"
+    return "hpcddp calls srun itself"
+
+
+def _note_launch_problems(
+    launch: Launch, counts: Counts, ranks: Ranks, command: tuple[str, ...], draft: Draft
+) -> None:
+    line = launch.command.line
+    shown = " ".join(launch.texts[:3])
+    if launch.started_by == "shell" and counts.nodes > 1:
+        draft.leave_open(
+            line, shown, "without srun it runs on the first node alone; hpcddp starts it on every node of the job"
+        )
+    if ranks == "own":
+        draft.note_taken(line, shown, ("launcher",), "own: one task on each node, which uses all GPUs of the node")
+    if ranks == "tasks" and counts.gpus_per_node and counts.tasks_per_node != counts.gpus_per_node:
+        draft.leave_open(
+            line,
+            shown,
+            f"the script has {counts.tasks_per_node} tasks and {counts.gpus_per_node} GPUs on a node, and hpcddp "
+            "starts one task for each GPU",
+        )
+    text = " ".join(command)
+    if re.search(r"\$(\{?[0-9@*#]|\{?SLURM_ARRAY_TASK_ID)", text):
+        draft.leave_open(
+            line, shown, "it uses arguments of the script, or the index of an array: write the values in, or sweep them"
+        )
+    if re.search(r"\bray\b.*\bstart\b|hostfile", text):
+        draft.leave_open(line, shown, "it joins the nodes in its own way: docs/recipes.md has recipes")
+
+
+def _valid_job(draft: Draft, environment: Mapping[str, str]) -> ResolvedJob:
+    """Return the job; a value that no field can have is taken away, and its row says why.
+
+    Raises:
+        ConversionError: the job is not valid for another reason.
+    """
+    for _ in range(_MOST_ROUNDS):
+        try:
+            return load_job(_nested(draft.values), defaults=DefaultSettings(environment=environment))
+        except JobFileError as error:
+            problems = error.problems
+        removed = [_remove(draft, path_of(problem.key), problem.sentence) for problem in problems if problem.key]
+        if not any(removed):
+            raise ConversionError(f"the job file would not be valid: {problems[0]}")
+    raise ConversionError("the job file would not be valid; write it yourself: docs/from-a-script.md says how")
+
+
+def _remove(draft: Draft, key: Path, why: str) -> bool:
+    """Take a value away, and say why in its rows."""
+    candidates = [path for path in draft.values if path[: len(key)] == key or key[: len(path)] == path]
+    removable = [path for path in candidates if path not in {("command",), ("name",)}]
+    for path in removable:
+        del draft.values[path]
+        draft.rows = [
+            replace(row, outcome="open", reason=f"{dotted(path)} {why}", key=None) if row.key == path else row
+            for row in draft.rows
+        ]
+    return bool(removable)
+
+
+def _nested(values: Mapping[Path, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, value in values.items():
+        section = nested
+        for key in path[:-1]:
+            section = section.setdefault(key, {})
+        section[path[-1]] = value
+    return nested
+
+
+_ORDER: Final = ("name", "resources", "environment", "requeue", "launcher", "command")
+
+
+def _job_text(draft: Draft) -> str:
+    nested = _nested(draft.values)
+    return write_values({key: nested[key] for key in _ORDER if key in nested})
+
+
+def _note_differences(flags: Mapping[str, Flag], directives: tuple[Directive, ...], draft: Draft) -> None:
+    """Say in the row of each flag what the job's script has in its place, where that is not the same."""
+    rendered = {directive.flag: directive for directive in directives}
+    for number, row in enumerate(draft.rows):
+        flag = next((flag for flag in flags.values() if flag.line == row.line and flag_text(flag) == row.text), None)
+        if flag is None or row.outcome == "dropped":
+            continue
+        directive = rendered.get(flag.name)
+        if directive is None and flag.name.startswith("gpus"):
+            directive = rendered.get("gres")
+        if directive is None:
+            addition = f"the script of the job has no --{flag.name}"
+        elif canonical(flag.name, flag.value) == canonical(directive.flag, directive.value):
+            continue
+        else:
+            addition = f"the script of the job has {directive}"
+        if addition not in row.reason:
+            draft.rows[number] = replace(row, reason=f"{row.reason}; {addition}" if row.reason else addition)
+
+
+def canonical(flag: str, value: str | None) -> tuple[str, str | None]:
+    """Return a flag and its value in the form in which two that mean the same are equal."""
+    if value is None:
+        return flag, None
+    if flag == "time":
+        try:
+            return flag, str(TimeLimit.parse(value))
+        except UnitError:
+            return flag, "UNLIMITED"
+    if flag.startswith("mem"):
+        return flag, _megabytes(value)
+    return flag, value
+
+
+def _megabytes(value: str) -> str:
+    match = re.fullmatch(r"([0-9]+)([KMGT]?)B?", value.upper(), re.ASCII)
+    if match is None:
+        return value
+    sizes = {"K": 1, "M": 1024, "": 1024, "G": 1024**2, "T": 1024**3}
+    return str(int(match[1]) * sizes[match[2]])
+
+
+def sorted_rows(rows: tuple[Row, ...]) -> Iterator[Row]:
+    """Yield the rows in the order of the script's lines."""
+    yield from sorted(rows, key=lambda row: row.line)

@@ -1,0 +1,275 @@
+"""Finds the command of a script that starts the ranks, and what surrounds its program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Final, Literal
+
+from hpcddp.jobfile.launchers import (
+    WORLD_OPTIONS,
+    WORLD_OPTIONS_WITHOUT_VALUE,
+    LauncherName,
+    find_launcher,
+)
+from hpcddp.script.directives import Flag
+from hpcddp.script.kinds import kind_of_words, program_words, split_srun
+from hpcddp.script.shell import Command, Statement, Word, read_shell
+from hpcddp.script.variables import Variables
+
+StartedBy = Literal["srun", "mpirun", "ssh", "shell"]
+"""``shell``: the batch script itself, on the first node alone."""
+
+SHELLS: Final = frozenset({"bash", "sh", "zsh", "ksh", "dash"})
+_SHELL_TEXT: Final = re.compile(r"-[a-z]*c", re.ASCII)
+# Programs that prepare, tidy up or report, but do not train.
+HOUSEKEEPING: Final = frozenset(
+    {"mkdir", "rm", "rmdir", "cp", "mv", "ln", "rsync", "tar", "unzip", "zip", "touch", "chmod", "sleep", "wait",
+     "exit", "return", "true", "false", ":", "test", "[", "[[", "kill", "scancel", "sbatch", "sync", "sed", "grep",
+     "awk", "cut", "head", "tail", "tee", "wc", "sort", "find", "basename", "dirname", "realpath", "readlink", "pip",
+     "pip3", "uv", "git", "wget", "curl", "module", "alias", "shift", "read", "let", "local", "continue", "break",
+     "exec", "eval", "gcc", "make", "nvcc", "cmake", "chown", "stat", "du", "df", "ulimit", "type", "command",
+     "wandb", "huggingface-cli", "hf", "sacct", "seff", "scp", "sbcast", "xargs", "envsubst", "dos2unix",
+     "nvidia-cuda-mps-control", "dcgmi", "sacctmgr", "sinfo", "ssh-keygen", "getopts", "printenv"}
+)  # fmt: skip
+_HOUSEKEEPING_MODULES: Final = frozenset({"venv", "pip", "ensurepip", "virtualenv", "json.tool"})
+_PREPARING: Final = frozenset(
+    {"module", "activate", "export", "assignment", "set", "directory", "print", "trap", "control"}
+)
+# How certain it is that a command starts the ranks.
+_LAUNCHER: Final = 4
+_STEP: Final = 3
+_PYTHON: Final = 2
+_PROGRAM: Final = 1
+_NO_LAUNCH: Final = 0
+_MPIRUN_VALUES: Final = frozenset(
+    {"-np", "-n", "-N", "-c", "-x", "-H", "-host", "-hosts", "-hostfile", "-machinefile", "-f", "-ppn", "-bind-to",
+     "-map-by", "-rank-by", "-npernode", "-env", "-genv"}
+)  # fmt: skip
+_MPIRUN_TWO_VALUES: Final = frozenset({"-mca", "-env", "-genv"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A command of the script that starts a program.
+
+    Args:
+        command: the command, as it stands in the script.
+        words: the program and its arguments, with the values of known variables.
+        started_by: what starts the program.
+        srun: the flags of srun.
+        before: the statements that run in front of the program in the text that a shell gets (``bash -c TEXT``).
+        certainty: how certain it is that this starts the ranks; 0 if it does not.
+    """
+
+    command: Command
+    words: tuple[Word, ...]
+    started_by: StartedBy = "shell"
+    srun: tuple[Flag, ...] = ()
+    before: tuple[Statement, ...] = ()
+    certainty: int
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The program and its arguments, without their quotes."""
+        return tuple(word.text for word in self.words)
+
+    @property
+    def launcher(self) -> LauncherName | None:
+        """The launcher that the program is; None for another program."""
+        return launcher_name(self.words)
+
+
+def launcher_name(words: Sequence[Word]) -> LauncherName | None:
+    """Return the launcher that a command begins with, also one with options that are not known; None for others."""
+    kind = kind_of_words(tuple(words))
+    if kind == "torchrun":
+        return "torchrun"
+    return "accelerate" if kind == "accelerate" else None
+
+
+def launch_of(command: Command, variables: Variables) -> Launch:
+    """Return what a command starts; ``certainty`` says whether that can be the ranks."""
+    words = program_words(tuple(variables.resolve(command.words)))
+    return _read_launch(Launch(command=command, words=words, certainty=_NO_LAUNCH), variables)
+
+
+def _read_launch(launch: Launch, variables: Variables) -> Launch:
+    words = launch.words
+    kind = kind_of_words(words)
+    if not words or kind in _PREPARING:
+        return launch
+    name = PurePosixPath(words[0].text).name
+    if kind == "srun":
+        flags, program = split_srun(words)
+        return _read_step(replace(launch, words=program, started_by="srun", srun=tuple(flags)), variables)
+    if kind == "mpirun":
+        return _read_step(replace(launch, words=_behind_mpirun(words), started_by="mpirun"), variables)
+    if kind == "ssh":
+        return _read_ssh(launch, variables)
+    if name in SHELLS and len(words) > 1:
+        return _read_shell_text(launch, variables)
+    return replace(launch, certainty=_certainty(words))
+
+
+def _read_step(launch: Launch, variables: Variables) -> Launch:
+    """Return the program behind srun or mpirun: any program can be the ranks there, except one that only reports."""
+    inner = _read_launch(launch, variables)
+    if inner.certainty in {_PYTHON, _PROGRAM}:
+        return replace(inner, certainty=_STEP)
+    return inner
+
+
+def _certainty(words: tuple[Word, ...]) -> int:
+    kind = kind_of_words(words)
+    texts = [word.text for word in words]
+    if kind in {"torchrun", "accelerate", "deepspeed"}:
+        return _LAUNCHER
+    if kind == "python":
+        runs_module = "-m" in texts[:-1] and texts[texts.index("-m") + 1] in _HOUSEKEEPING_MODULES
+        return _NO_LAUNCH if runs_module or "-c" in texts or len(texts) == 1 else _PYTHON
+    name = PurePosixPath(texts[0]).name
+    return _NO_LAUNCH if name in HOUSEKEEPING or "$" in texts[0] else _PROGRAM
+
+
+def _behind_mpirun(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    rest = words[1:]
+    while rest and rest[0].text.startswith("-"):
+        option = f"-{rest[0].text.lstrip('-')}"
+        count = 1
+        if option in _MPIRUN_TWO_VALUES:
+            count = 3
+        elif option in _MPIRUN_VALUES:
+            count = 2
+        rest = rest[count:]
+    return rest
+
+
+def _read_ssh(launch: Launch, variables: Variables) -> Launch:
+    """Return the launcher in the text that ssh runs on another host."""
+    inner = _launch_in_text(launch, " ".join(word.text for word in launch.words[2:]), variables)
+    if inner is None or inner.certainty < _PYTHON:
+        return launch
+    return replace(inner, started_by="ssh")
+
+
+def _read_shell_text(launch: Launch, variables: Variables) -> Launch:
+    """Return the launcher in the text of ``bash -c TEXT``; another program stays with its shell."""
+    texts = launch.texts
+    position = next((index for index, text in enumerate(texts) if _SHELL_TEXT.fullmatch(text)), None)
+    if position is None or position + 1 >= len(texts):
+        return replace(launch, certainty=_PROGRAM)
+    inner = _launch_in_text(launch, texts[position + 1], variables)
+    if inner is None or inner.certainty == _NO_LAUNCH:
+        return launch
+    if inner.certainty == _LAUNCHER or (inner.certainty == _PYTHON and not inner.before):
+        return inner
+    return replace(launch, certainty=_PROGRAM)
+
+
+def _launch_in_text(launch: Launch, text: str, variables: Variables) -> Launch | None:
+    """Return the last command of a text that starts a program, with the statements in front of it."""
+    statements, _ = read_shell(variables.resolve_text(text))
+    found: Launch | None = None
+    for index, statement in enumerate(statements):
+        for command in statement.commands:
+            words = program_words(tuple(variables.resolve(command.words)))
+            inner = _read_launch(replace(launch, words=words, certainty=_NO_LAUNCH), variables)
+            if inner.certainty and (found is None or inner.certainty >= found.certainty):
+                before = [*statements[:index], *_commands_in_front(statement, command)]
+                found = replace(inner, before=(*before, *inner.before))
+    return found
+
+
+def _commands_in_front(statement: Statement, last: Command) -> Iterator[Statement]:
+    """Yield the commands of a list, ``A && B && last``, as statements of their own."""
+    for command in statement.commands:
+        if command is last:
+            return
+        text = " ".join(word.written for word in (*command.assignments, *command.words))
+        yield Statement(line=command.line, last_line=command.last_line, text=text, commands=(replace(command, end=""),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherWords:
+    """The parts of a launcher's command.
+
+    Args:
+        head: the launcher itself.
+        options: its options that the job file keeps.
+        world: its options that hpcddp fills in, with their values.
+        program: what it launches: a script or the name of a module, with its arguments.
+        ranks: the number of ranks that the options state, as text; None if they do not.
+    """
+
+    head: tuple[Word, ...]
+    options: tuple[Word, ...]
+    world: tuple[Word, ...]
+    program: tuple[Word, ...]
+    ranks: str | None
+
+
+def split_launcher(words: tuple[Word, ...], name: LauncherName) -> LauncherWords:
+    """Return the parts of a command that begins with a launcher."""
+    texts = tuple(word.text for word in words)
+    head = _head_length(texts)
+    start = max(head, _program_start(texts, head, name))
+    options: list[Word] = []
+    world: list[Word] = []
+    ranks = None
+    position = head
+    while position < start:
+        option, equals, value = texts[position].partition("=")
+        option = option.replace("_", "-")
+        takes_next = not equals and option not in WORLD_OPTIONS_WITHOUT_VALUE
+        if option not in WORLD_OPTIONS[name]:
+            options.append(words[position])
+            position += 1
+            continue
+        count = 2 if takes_next else 1
+        if option in {"--nproc-per-node", "--num-processes"}:
+            ranks = value if equals else texts[position + 1]
+        world += words[position : position + count]
+        position += count
+    if options and options[-1].text == "--":
+        options.pop()
+    return LauncherWords(
+        head=words[:head], options=tuple(options), world=tuple(world), program=words[start:], ranks=ranks
+    )
+
+
+def _head_length(texts: Sequence[str]) -> int:
+    """Return the number of words of the launcher itself: ``python -m torch.distributed.run`` has three."""
+    names = {"torchrun", "accelerate-launch"}
+    for position, text in enumerate(texts):
+        name = PurePosixPath(text).name
+        if name == "launch" and position > 0 and "accelerate" in texts[position - 1]:
+            return position + 1
+        if name in names or text in {
+            "torch.distributed.run",
+            "torch.distributed.launch",
+            "accelerate.commands.launch",
+        }:
+            return position + 1
+    return 1
+
+
+def _program_start(texts: tuple[str, ...], head: int, name: LauncherName) -> int:
+    launcher = find_launcher(texts, {})
+    if name == "torchrun" and launcher is not None and launcher.options is not None:
+        return len(texts) - len(launcher.options.arguments)
+    script = next((index for index, text in enumerate(texts) if index >= head and text.endswith(".py")), None)
+    module = next((index + 1 for index, text in enumerate(texts) if index >= head and text in {"-m", "--module"}), None)
+    starts = [start for start in (script, module) if start is not None]
+    return min(starts, default=_first_operand(texts, head))
+
+
+def _first_operand(texts: tuple[str, ...], head: int) -> int:
+    """Return where the first word stands that is no option and follows none: it may be an option's value else."""
+    for position in range(head, len(texts)):
+        is_value = position > head and texts[position - 1].startswith("-") and "=" not in texts[position - 1]
+        if not texts[position].startswith("-") and not is_value:
+            return position
+    return len(texts)

@@ -1,0 +1,349 @@
+"""What the ``#SBATCH`` lines of a script request, as fields of the job file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, NAME_PATTERN
+from hpcddp.jobfile.resources import REFUSED_FLAGS, SRUN_VARIABLES, fields_of_gres
+from hpcddp.script.directives import Flag
+from hpcddp.script.draft import Draft
+from hpcddp.script.launch import Launch
+from hpcddp.script.parse import Script
+from hpcddp.slurm.directives import FIELDS_WRITTEN_UNCHANGED
+
+Ranks = Literal["launcher", "own", "tasks", "alone"]
+"""How the ranks of a node are started: by torchrun or accelerate; by the program itself, as one task; as tasks of srun;
+or not at all, because the batch script runs the program once."""
+
+_ALIASES: Final = MappingProxyType({"tasks-per-node": "ntasks-per-node", "cluster": "clusters"})
+_GPU_FLAGS: Final = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
+_COUNT_FLAGS: Final = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu", *_GPU_FLAGS)
+_SIGNALS: Final = MappingProxyType({"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT", "1": "HUP"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The numbers that a script requests.
+
+    Args:
+        nodes: hosts.
+        tasks_per_node: Slurm tasks on each node.
+        cpus_per_task: CPUs of each Slurm task.
+        gpus_per_node: GPUs on each node.
+        gpu_type: their kind; None if it is not given.
+    """
+
+    nodes: int
+    tasks_per_node: int
+    cpus_per_task: int
+    gpus_per_node: int
+    gpu_type: str | None
+
+
+def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
+    """Return the flags that count, by their long name; the other ``#SBATCH`` lines become rows of the table."""
+    flags: dict[str, Flag] = {}
+    for line in script.directive_lines:
+        if line.is_ignored:
+            draft.drop(
+                line.number,
+                line.text,
+                f"sbatch does not read it either: it stands after the first command (line {script.first_command})",
+            )
+        elif line.problem is not None and not line.flags:
+            draft.leave_open(line.number, line.text, f"sbatch refuses this line: it {line.problem}")
+        for flag in () if line.is_ignored else line.flags:
+            _add_flag(flags, flag, draft)
+    return flags
+
+
+def flag_text(flag: Flag) -> str:
+    """Return a flag as it is written in its long form."""
+    return f"--{flag.name}" if flag.value is None else f"--{flag.name}={flag.value}"
+
+
+def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
+    name = _ALIASES.get(flag.name, flag.name)
+    if flag.problem is not None:
+        draft.leave_open(flag.line, flag_text(flag), f"sbatch refuses it: the line {flag.problem}")
+    elif "hetjob" in flags or name == "hetjob":
+        flags.setdefault("hetjob", flag)
+        draft.leave_open(
+            flag.line, flag_text(flag), "a heterogeneous job is several jobs, and a job file is one: write one for each"
+        )
+    else:
+        if name in flags:
+            earlier = flags[name]
+            draft.drop(earlier.line, flag_text(earlier), f"line {flag.line} gives --{name} again, and that counts")
+        flags[name] = flag
+
+
+def read_counts(flags: Mapping[str, Flag], launch: Launch | None, draft: Draft) -> Counts:
+    """Return the numbers of nodes, tasks, CPUs and GPUs; those of srun override those of sbatch."""
+    step = {flag.name: flag for flag in launch.srun} if launch is not None else {}
+
+    def number(name: str) -> int | None:
+        for given in (step.get(name), flags.get(name)):
+            if given is not None and re.fullmatch("[0-9]{1,7}", given.value or "", re.ASCII):
+                return int(given.value or 0) or None
+        return None
+
+    nodes = _read_nodes(flags, number, draft)
+    tasks_per_node = number("ntasks-per-node")
+    tasks = number("ntasks")
+    if tasks is not None and (tasks_per_node is None or tasks < nodes * tasks_per_node):
+        tasks_per_node = max(1, tasks // nodes)
+        if tasks % nodes and "ntasks" in flags:
+            draft.leave_open(
+                flags["ntasks"].line,
+                flag_text(flags["ntasks"]),
+                f"{tasks} tasks do not divide over {nodes} nodes evenly, and every node of a job has the same number "
+                f"of ranks; the job file has {tasks_per_node}",
+            )
+    gpus, gpu_type = _read_gpus(flags, nodes=nodes, tasks_per_node=tasks_per_node or 1)
+    cpus = number("cpus-per-task")
+    per_gpu = number("cpus-per-gpu")
+    if cpus is None and per_gpu is not None:
+        cpus = max(1, per_gpu * max(gpus, 1) // (tasks_per_node or 1))
+    return Counts(
+        nodes=nodes,
+        tasks_per_node=tasks_per_node or 1,
+        cpus_per_task=cpus or 1,
+        gpus_per_node=gpus,
+        gpu_type=gpu_type,
+    )
+
+
+def _read_nodes(flags: Mapping[str, Flag], number: Callable[[str], int | None], draft: Draft) -> int:
+    given = flags.get("nodes")
+    tasks = number("ntasks")
+    tasks_per_node = number("ntasks-per-node")
+    if given is None:
+        if tasks is not None and tasks_per_node is not None:
+            return max(1, -(-tasks // tasks_per_node))
+        if tasks is not None and tasks > 1 and "ntasks" in flags:
+            draft.leave_open(
+                flags["ntasks"].line,
+                "no --nodes",
+                f"Slurm may spread {tasks} tasks over any nodes; the job file has them on one: change resources.nodes",
+            )
+        return 1
+    smallest, dash, largest = (given.value or "").partition("-")
+    if re.fullmatch("[1-9][0-9]{0,6}", smallest, re.ASCII) is None:
+        draft.leave_open(given.line, flag_text(given), "this is no number of nodes; the job file has 1")
+        return 1
+    if dash and largest != smallest:
+        draft.leave_open(
+            given.line, flag_text(given), f"a job has a fixed number of nodes; the job file has {smallest}"
+        )
+    return int(smallest)
+
+
+def _read_gpus(flags: Mapping[str, Flag], *, nodes: int, tasks_per_node: int) -> tuple[int, str | None]:
+    """Return the number of GPUs of a node, and their kind."""
+    for name in _GPU_FLAGS:
+        flag = flags.get(name)
+        if flag is None or flag.value is None:
+            continue
+        # The other flags are written as gpu of --gres is, without its name.
+        text = flag.value if name == "gres" else ",".join(f"gpu:{part}" for part in flag.value.split(","))
+        fields = fields_of_gres(text)
+        counts = [int(value) for field, value in fields if field == "gpus_per_node" and value.isdecimal()]
+        if not counts:
+            continue
+        gpu_type = next((value for field, value in fields if field == "gpu_type"), None)
+        count = sum(counts)
+        if name == "gpus-per-task":
+            count *= tasks_per_node
+        elif name == "gpus":
+            count = max(1, count // nodes) if count else 0
+        return count, gpu_type
+    return 0, None
+
+
+def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated: int | None, draft: Draft) -> None:
+    """Set the numbers of the job file: nodes, ranks, CPUs of a rank, GPUs.
+
+    Args:
+        flags: the flags of sbatch that count.
+        counts: what they and srun's request.
+        ranks: how the ranks of a node are started.
+        stated: the number of ranks on a node that the launcher's options state; None if they do not.
+        draft: gets the fields and the rows.
+    """
+    gpus = counts.gpus_per_node
+    cpus_of_node = counts.tasks_per_node * counts.cpus_per_task
+    if gpus:
+        ranks_per_node = gpus
+    elif ranks == "launcher":
+        ranks_per_node = stated or counts.tasks_per_node
+    elif ranks == "alone":
+        ranks_per_node = 1
+    else:
+        ranks_per_node = counts.tasks_per_node
+    cpus_per_rank = max(1, cpus_of_node // ranks_per_node)
+    resources: dict[str, object] = {"nodes": counts.nodes}
+    if gpus:
+        resources["gpus_per_node"] = gpus
+        if counts.gpu_type is not None:
+            resources["gpu_type"] = counts.gpu_type
+    elif ranks_per_node > 1:
+        resources["tasks_per_node"] = ranks_per_node
+    resources["cpus_per_task"] = cpus_per_rank
+    for name, value in resources.items():
+        draft.values["resources", name] = value
+    _note_counts(flags, counts, ranks, ranks_per_node, draft)
+
+
+def _note_counts(
+    flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, ranks_per_node: int, draft: Draft
+) -> None:
+    """Add the row of each flag that states a number."""
+    started = {
+        "launcher": "the launcher starts them, as one task on each node",
+        "own": "the program starts them, as one task on each node",
+        "tasks": "one task each",
+        "alone": "one task, because the script runs the program once",
+    }
+    ranks_note = f"{ranks_per_node} ranks on a node: {started[ranks]}"
+    cpus_note = f"{draft.values['resources', 'cpus_per_task']} CPUs of each of {ranks_per_node} ranks"
+    keys = {
+        "nodes": (("resources", "nodes"), ""),
+        "ntasks": (("resources", "gpus_per_node" if counts.gpus_per_node else "tasks_per_node"), ranks_note),
+        "ntasks-per-node": (("resources", "gpus_per_node" if counts.gpus_per_node else "tasks_per_node"), ranks_note),
+        "cpus-per-task": (("resources", "cpus_per_task"), cpus_note),
+        "cpus-per-gpu": (("resources", "cpus_per_task"), cpus_note),
+        **dict.fromkeys(_GPU_FLAGS, (("resources", "gpus_per_node"), "")),
+    }
+    for name, (key, note) in keys.items():
+        flag = flags.get(name)
+        if flag is not None and (name != "gres" or counts.gpus_per_node):
+            draft.note_taken(flag.line, flag_text(flag), key, note)
+
+
+def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
+    """Set the fields of the flags that state no number, and drop those that hpcddp writes itself."""
+    for name, flag in flags.items():
+        reader = _READERS.get(name)
+        if name == "gres":
+            _take_other_gres(flag, draft)
+        elif name in _COUNT_FLAGS or name == "hetjob":
+            continue
+        elif reader is not None:
+            reader(flag, draft)
+        elif name in FIELDS_WRITTEN_UNCHANGED:
+            draft.take(flag.line, flag_text(flag), ("resources", FIELDS_WRITTEN_UNCHANGED[name]), flag.value or "")
+        elif name in SRUN_VARIABLES:
+            draft.take(flag.line, flag_text(flag), ("environment", "env", SRUN_VARIABLES[name]), flag.value or "")
+        elif name in REFUSED_FLAGS:
+            draft.drop(flag.line, flag_text(flag), REFUSED_FLAGS[name])
+        else:
+            value = True if flag.value is None else flag.value
+            draft.take(flag.line, flag_text(flag), ("resources", "sbatch", name), value)
+
+
+def _take_other_gres(flag: Flag, draft: Draft) -> None:
+    for field, count in fields_of_gres(flag.value or ""):
+        section, _, name = field.partition(".")
+        if section == "gres":
+            draft.take(flag.line, f"--gres={name}:{count}", ("resources", "gres", name), count)
+
+
+def _take_name(flag: Flag, draft: Draft) -> None:
+    name = job_name_of(flag.value or "")
+    note = "" if name == flag.value else f"{name}: a name has letters, digits, '.', '_' and '-'"
+    if flag.value in INTERACTIVE_JOB_NAMES:
+        note = f"{name}: Lightning takes a job named {flag.value} for an interactive one, and saves nothing"
+    draft.take(flag.line, flag_text(flag), ("name",), name, note)
+
+
+def job_name_of(text: str) -> str:
+    """Return a text as the name of a job."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text, flags=re.ASCII).lstrip("._-")[:64]
+    if name in INTERACTIVE_JOB_NAMES:
+        name = f"{name}-job"
+    return name if re.fullmatch(NAME_PATTERN, name, re.ASCII) else "job"
+
+
+def _take_mail_type(flag: Flag, draft: Draft) -> None:
+    draft.take(flag.line, flag_text(flag), ("resources", "mail_type"), (flag.value or "").replace(" ", ""))
+
+
+def _take_exclusive(flag: Flag, draft: Draft) -> None:
+    draft.take(flag.line, flag_text(flag), ("resources", "exclusive"), flag.value or True)
+
+
+def _take_time(flag: Flag, draft: Draft) -> None:
+    value = flag.value or ""
+    unlimited = {"0", "infinite", "unlimited"}
+    draft.take(
+        flag.line, flag_text(flag), ("resources", "time_limit"), "unlimited" if value.lower() in unlimited else value
+    )
+
+
+def _take_memory(flag: Flag, draft: Draft) -> None:
+    value = flag.value or ""
+    text = f"{value}M" if re.fullmatch("[1-9][0-9]*", value, re.ASCII) else value
+    draft.take(flag.line, flag_text(flag), ("resources", FIELDS_WRITTEN_UNCHANGED[flag.name]), text)
+
+
+def _take_signal(flag: Flag, draft: Draft) -> None:
+    target, _, rest = (flag.value or "").rpartition(":")
+    number, _, seconds = rest.partition("@")
+    signal = number.upper().removeprefix("SIG")
+    signal = _SIGNALS.get(signal, signal)
+    lead = f"{seconds or 60}s"
+    notes = []
+    if "B" in target:
+        notes.append("not to the batch script (B:), but to the ranks")
+    draft.take(flag.line, flag_text(flag), ("requeue", "signal_lead"), lead, "; ".join(notes))
+    if signal != "USR2" and "B" not in target:
+        draft.take(flag.line, flag_text(flag), ("requeue", "command_signal"), signal)
+
+
+def _take_no_requeue(flag: Flag, draft: Draft) -> None:
+    draft.take(flag.line, flag_text(flag), ("requeue", "causes"), [], "no cause: the job is never requeued")
+
+
+def _drop_requeue(flag: Flag, draft: Draft) -> None:
+    draft.drop(flag.line, flag_text(flag), "hpcddp writes it: a job is requeued after the causes in requeue.causes")
+
+
+def _take_export(flag: Flag, draft: Draft) -> None:
+    draft.drop(flag.line, flag_text(flag), REFUSED_FLAGS["export"])
+    for part in (flag.value or "").split(","):
+        name, equals, value = part.partition("=")
+        if equals:
+            draft.take(flag.line, f"--export={part}", ("environment", "env", name), value)
+
+
+def _leave_array(flag: Flag, draft: Draft) -> None:
+    draft.leave_open(
+        flag.line,
+        flag_text(flag),
+        "one job file is one run; write a sweep with the values that each element takes in place of "
+        "$SLURM_ARRAY_TASK_ID, for example sweep: {seed: 0..9} and {seed} in command",
+    )
+
+
+_READERS: Final[Mapping[str, Callable[[Flag, Draft], None]]] = MappingProxyType(
+    {
+        "array": _leave_array,
+        "exclusive": _take_exclusive,
+        "export": _take_export,
+        "job-name": _take_name,
+        "mail-type": _take_mail_type,
+        "mem": _take_memory,
+        "mem-per-cpu": _take_memory,
+        "mem-per-gpu": _take_memory,
+        "no-requeue": _take_no_requeue,
+        "requeue": _drop_requeue,
+        "signal": _take_signal,
+        "time": _take_time,
+    }
+)

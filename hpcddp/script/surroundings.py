@@ -1,0 +1,346 @@
+"""What the shell lines around the launch become: modules, environments, variables, setup lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from hpcddp.script.draft import Draft, Row
+from hpcddp.script.kinds import CommandKind, kind_of, program_words
+from hpcddp.script.launch import HOUSEKEEPING
+from hpcddp.script.shell import Command, Statement, Word, read_word
+from hpcddp.script.variables import Variables, names_in, split_assignment
+
+_SET_BY_HPCDDP: Final = frozenset(
+    {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
+     "GROUP_WORLD_SIZE"}
+)  # fmt: skip
+_NOT_NEEDED: Final = MappingProxyType(
+    {
+        **dict.fromkeys(_SET_BY_HPCDDP, "hpcddp sets it in every task, with an address and a port that are free"),
+        "CUDA_VISIBLE_DEVICES": "Slurm gives each task its GPUs",
+        "SRUN_CPUS_PER_TASK": "hpcddp passes the CPUs of a task to srun",
+        "SLURM_CPUS_PER_TASK": "hpcddp passes the CPUs of a task to srun",
+        "PYTHONUNBUFFERED": "hpcddp sets it",
+        "PYTHONFAULTHANDLER": "hpcddp sets it",
+    }
+)
+_SECRET: Final = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(?:_|$)", re.ASCII | re.IGNORECASE)
+_REPORTS: Final = frozenset({"print", "set", "trap"})
+_HARMLESS_TO_DROP: Final = frozenset({"wait", "sleep", "exit", "return", "true", ":", "jobs"})
+_CONDA_HOOK: Final = re.compile(r"conda(\.sh|3?/bin/activate)?$|mamba\.sh$|shell\.bash hook|shell hook")
+
+
+_DIRECTORY: Final = "the directory"
+_CONDA: Final = "conda"
+
+
+@dataclass(slots=True)
+class _SetupLine:
+    """A line that ``environment.setup`` may need.
+
+    Args:
+        line: the number of its line in the script.
+        text: the line of the setup.
+        shown: the text in the script.
+        serves: the variable that it sets, or ``_DIRECTORY`` or ``_CONDA``: it is needed only if a later line, or the
+            command, uses that. None for a line that is always needed.
+    """
+
+    line: int
+    text: str
+    shown: str
+    serves: str | None = None
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Collects what the statements in front of the launch, and behind it, become."""
+
+    draft: Draft
+    variables: Variables = field(default_factory=Variables)
+    directory: Word | None = None
+    _setup: list[_SetupLine] = field(default_factory=list)
+    _functions: list[tuple[str, _SetupLine]] = field(default_factory=list)
+    _modules: list[str] = field(default_factory=list)
+
+    def read_before(self, statement: Statement) -> None:
+        """Sort in a statement in front of the launch."""
+        command = statement.command
+        if statement.problem is not None:
+            self.draft.leave_open(statement.line, statement.text, f"hpcddp cannot read it: {statement.problem}")
+        elif command is None:
+            self._read_compound(statement)
+        else:
+            self._read_command(statement, command)
+
+    def read_after(self, statement: Statement) -> None:
+        """Sort in a statement behind the launch: the job file has no lines that run after the tasks."""
+        why = _why_not_needed(statement)
+        if why is not None:
+            self.draft.drop(statement.line, statement.text, why)
+        else:
+            self.draft.leave_open(
+                statement.line,
+                statement.text,
+                "it runs after the training, and a job file has no such lines: write it into the program, or submit "
+                "it as a job with --after",
+            )
+
+    def finish(self, used: Iterable[str]) -> None:
+        """Set ``environment.modules`` and ``environment.setup``.
+
+        Args:
+            used: the names of the variables and the functions that the command uses.
+        """
+        if self._modules:
+            self.draft.values["environment", "modules"] = self._modules
+        for line, is_needed in zip(self._setup, self._needed(set(used)), strict=True):
+            if is_needed:
+                self._keep(line)
+            elif line.serves == _CONDA:
+                self.draft.drop(line.line, line.shown, "hpcddp looks for conda on PATH and in CONDA_EXE")
+            elif line.serves != _DIRECTORY:
+                self.draft.drop(line.line, line.shown, f"nothing else in the job file uses ${line.serves}")
+        texts = " ".join(self.draft.values.get(("environment", "setup"), ()))
+        for name, line in self._functions:
+            if re.search(rf"\b{re.escape(name)}\b", texts):
+                self._keep(line, first=True)
+            else:
+                self.draft.drop(line.line, line.shown, "nothing in the job file calls it")
+
+    def _needed(self, used: set[str]) -> list[bool]:
+        """Return which setup lines are needed: the last ones first, because a line uses what earlier ones set."""
+        needed = []
+        for line in reversed(self._setup):
+            is_needed = line.serves is None or line.serves in used
+            if is_needed:
+                used |= {*names_in(line.text), _DIRECTORY}
+                if re.search(r"\b(conda|mamba)\b", line.text):
+                    used.add(_CONDA)
+            needed.append(is_needed)
+        return needed[::-1]
+
+    def _keep(self, line: _SetupLine, *, first: bool = False) -> None:
+        setup = self.draft.values.setdefault(("environment", "setup"), [])
+        setup.insert(0 if first else len(setup), line.text)
+        self.draft.rows.append(
+            Row(line=line.line, text=line.shown, outcome="setup", reason="", key=("environment", "setup"))
+        )
+
+    def _add_setup(self, statement: Statement, *, serves: str | None = None) -> None:
+        self._setup.append(_SetupLine(statement.line, statement.text, statement.text, serves))
+
+    @property
+    def _is_in_order(self) -> bool:
+        """Whether no setup line has to run first: fields of ``environment`` are prepared before them."""
+        return all(line.serves is not None for line in self._setup)
+
+    def _read_compound(self, statement: Statement) -> None:
+        """Sort in a list, a pipeline, a loop, a condition or a function."""
+        self.variables.forget_all_of(statement)
+        function = re.match(r"(?:function\s+)?([A-Za-z_][\w.-]*)", statement.text)
+        assigned = {name for command in statement.commands for name in _assigned_names(command)}
+        why = _why_not_needed(statement)
+        if statement.compound == "function" and function is not None:
+            self._functions.append((function[1], _SetupLine(statement.line, statement.text, statement.text)))
+        elif why is not None:
+            self.draft.drop(statement.line, statement.text, why)
+        elif assigned and assigned <= _SET_BY_HPCDDP:
+            self.draft.drop(statement.line, statement.text, _NOT_NEEDED["MASTER_ADDR"])
+        else:
+            self._add_setup(statement)
+
+    def _read_command(self, statement: Statement, command: Command) -> None:
+        kind = kind_of(command)
+        readers: Mapping[CommandKind, Callable[[Statement, Command], None]] = {
+            "module": self._read_module,
+            "activate": self._read_activation,
+            "export": self._read_export,
+            "assignment": self._read_assignment,
+            "directory": self._read_directory,
+        }
+        reader = readers.get(kind)
+        why = _why_not_needed(statement)
+        if reader is not None:
+            reader(statement, command)
+        elif why is not None:
+            self.draft.drop(statement.line, statement.text, why)
+        else:
+            self._add_setup(statement)
+
+    def _read_module(self, statement: Statement, command: Command) -> None:
+        words = [word.text for word in self.variables.resolve(command.words)]
+        program, *arguments = words
+        if program == "ml" and arguments and not arguments[0].startswith("-") and arguments[0] not in _ML_COMMANDS:
+            arguments = ["load", *arguments]
+        names = arguments[1:]
+        loads = arguments[:1] in (["load"], ["add"]) and names and not any(name.startswith("-") for name in names)
+        is_plain = loads and not any("$" in name for name in names) and not command.redirections
+        if is_plain and self._is_in_order and ("environment", "conda") not in self.draft.values:
+            self._modules += names
+            self.draft.note_taken(statement.line, statement.text, ("environment", "modules"))
+        else:
+            self._add_setup(statement)
+
+    def _read_activation(self, statement: Statement, command: Command) -> None:
+        words = self.variables.resolve(program_words(command.words))
+        texts = [word.text for word in words]
+        text = " ".join(texts)
+        field_name, value = _environment_of(texts)
+        has_one = any(("environment", name) in self.draft.values for name in ("conda", "venv"))
+        if field_name is not None and self._is_in_order and not has_one and "$(" not in value:
+            self.draft.take(
+                statement.line,
+                statement.text,
+                ("environment", field_name),
+                value,
+                "hpcddp must be installed there",
+            )
+        elif _CONDA_HOOK.search(text) and field_name is None and self._is_in_order:
+            self._add_setup(statement, serves=_CONDA)
+        else:
+            self._add_setup(statement)
+
+    def _read_export(self, statement: Statement, command: Command) -> None:
+        assignments = [word for word in command.words[1:] if split_assignment(word) is not None]
+        if command.words[0].text != "export" or not assignments:
+            self._add_setup(statement)
+            return
+        for word in assignments:
+            self._read_variable(statement, word, is_exported=True)
+
+    def _read_assignment(self, statement: Statement, command: Command) -> None:
+        for word in command.assignments:
+            self._read_variable(statement, word, is_exported=False)
+
+    def read_prefix(self, line: int, assignments: Sequence[Word]) -> None:
+        """Sort in the assignments in front of the launch, ``NAME=VALUE srun ...``."""
+        for word in assignments:
+            statement = Statement(line=line, last_line=line, text=word.written, commands=())
+            self._read_variable(statement, word, is_exported=True)
+
+    def _read_variable(self, statement: Statement, word: Word, *, is_exported: bool) -> None:
+        assignment = split_assignment(word)
+        if assignment is None:
+            # NAME+=VALUE, or an element of an array.
+            self.variables.forget(re.split(r"[+\[=]", word.written)[0])
+            self._add_setup(statement)
+            return
+        name, written = assignment
+        self.variables.assign(word)
+        value, _ = read_word(written, 0)
+        shown = f"export {word.written}" if is_exported else word.written
+        if name in _NOT_NEEDED:
+            self.draft.drop(statement.line, shown, _NOT_NEEDED[name])
+        elif name == "OMP_NUM_THREADS" and "SLURM_CPUS" in written:
+            self.draft.drop(statement.line, shown, "hpcddp sets it to the CPUs of a rank")
+        elif _SECRET.search(name) and is_exported and not value.expands and value.text:
+            self._pass_secret(statement.line, name)
+        elif is_exported and not value.expands and not written.startswith("("):
+            self.draft.take(statement.line, shown, ("environment", "env", name), value.text)
+        else:
+            text = word.written if written.startswith("(") else f"export {word.written}"
+            setup_line = _SetupLine(statement.line, text, shown, None if is_exported else name)
+            self._setup.append(setup_line)
+
+    def _pass_secret(self, line: int, name: str) -> None:
+        passed = self.draft.values.setdefault(("environment", "pass_env"), [])
+        if name not in passed:
+            passed.append(name)
+        self.draft.note_taken(
+            line,
+            f"export {name}=...",
+            ("environment", "pass_env"),
+            "it may be a secret, which is not written into a file: export it in the shell in which you submit",
+        )
+
+    def _read_directory(self, statement: Statement, command: Command) -> None:
+        words = self.variables.resolve(command.words)
+        target = words[1] if len(words) > 1 else Word(written="~", text="~", expands=True)
+        if words[0].text != "cd" or target.text == "-":
+            self._add_setup(statement)
+        elif re.fullmatch(r"\$\{?SLURM_SUBMIT_DIR\}?/?|\.", target.text):
+            self.draft.drop(statement.line, statement.text, "tasks start in the directory in which you submit")
+        else:
+            self.directory = target
+            # Later lines of the setup run there too.
+            self._add_setup(statement, serves=_DIRECTORY)
+            self.draft.note_taken(statement.line, statement.text, ("command",), "the program starts there (env -C)")
+
+
+_ML_COMMANDS: Final = frozenset(
+    {"load", "add", "purge", "use", "unuse", "swap", "switch", "unload", "rm", "del", "avail", "av", "list", "show",
+     "spider", "save", "restore", "reset", "refresh", "update"}
+)  # fmt: skip
+
+
+def _environment_of(texts: Sequence[str]) -> tuple[str | None, str]:
+    """Return the field of ``environment`` that an activation means, and its value."""
+    program, *arguments = texts
+    if program in {"conda", "mamba"} and arguments[:1] == ["activate"] and len(arguments) == 2:  # noqa: PLR2004
+        return "conda", arguments[1]
+    if program in {"source", "."} and arguments[:1] == ["activate"] and len(arguments) == 2:  # noqa: PLR2004
+        return "conda", arguments[1]
+    if program in {"source", "."} and len(arguments) == 1 and arguments[0].endswith("/bin/activate"):
+        return "venv", arguments[0].removesuffix("/bin/activate")
+    return None, ""
+
+
+def _assigned_names(command: Command) -> set[str]:
+    words = [*command.assignments, *(command.words if kind_of(command) == "export" else ())]
+    assignments = [split_assignment(word) for word in words]
+    return {assignment[0] for assignment in assignments if assignment is not None}
+
+
+def _why_not_needed(statement: Statement) -> str | None:
+    """Return why a statement that only reports, waits or requeues is not needed; None for another one."""
+    if statement.compound == "function":
+        return None
+    text = statement.text
+    if re.search(r"scontrol\s+requeue|sbatch\s+.*(\$0|BASH_SOURCE|--dependency)", text):
+        return "hpcddp requeues the job"
+    kinds = [_kind_of_reporting(command) for command in statement.commands]
+    if not kinds or None in kinds:
+        return None
+    if any(re.search(r"(?<![0-9&])>", redirection) for command in statement.commands for redirection in command.redirections):
+        # It writes a file.
+        return None
+    if "trap" in kinds:
+        return "hpcddp handles the signals of the job"
+    if kinds == ["set"]:
+        return _why_not_set(statement)
+    if "print" in kinds:
+        return "it only prints; hpcddp records the job, its nodes and its times in the run directory"
+    return "it waits for, or ends, what hpcddp runs"
+
+
+def _why_not_set(statement: Statement) -> str | None:
+    words = statement.commands[0].texts
+    if words[0] == "set" and "pipefail" not in words and not {"-a", "-o", "+a"} & set(words):
+        return "a command of environment.setup that fails ends the job; hpcddp render shows the lines"
+    return None
+
+
+def _kind_of_reporting(command: Command) -> str | None:
+    """Return ``print``, ``set``, ``trap`` or ``wait``; None for a command that does something."""
+    kind = kind_of(command)
+    words = program_words(command.words)
+    if kind in _REPORTS:
+        return kind
+    if words and words[0].text in _HARMLESS_TO_DROP:
+        return "wait"
+    if kind == "control" or (words and words[0].text in {"[", "[[", "test", "if"}):
+        return "test"
+    if kind == "other" and words and words[0].text in HOUSEKEEPING & {"tee", "wc", "sort", "head", "tail", "grep"}:
+        return "print"
+    if words and words[0].text == "srun" and _prints(words):
+        return "print"
+    return None
+
+
+def _prints(words: Sequence[Word]) -> bool:
+    return words[-1].text.rpartition("/")[2] in {"hostname", "nvidia-smi", "env", "date", "rocm-smi"}

@@ -1,0 +1,125 @@
+"""The variables that a script sets, as far as their values can be read from its text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from hpcddp.script.shell import Statement, Word, read_word
+
+_REFERENCE: Final = re.compile(
+    r"\$(?:(?P<plain>[A-Za-z_][A-Za-z0-9_]*)|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?P<array>\[[@*]\])?\})", re.ASCII
+)
+_ANY_USE: Final = re.compile(r"\$\{?[#!]?([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
+# A command, or a value that differs between the batch shell and the tasks.
+_CHANGES: Final = re.compile(r"\$\(|`|\$\{?SLURM_(?:PROCID|NODEID|LOCALID)\b|\$[0-9@*?#!]|\$\{[^}]*[^}A-Za-z0-9_@\[\]]")
+
+
+def names_in(text: str) -> set[str]:
+    """Return the names of the variables that a text uses."""
+    return set(_ANY_USE.findall(text))
+
+
+def split_assignment(word: Word) -> tuple[str, str] | None:
+    """Return the name and the value, as it is written, of ``NAME=VALUE``; None for another word."""
+    match = _ASSIGNMENT.fullmatch(word.written)
+    return None if match is None else (match[1], match[2])
+
+
+class Variables:
+    """The variables whose values are known from the text of a script, while it is read from its beginning.
+
+    A value may use variables of the job, such as ``$HOME`` and ``$SLURM_JOB_ID``.
+    """
+
+    def __init__(self) -> None:
+        self._words: dict[str, tuple[Word, ...]] = {}
+        self._arrays: set[str] = set()
+
+    def assign(self, word: Word) -> None:
+        """Note an assignment; a value that the text does not tell makes the variable unknown."""
+        assignment = split_assignment(word)
+        if assignment is None:
+            return
+        name, written = assignment
+        self.forget(name)
+        if written.startswith("("):
+            words = tuple(self.resolve(_words_of(written[1:-1])))
+            self._arrays.add(name)
+        else:
+            value, _ = read_word(written, 0)
+            words = (self._substituted(value),)
+        if not any(_CHANGES.search(word.written) for word in words):
+            self._words[name] = words
+
+    def forget(self, name: str) -> None:
+        """Note that the value of a variable is not known any more."""
+        self._words.pop(name, None)
+        self._arrays.discard(name)
+
+    def forget_all_of(self, statement: Statement) -> None:
+        """Note that a statement may or may not assign its variables."""
+        for command in statement.commands:
+            for word in (*command.assignments, *command.words):
+                assignment = split_assignment(word)
+                if assignment is not None:
+                    self.forget(assignment[0])
+
+    def resolve(self, words: Sequence[Word]) -> list[Word]:
+        """Return the words of a command with the values of the known variables, split as the shell splits them."""
+        resolved: list[Word] = []
+        for word in words:
+            whole = _REFERENCE.fullmatch(word.text)
+            name = None if whole is None else whole["plain"] or whole["braced"]
+            is_quoted = word.written.startswith('"')
+            if name in self._arrays and name in self._words and whole is not None and whole["array"]:
+                resolved += self._words[name]
+            elif name in self._words and name not in self._arrays and not is_quoted:
+                resolved += [piece for value in self._words[name] for piece in _words_of(value.text)]
+            else:
+                resolved.append(self._substituted(word))
+        return resolved
+
+    def resolve_text(self, text: str) -> str:
+        """Return a text with the values of the known variables in place of them, as in double quotes."""
+        return _REFERENCE.sub(self._value_of, text)
+
+    def _value_of(self, reference: re.Match[str]) -> str:
+        words = self._words.get(reference["plain"] or reference["braced"])
+        return reference[0] if words is None else " ".join(word.text for word in words)
+
+    def _substituted(self, word: Word) -> Word:
+        if not word.expands or "'" in word.written:
+            return word
+        written = self.resolve_text(word.written)
+        if written == word.written:
+            return word
+        text = self.resolve_text(word.text)
+        return Word(written=f'"{text}"' if " " in text else written, text=text, expands=_uses_shell(text))
+
+
+def _uses_shell(text: str) -> bool:
+    word, _ = read_word(text.replace(" ", "_").replace('"', "_").replace("'", "_"), 0)
+    return word.expands
+
+
+def _words_of(text: str) -> Iterator[Word]:
+    """Yield the words of a text, which the shell would split at white space."""
+    position = 0
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
+        elif text[position] == "\\" and text[position + 1 : position + 2] == "\n":
+            position += 2
+        elif text[position] == "#":
+            end = text.find("\n", position)
+            position = len(text) if end < 0 else end
+        else:
+            word, end = read_word(text, position)
+            if end == position:
+                end = position + 1
+                word = Word(written=text[position], text=text[position], expands=False)
+            yield word
+            position = end
