@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.api import profiles_directory
+from hpcddp.cli.init_script import write_job_of_script
 from hpcddp.cli.options import AsJson
 from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
@@ -49,7 +50,7 @@ class _Texts:
         profile: its text.
         job_file: the path of the first job file.
         job: its text.
-        writes_job: whether it is written; an existing file is kept.
+        writes_job: whether it is written;
         next_command: the command to run next.
     """
 
@@ -72,25 +73,44 @@ def init(
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="The partition of all jobs.")] = None,
     account: Annotated[str | None, typer.Option(metavar="NAME", help="The account of all jobs.")] = None,
     qos: Annotated[str | None, typer.Option(metavar="NAME", help="The QOS of all jobs.")] = None,
+    script: Annotated[
+        Path | None, typer.Option("--from", metavar="SCRIPT", help="Make a job file from this sbatch script.")
+    ] = None,
     job_file: Annotated[
-        Path, typer.Option("--job", metavar="FILE", help="The first job file; an existing file is kept.")
-    ] = Path("job.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing profile.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the profile and write nothing.")] = False,
+        Path | None,
+        typer.Option(
+            "--job", "-o", metavar="FILE", help="The first job file; by default job.yaml, or the name of SCRIPT."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing profile, or the job file of SCRIPT.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Query this cluster and write a profile for it.
+    """Query this cluster and write a profile for it, or make a job file from an sbatch script.
 
     The command also writes a first job file. The profile, ~/.config/hpcddp/profiles/NAME.toml, holds default settings
     for all jobs and the facts about the cluster: partitions, limits, GPUs, accounts, preemption. With these facts,
     hpcddp refuses a job that cannot run on the cluster. On a machine without Slurm, the command writes only the job
     file, for a job that runs on this machine; NAME, --partition, --account or --qos are then an error.
 
+    With --from, the command asks no cluster. It reads SCRIPT, runs nothing of it, and writes a job file that requests
+    the same and runs the same program. It prints the job file, and what became of each line of the script.
+
     Example: hpcddp init && hpcddp submit job.yaml --follow
+
+    Example: hpcddp init --from train.sbatch
     """
     from hpcddp.jobfile.profiles import DEFAULT_PROFILE, profile_file
     from hpcddp.site.profile_writer import choose
 
+    if script is not None:
+        given = {"NAME": name != DEFAULT_PROFILE, "--partition": partition, "--account": account, "--qos": qos}
+        _refuse_settings_of_script([option for option, value in given.items() if value])
+        write_job_of_script(script, job_file, force=force, dry_run=dry_run, as_json=as_json)
+        return
+    job_file = job_file or Path("job.yaml")
     file = profile_file(_checked(name), profiles_directory(os.environ))
     if os.path.lexists(file) and not (force or dry_run):
         raise InitError(f"the profile {file} is there already; add --force to write it anew, or give another NAME")
@@ -109,6 +129,14 @@ def init(
         write(texts.profile, nl=False)
     else:
         echo("\n".join(_summary(facts, choice, texts)))
+
+
+def _refuse_settings_of_script(options: list[str]) -> None:
+    if options:
+        raise InitError(
+            f"{', '.join(options)} is for a profile, and --from takes every setting from the script; leave it out, and "
+            "change the job file afterwards"
+        )
 
 
 def _checked(name: str) -> str:

@@ -347,8 +347,13 @@ def called(program: str, *arguments: str) -> list[str]:
 
 def is_program(word: str) -> bool:
     """Return whether a word that is given in place of a job file is a program, or a whole command in quotes."""
+    from hpcddp.jobfile.read import is_sbatch_script
+
     path, first = Path(word), word.split(maxsplit=1)[:1]
     if word.startswith("-") or not first or path.suffix in _JOB_FILES:
+        return False
+    if path.is_file() and is_sbatch_script(path):
+        # Reading it as a job file says how to make one from it.
         return False
     if path.suffix in _INTERPRETERS:
         return True

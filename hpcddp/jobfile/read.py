@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -205,22 +206,35 @@ def _read_file(path: FilePath) -> Document:
     if isinstance(text, Problem):
         raise JobFileError.of([text])
     if text.startswith("#!"):
-        first = text.partition("\n")[0]
-        raise JobFileError.of([Problem(file=str(path), line=1, sentence=_script_sentence(path, first))])
+        raise JobFileError.of([Problem(file=str(path), line=1, sentence=_script_sentence(path, text))])
     try:
         return read_document(text, most_values=MOST_VALUES)
     except DocumentError as error:
+        if _DIRECTIVE.search(text):
+            raise JobFileError.of([Problem(file=str(path), sentence=_script_sentence(path, text))]) from None
         raise JobFileError.of(
             [Problem(file=str(path), line=error.line, key=dotted(error.path), sentence=error.sentence)]
         ) from None
 
 
-def _script_sentence(path: FilePath, first_line: str) -> str:
+_DIRECTIVE: Final = re.compile("^#SBATCH", re.MULTILINE)
+
+
+def is_sbatch_script(path: FilePath) -> bool:
+    """Return whether a file is a script with ``#SBATCH`` lines."""
+    text = read_text(path)
+    return isinstance(text, str) and text.startswith("#!") and _DIRECTIVE.search(text) is not None
+
+
+def _script_sentence(path: FilePath, text: str) -> str:
+    if _DIRECTIVE.search(text):
+        command = shlex.join(["hpcddp", "init", "--from", str(path)])
+        return f"is a script for sbatch, and no job file; make a job file from it: {command}"
+    first_line = text.partition("\n")[0]
     program = "python" if "python" in first_line else "bash"
     return (
         f"is {first_line!r}, so that this is a script and no job file; to run it in a job, write -- {program} {path}, "
-        "or if it calls srun, -- and what srun starts (lines with #SBATCH are ignored in both); to give it to Slurm as "
-        "it is, write sbatch"
+        "or if it calls srun, -- and what srun starts"
     )
 
 

@@ -117,7 +117,9 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
 def _note_foreign_directives(script: Script, draft: Draft) -> None:
     for comment in script.comments:
         if comment.column == 0 and re.match(r"#(PBS|BSUB|COBALT)\s+-", comment.text):
-            draft.leave_open(comment.line, comment.text, "it is for another scheduler; write it as a field of resources")
+            draft.leave_open(
+                comment.line, comment.text, "it is for another scheduler; write it as a field of resources"
+            )
 
 
 def _find_launch(script: Script) -> tuple[Launch, int]:
@@ -286,7 +288,16 @@ def _take_srun_flags(launch: Launch, draft: Draft) -> None:
 
 
 def _why_no_srun_flag(name: str) -> str:
-    if name in {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task"}:
+    if name in {
+        "nodes",
+        "ntasks",
+        "ntasks-per-node",
+        "cpus-per-task",
+        "gres",
+        "gpus",
+        "gpus-per-node",
+        "gpus-per-task",
+    }:
         return "hpcddp starts a task for each rank of resources, with its CPUs and GPUs"
     if name in {"output", "error", "label", "unbuffered", "open-mode"}:
         return "each rank has a log of its own, which hpcddp logs shows"
@@ -295,9 +306,7 @@ def _why_no_srun_flag(name: str) -> str:
     return "hpcddp calls srun itself"
 
 
-def _note_launch_problems(
-    launch: Launch, counts: Counts, ranks: Ranks, command: tuple[str, ...], draft: Draft
-) -> None:
+def _note_launch_problems(launch: Launch, counts: Counts, ranks: Ranks, command: tuple[str, ...], draft: Draft) -> None:
     line = launch.command.line
     shown = " ".join(launch.texts[:3])
     if launch.started_by == "shell" and counts.nodes > 1:

@@ -200,9 +200,7 @@ def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated:
     _note_counts(flags, counts, ranks, ranks_per_node, draft)
 
 
-def _note_counts(
-    flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, ranks_per_node: int, draft: Draft
-) -> None:
+def _note_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, ranks_per_node: int, draft: Draft) -> None:
     """Add the row of each flag that states a number."""
     started = {
         "launcher": "the launcher starts them, as one task on each node",

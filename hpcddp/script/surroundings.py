@@ -306,7 +306,11 @@ def _why_not_needed(statement: Statement) -> str | None:
     kinds = [_kind_of_reporting(command) for command in statement.commands]
     if not kinds or None in kinds:
         return None
-    if any(re.search(r"(?<![0-9&])>", redirection) for command in statement.commands for redirection in command.redirections):
+    if any(
+        re.search(r"(?<![0-9&])>", redirection)
+        for command in statement.commands
+        for redirection in command.redirections
+    ):
         # It writes a file.
         return None
     if "trap" in kinds:
