@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,22 +24,23 @@ from hpcddp.script.launch import (
     Launch,
     LauncherWords,
     launch_of,
-    launcher_name,
     split_launcher,
 )
 from hpcddp.script.parse import Script
 from hpcddp.script.request import (
+    CONTAINER_FLAGS,
     Counts,
     Ranks,
     effective_flags,
     flag_text,
     job_name_of,
     read_counts,
+    take_container,
     take_counts,
     take_other_flags,
 )
 from hpcddp.script.shell import Statement, Word
-from hpcddp.script.surroundings import Surroundings
+from hpcddp.script.surroundings import SET_BY_HPCDDP, Surroundings, read_around
 from hpcddp.script.variables import Variables, names_in
 from hpcddp.slurm.directives import Directive, directives_for
 
@@ -87,18 +88,22 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     flags = effective_flags(script, draft)
     _note_foreign_directives(script, draft)
     launch, place = _find_launch(script)
+    call = _place_behind(script.statements, place)
     surroundings = Surroundings(draft)
-    for statement in script.statements[:place]:
+    for statement in (*script.statements[:place], *script.statements[place + 1 : call - 1]):
         surroundings.read_before(statement)
+    read_around(script.statements[place], launch.command, surroundings)
+    surroundings.substituted = surroundings.variables.names_behind(launch.command.text)
     launch = launch_of(launch.command, surroundings.variables)
     for statement in launch.before:
         surroundings.read_before(replace(statement, line=launch.command.line, last_line=launch.command.line))
     _take_chdir(flags, surroundings)
     surroundings.read_prefix(launch.command.line, launch.command.assignments)
-    used = _take_launch(script.statements[place], launch, flags, surroundings)
-    for statement in script.statements[place + 1 :]:
+    used = _take_launch(launch, flags, surroundings)
+    for statement in script.statements[call:]:
         surroundings.read_after(statement)
     surroundings.finish(used)
+    _note_unknown_variables(launch, used, surroundings)
     draft.values.setdefault(("name",), job_name_of(name))
     take_other_flags(flags, draft)
     job = _valid_job(draft, environment)
@@ -157,6 +162,33 @@ def _follow(statement: Statement, variables: Variables) -> None:
         variables.assign(word)
 
 
+def _place_behind(statements: Sequence[Statement], place: int) -> int:
+    """Return the place behind the call of the function that holds the launch; behind the launch, if it is in none."""
+    function = re.match(r"(?:function\s+)?([A-Za-z_][\w.-]*)", statements[place].text)
+    if statements[place].compound == "function" and function is not None:
+        for number, statement in enumerate(statements[place + 1 :], place + 1):
+            command = statement.command
+            if command is not None and command.texts[:1] == (function[1],):
+                return number + 1
+    return place + 1
+
+
+def _note_unknown_variables(launch: Launch, used: set[str], surroundings: Surroundings) -> None:
+    """Say which variables of the command the job does not set, although the script does."""
+    draft = surroundings.draft
+    setup = "\n".join(draft.values.get(("environment", "setup"), ()))
+    exported = set(re.findall(r"(?:export|declare -x) ([A-Za-z_]\w*)", setup))
+    set_by_job = exported | {path[-1] for path in draft.values if path[:2] == ("environment", "env")}
+    unknown = sorted((used & surroundings.assigned) - set_by_job - SET_BY_HPCDDP)
+    for name in unknown:
+        draft.leave_open(
+            launch.command.line,
+            f"${name}",
+            "the command uses it, and the script sets it in a loop or under a condition: write its value into the "
+            f"command, or sweep it: sweep: {{{name.lower()}: [...]}} and {{{name.lower()}}} in the command",
+        )
+
+
 def _take_chdir(flags: Mapping[str, Flag], surroundings: Surroundings) -> None:
     flag = flags.get("chdir")
     if flag is not None and surroundings.directory is None:
@@ -164,9 +196,7 @@ def _take_chdir(flags: Mapping[str, Flag], surroundings: Surroundings) -> None:
         surroundings.directory = Word(written=shlex.quote(text), text=text, expands=False)
 
 
-def _take_launch(
-    statement: Statement, launch: Launch, flags: Mapping[str, Flag], surroundings: Surroundings
-) -> set[str]:
+def _take_launch(launch: Launch, flags: Mapping[str, Flag], surroundings: Surroundings) -> set[str]:
     """Set the command, the launcher and the numbers of the job; return the names that the command uses."""
     draft = surroundings.draft
     counts = read_counts(flags, launch, draft)
@@ -181,19 +211,19 @@ def _take_launch(
         draft.values["launcher",] = OWN
     words = launch.words if parts is None else _launcher_command(parts)
     command = _command_of(words, surroundings.directory, parts)
-    line = launch.command.line
-    draft.take(line, statement.text, ("command",), list(command), _launch_note(statement, launch, parts))
+    draft.take(launch.command.line, launch.command.text, ("command",), list(command), _launch_note(launch, parts))
     _take_srun_flags(launch, draft)
     _note_launch_problems(launch, counts, ranks, command, draft)
-    for other in statement.commands:
-        rival = launch_of(other, surroundings.variables)
-        if other is not launch.command and rival.certainty >= max(2, launch.certainty - 1):
-            draft.leave_open(
-                other.line,
-                " ".join(word.written for word in other.words),
-                "it starts a program too, and a job file has one command: write a job file of its own for it",
-            )
+    _note_options_to_expand(launch, parts, draft)
     return set().union(*(names_in(word) for word in command), *({word} for word in command))
+
+
+def _note_options_to_expand(launch: Launch, parts: LauncherWords | None, draft: Draft) -> None:
+    for word in () if parts is None else (*parts.head, *parts.options):
+        if word.expands:
+            draft.leave_open(
+                launch.command.line, word.written, "no shell expands an option of the launcher: write its value there"
+            )
 
 
 def _ranks_of(launch: Launch, counts: Counts) -> Ranks:
@@ -248,43 +278,33 @@ def _command_of(words: tuple[Word, ...], directory: Word | None, parts: Launcher
     return (*prefix, "bash", "-c", f"{change}exec {written}")
 
 
-def _launch_note(statement: Statement, launch: Launch, parts: LauncherWords | None) -> str:
+def _launch_note(launch: Launch, parts: LauncherWords | None) -> str:
     notes = []
     if launch.started_by in {"srun", "mpirun"}:
         notes.append("hpcddp starts the tasks with srun itself")
-    if launch.started_by == "ssh" or statement.compound in {"for", "while", "until"}:
-        notes.append("the loop goes: hpcddp starts the program on every node")
+    elif launch.started_by == "ssh":
+        notes.append("hpcddp starts the program on every node")
     if parts is not None and parts.world:
         dropped = " ".join(word.written for word in parts.world if word.text.startswith("-"))
         notes.append(f"hpcddp fills in {dropped}")
-    if launch.command.redirections or len(statement.commands) > 1:
-        notes.append("hpcddp logs each rank: redirections and tee go")
+    if launch.command.redirections:
+        notes.append("each rank has a log of its own in place of the redirections")
     return "; ".join(notes)
 
 
 def _take_srun_flags(launch: Launch, draft: Draft) -> None:
     """Add a row for each flag of srun whose meaning is not in the numbers of the job."""
-    container: dict[str, object] = {}
     for flag in launch.srun:
         text = f"srun {flag_text(flag)}"
         line = launch.command.line
         if flag.name in SRUN_VARIABLES and flag.value is not None and "$" not in flag.value:
             draft.take(line, text, ("environment", "env", SRUN_VARIABLES[flag.name]), flag.value)
-        elif flag.name == "container-image":
-            container["image"] = flag.value
-            draft.note_taken(line, text, ("environment", "container"), "hpcddp must be installed in the image")
-        elif flag.name == "container-mounts":
-            container["mounts"] = (flag.value or "").split(",")
-            draft.note_taken(line, text, ("environment", "container"))
-        elif flag.name == "container-workdir":
-            container["workdir"] = flag.value
-            draft.note_taken(line, text, ("environment", "container"))
+        elif flag.name in CONTAINER_FLAGS:
+            take_container(replace(flag, line=line), text, draft)
         elif flag.name.startswith(("container", "no-container")) or flag.problem is not None:
             draft.leave_open(line, text, "no field of the job file has it")
         else:
             draft.drop(line, text, _why_no_srun_flag(flag.name))
-    if container:
-        draft.values["environment", "container"] = {"runtime": "pyxis", **container}
 
 
 def _why_no_srun_flag(name: str) -> str:
@@ -382,10 +402,12 @@ def _job_text(draft: Draft) -> str:
 def _note_differences(flags: Mapping[str, Flag], directives: tuple[Directive, ...], draft: Draft) -> None:
     """Say in the row of each flag what the job's script has in its place, where that is not the same."""
     rendered = {directive.flag: directive for directive in directives}
+    noted: set[str] = set()
     for number, row in enumerate(draft.rows):
         flag = next((flag for flag in flags.values() if flag.line == row.line and flag_text(flag) == row.text), None)
-        if flag is None or row.outcome == "dropped":
+        if flag is None or row.outcome == "dropped" or flag.name in noted:
             continue
+        noted.add(flag.name)
         directive = rendered.get(flag.name)
         if directive is None and flag.name.startswith("gpus"):
             directive = rendered.get("gres")
@@ -395,8 +417,7 @@ def _note_differences(flags: Mapping[str, Flag], directives: tuple[Directive, ..
             continue
         else:
             addition = f"the script of the job has {directive}"
-        if addition not in row.reason:
-            draft.rows[number] = replace(row, reason=f"{row.reason}; {addition}" if row.reason else addition)
+        draft.rows[number] = replace(row, reason=f"{row.reason}; {addition}")
 
 
 def canonical(flag: str, value: str | None) -> tuple[str, str | None]:
@@ -419,8 +440,3 @@ def _megabytes(value: str) -> str:
         return value
     sizes = {"K": 1, "M": 1024, "": 1024, "G": 1024**2, "T": 1024**3}
     return str(int(match[1]) * sizes[match[2]])
-
-
-def sorted_rows(rows: tuple[Row, ...]) -> Iterator[Row]:
-    """Yield the rows in the order of the script's lines."""
-    yield from sorted(rows, key=lambda row: row.line)

@@ -30,7 +30,7 @@ HOUSEKEEPING: Final = frozenset(
      "exit", "return", "true", "false", ":", "test", "[", "[[", "kill", "scancel", "sbatch", "sync", "sed", "grep",
      "awk", "cut", "head", "tail", "tee", "wc", "sort", "find", "basename", "dirname", "realpath", "readlink", "pip",
      "pip3", "uv", "git", "wget", "curl", "module", "alias", "shift", "read", "let", "local", "continue", "break",
-     "exec", "eval", "gcc", "make", "nvcc", "cmake", "chown", "stat", "du", "df", "ulimit", "type", "command",
+     "exec", "eval", "chown", "stat", "du", "df", "ulimit", "type", "command",
      "wandb", "huggingface-cli", "hf", "sacct", "seff", "scp", "sbcast", "xargs", "envsubst", "dos2unix",
      "nvidia-cuda-mps-control", "dcgmi", "sacctmgr", "sinfo", "ssh-keygen", "getopts", "printenv"}
 )  # fmt: skip

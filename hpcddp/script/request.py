@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from hpcddp.errors import counted
 from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, NAME_PATTERN
 from hpcddp.jobfile.resources import REFUSED_FLAGS, SRUN_VARIABLES, fields_of_gres
 from hpcddp.script.directives import Flag
@@ -16,6 +17,10 @@ from hpcddp.script.launch import Launch
 from hpcddp.script.parse import Script
 from hpcddp.slurm.directives import FIELDS_WRITTEN_UNCHANGED
 
+CONTAINER_FLAGS: Final = MappingProxyType(
+    {"container-image": "image", "container-mounts": "mounts", "container-workdir": "workdir"}
+)
+"""Flags of the plugin pyxis, for sbatch and srun, and the fields of ``environment.container``."""
 Ranks = Literal["launcher", "own", "tasks", "alone"]
 """How the ranks of a node are started: by torchrun or accelerate; by the program itself, as one task; as tasks of srun;
 or not at all, because the batch script runs the program once."""
@@ -50,10 +55,11 @@ def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
     flags: dict[str, Flag] = {}
     for line in script.directive_lines:
         if line.is_ignored:
-            draft.drop(
+            draft.leave_open(
                 line.number,
                 line.text,
-                f"sbatch does not read it either: it stands after the first command (line {script.first_command})",
+                f"sbatch does not read it: it stands after the first command (line {script.first_command}); to have "
+                "it, write it into the job file",
             )
         elif line.problem is not None and not line.flags:
             draft.leave_open(line.number, line.text, f"sbatch refuses this line: it {line.problem}")
@@ -69,7 +75,9 @@ def flag_text(flag: Flag) -> str:
 
 def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
     name = _ALIASES.get(flag.name, flag.name)
-    if flag.problem is not None:
+    if name in CONTAINER_FLAGS:
+        flags[name] = replace(flag, name=name, problem=None)
+    elif flag.problem is not None:
         draft.leave_open(flag.line, flag_text(flag), f"sbatch refuses it: the line {flag.problem}")
     elif "hetjob" in flags or name == "hetjob":
         flags.setdefault("hetjob", flag)
@@ -77,7 +85,11 @@ def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
             flag.line, flag_text(flag), "a heterogeneous job is several jobs, and a job file is one: write one for each"
         )
     else:
-        if name in flags:
+        if name in flags and name == "mail-type":
+            # sbatch adds them up (measured on Slurm 22.05.8).
+            flag = replace(flag, value=f"{flags[name].value},{flag.value}")
+            draft.note_taken(flags[name].line, flag_text(flags[name]), ("resources", "mail_type"))
+        elif name in flags:
             earlier = flags[name]
             draft.drop(earlier.line, flag_text(earlier), f"line {flag.line} gives --{name} again, and that counts")
         flags[name] = flag
@@ -197,19 +209,22 @@ def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated:
     resources["cpus_per_task"] = cpus_per_rank
     for name, value in resources.items():
         draft.values["resources", name] = value
-    _note_counts(flags, counts, ranks, ranks_per_node, draft)
+    _note_counts(flags, counts, ranks, (ranks_per_node, cpus_per_rank), draft)
 
 
-def _note_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, ranks_per_node: int, draft: Draft) -> None:
-    """Add the row of each flag that states a number."""
+def _note_counts(
+    flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, numbers: tuple[int, int], draft: Draft
+) -> None:
+    """Add the row of each flag that states a number; ``numbers`` are the ranks of a node and the CPUs of a rank."""
+    ranks_per_node, cpus_per_rank = numbers
     started = {
         "launcher": "the launcher starts them, as one task on each node",
         "own": "the program starts them, as one task on each node",
         "tasks": "one task each",
         "alone": "one task, because the script runs the program once",
     }
-    ranks_note = f"{ranks_per_node} ranks on a node: {started[ranks]}"
-    cpus_note = f"{draft.values['resources', 'cpus_per_task']} CPUs of each of {ranks_per_node} ranks"
+    ranks_note = f"{counted(ranks_per_node, 'rank')} on a node: {started[ranks]}"
+    cpus_note = f"{counted(cpus_per_rank, 'CPU')} for each of {counted(ranks_per_node, 'rank')}"
     keys = {
         "nodes": (("resources", "nodes"), ""),
         "ntasks": (("resources", "gpus_per_node" if counts.gpus_per_node else "tasks_per_node"), ranks_note),
@@ -234,6 +249,8 @@ def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
             continue
         elif reader is not None:
             reader(flag, draft)
+        elif name in CONTAINER_FLAGS:
+            take_container(flag, flag_text(flag), draft)
         elif name in FIELDS_WRITTEN_UNCHANGED:
             draft.take(flag.line, flag_text(flag), ("resources", FIELDS_WRITTEN_UNCHANGED[name]), flag.value or "")
         elif name in SRUN_VARIABLES:
@@ -243,6 +260,17 @@ def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
         else:
             value = True if flag.value is None else flag.value
             draft.take(flag.line, flag_text(flag), ("resources", "sbatch", name), value)
+
+
+def take_container(flag: Flag, text: str, draft: Draft) -> None:
+    """Set a field of the container from a flag of pyxis; ``text`` is the flag as the table shows it."""
+    field = CONTAINER_FLAGS[flag.name]
+    value: object = flag.value or ""
+    if field == "mounts":
+        value = (flag.value or "").split(",")
+    draft.values["environment", "container", "runtime"] = "pyxis"
+    note = "hpcddp must be installed in the image" if field == "image" else ""
+    draft.take(flag.line, text, ("environment", "container", field), value, note)
 
 
 def _take_other_gres(flag: Flag, draft: Draft) -> None:
@@ -262,7 +290,8 @@ def _take_name(flag: Flag, draft: Draft) -> None:
 
 def job_name_of(text: str) -> str:
     """Return a text as the name of a job."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text, flags=re.ASCII).lstrip("._-")[:64]
+    without_patterns = re.sub(r"%[0-9]*[A-Za-z]", "", text)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", without_patterns, flags=re.ASCII).strip("._-")[:64]
     if name in INTERACTIVE_JOB_NAMES:
         name = f"{name}-job"
     return name if re.fullmatch(NAME_PATTERN, name, re.ASCII) else "job"
@@ -286,8 +315,10 @@ def _take_time(flag: Flag, draft: Draft) -> None:
 
 def _take_memory(flag: Flag, draft: Draft) -> None:
     value = flag.value or ""
+    # sbatch takes a number without a unit for megabytes, and 0 for all memory.
     text = f"{value}M" if re.fullmatch("[1-9][0-9]*", value, re.ASCII) else value
-    draft.take(flag.line, flag_text(flag), ("resources", FIELDS_WRITTEN_UNCHANGED[flag.name]), text)
+    memory = 0 if re.fullmatch("0+[KMGT]?", value, re.ASCII) else text
+    draft.take(flag.line, flag_text(flag), ("resources", FIELDS_WRITTEN_UNCHANGED[flag.name]), memory)
 
 
 def _take_signal(flag: Flag, draft: Draft) -> None:

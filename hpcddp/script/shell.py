@@ -64,6 +64,7 @@ class Command:
         redirections: the redirections, as they are written.
         end: the operator behind it: ``;``, ``&``, ``|``, ``&&``, ``||``; empty at the end of a line.
         inside: the words of the compound commands that contain it, the outermost first: ``("for",)``.
+        openings: where these begin, as positions in the text.
     """
 
     line: int
@@ -73,11 +74,17 @@ class Command:
     redirections: tuple[str, ...]
     end: str
     inside: tuple[str, ...]
+    openings: tuple[int, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
         """The words without their quotes."""
         return tuple(word.text for word in self.words)
+
+    @property
+    def text(self) -> str:
+        """The command in one line, without here-documents."""
+        return " ".join([*(word.written for word in (*self.assignments, *self.words)), *self.redirections])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,8 +282,8 @@ class ShellReader:
         self._commands: list[Command] = []
         self._statement_start: int | None = None
         self._compound: str | None = None
-        # The compound commands that are open, each with the word that closes it.
-        self._open: list[tuple[str, str]] = []
+        # The compound commands that are open, each with the word that closes it and the position where it begins.
+        self._open: list[tuple[str, str, int]] = []
         # The delimiters of the here-documents that begin behind this line, and whether tabs in front do not count.
         self._here_documents: list[tuple[str, bool]] = []
         # Where the last token of the statement ends; a comment is no token.
@@ -422,7 +429,7 @@ class ShellReader:
     def _open_compound(self, opening: str, closing: str) -> None:
         if not self._open and not self._commands:
             self._compound = self._compound or opening
-        self._open.append(("function" if self._awaits_body else opening, closing))
+        self._open.append(("function" if self._awaits_body else opening, closing, self._position))
         self._continues = False
         self._awaits_body = False
 
@@ -487,7 +494,8 @@ class ShellReader:
                 words=tuple(command.words),
                 redirections=tuple(command.redirections),
                 end=operator,
-                inside=tuple(opening for opening, _ in self._open),
+                inside=tuple(opening for opening, _, _ in self._open),
+                openings=tuple(position for _, _, position in self._open),
             )
         )
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
 from hpcddp.script.draft import Draft, Row
 from hpcddp.script.kinds import CommandKind, kind_of, program_words
-from hpcddp.script.launch import HOUSEKEEPING
+from hpcddp.script.launch import HOUSEKEEPING, launch_of
 from hpcddp.script.shell import Command, Statement, Word, read_word
 from hpcddp.script.variables import Variables, names_in, split_assignment
 
-_SET_BY_HPCDDP: Final = frozenset(
+SET_BY_HPCDDP: Final = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
      "GROUP_WORLD_SIZE"}
 )  # fmt: skip
 _NOT_NEEDED: Final = MappingProxyType(
     {
-        **dict.fromkeys(_SET_BY_HPCDDP, "hpcddp sets it in every task, with an address and a port that are free"),
+        **dict.fromkeys(SET_BY_HPCDDP, "hpcddp sets it in every task, with an address and a port that are free"),
         "CUDA_VISIBLE_DEVICES": "Slurm gives each task its GPUs",
         "SRUN_CPUS_PER_TASK": "hpcddp passes the CPUs of a task to srun",
         "SLURM_CPUS_PER_TASK": "hpcddp passes the CPUs of a task to srun",
@@ -31,11 +31,9 @@ _NOT_NEEDED: Final = MappingProxyType(
 _SECRET: Final = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(?:_|$)", re.ASCII | re.IGNORECASE)
 _REPORTS: Final = frozenset({"print", "set", "trap"})
 _HARMLESS_TO_DROP: Final = frozenset({"wait", "sleep", "exit", "return", "true", ":", "jobs"})
-_CONDA_HOOK: Final = re.compile(r"conda(\.sh|3?/bin/activate)?$|mamba\.sh$|shell\.bash hook|shell hook")
 
 
 _DIRECTORY: Final = "the directory"
-_CONDA: Final = "conda"
 
 
 @dataclass(slots=True)
@@ -46,8 +44,8 @@ class _SetupLine:
         line: the number of its line in the script.
         text: the line of the setup.
         shown: the text in the script.
-        serves: the variable that it sets, or ``_DIRECTORY`` or ``_CONDA``: it is needed only if a later line, or the
-            command, uses that. None for a line that is always needed.
+        serves: the variable that it sets, or ``_DIRECTORY``: it is needed only if a later line, or the command, uses
+            that. None for a line that is always needed.
     """
 
     line: int
@@ -63,6 +61,10 @@ class Surroundings:
     draft: Draft
     variables: Variables = field(default_factory=Variables)
     directory: Word | None = None
+    assigned: set[str] = field(default_factory=set)
+    """The names that the script assigns in front of the launch."""
+    substituted: set[str] = field(default_factory=set)
+    """Those whose values the words of the launch need."""
     _setup: list[_SetupLine] = field(default_factory=list)
     _functions: list[tuple[str, _SetupLine]] = field(default_factory=list)
     _modules: list[str] = field(default_factory=list)
@@ -80,6 +82,8 @@ class Surroundings:
     def read_after(self, statement: Statement) -> None:
         """Sort in a statement behind the launch: the job file has no lines that run after the tasks."""
         why = _why_not_needed(statement)
+        if why is None and statement.command is not None and kind_of(statement.command) in {"assignment", "export"}:
+            why = "nothing in the job file runs after the training"
         if why is not None:
             self.draft.drop(statement.line, statement.text, why)
         else:
@@ -89,6 +93,12 @@ class Surroundings:
                 "it runs after the training, and a job file has no such lines: write it into the program, or submit "
                 "it as a job with --after",
             )
+
+    def forget(self, command: Command) -> None:
+        """Note that a command may or may not assign its variables."""
+        for name in _assigned_names(command):
+            self.assigned.add(name)
+            self.variables.forget(name)
 
     def finish(self, used: Iterable[str]) -> None:
         """Set ``environment.modules`` and ``environment.setup``.
@@ -101,8 +111,10 @@ class Surroundings:
         for line, is_needed in zip(self._setup, self._needed(set(used)), strict=True):
             if is_needed:
                 self._keep(line)
-            elif line.serves == _CONDA:
-                self.draft.drop(line.line, line.shown, "hpcddp looks for conda on PATH and in CONDA_EXE")
+            elif line.serves in self.substituted:
+                self.draft.drop(
+                    line.line, line.shown, "its value stands where the command uses it, or hpcddp fills that in"
+                )
             elif line.serves != _DIRECTORY:
                 self.draft.drop(line.line, line.shown, f"nothing else in the job file uses ${line.serves}")
         texts = " ".join(self.draft.values.get(("environment", "setup"), ()))
@@ -119,8 +131,6 @@ class Surroundings:
             is_needed = line.serves is None or line.serves in used
             if is_needed:
                 used |= {*names_in(line.text), _DIRECTORY}
-                if re.search(r"\b(conda|mamba)\b", line.text):
-                    used.add(_CONDA)
             needed.append(is_needed)
         return needed[::-1]
 
@@ -142,6 +152,7 @@ class Surroundings:
     def _read_compound(self, statement: Statement) -> None:
         """Sort in a list, a pipeline, a loop, a condition or a function."""
         self.variables.forget_all_of(statement)
+        self.assigned |= {name for command in statement.commands for name in _assigned_names(command)}
         function = re.match(r"(?:function\s+)?([A-Za-z_][\w.-]*)", statement.text)
         assigned = {name for command in statement.commands for name in _assigned_names(command)}
         why = _why_not_needed(statement)
@@ -149,7 +160,7 @@ class Surroundings:
             self._functions.append((function[1], _SetupLine(statement.line, statement.text, statement.text)))
         elif why is not None:
             self.draft.drop(statement.line, statement.text, why)
-        elif assigned and assigned <= _SET_BY_HPCDDP:
+        elif assigned and assigned <= SET_BY_HPCDDP:
             self.draft.drop(statement.line, statement.text, _NOT_NEEDED["MASTER_ADDR"])
         else:
             self._add_setup(statement)
@@ -189,7 +200,6 @@ class Surroundings:
     def _read_activation(self, statement: Statement, command: Command) -> None:
         words = self.variables.resolve(program_words(command.words))
         texts = [word.text for word in words]
-        text = " ".join(texts)
         field_name, value = _environment_of(texts)
         has_one = any(("environment", name) in self.draft.values for name in ("conda", "venv"))
         if field_name is not None and self._is_in_order and not has_one and "$(" not in value:
@@ -200,8 +210,6 @@ class Surroundings:
                 value,
                 "hpcddp must be installed there",
             )
-        elif _CONDA_HOOK.search(text) and field_name is None and self._is_in_order:
-            self._add_setup(statement, serves=_CONDA)
         else:
             self._add_setup(statement)
 
@@ -231,6 +239,7 @@ class Surroundings:
             self._add_setup(statement)
             return
         name, written = assignment
+        self.assigned.add(name)
         self.variables.assign(word)
         value, _ = read_word(written, 0)
         shown = f"export {word.written}" if is_exported else word.written
@@ -348,3 +357,48 @@ def _kind_of_reporting(command: Command) -> str | None:
 
 def _prints(words: Sequence[Word]) -> bool:
     return words[-1].text.rpartition("/")[2] in {"hostname", "nvidia-smi", "env", "date", "rocm-smi"}
+
+
+def read_around(statement: Statement, launch: Command, surroundings: Surroundings) -> None:
+    """Sort in the other commands of the statement that holds the launch: a list, a pipeline, a loop, a function.
+
+    Args:
+        statement: the statement.
+        launch: the command in it that starts the ranks.
+        surroundings: gets what they become.
+    """
+    draft = surroundings.draft
+    place = statement.commands.index(launch)
+    for command in statement.commands[:place]:
+        kind = kind_of(command)
+        if kind == "control":
+            surroundings.assigned |= {word.text for word in command.words[1:2]}
+            draft.leave_open(command.line, command.text, _why_no_loop(command))
+        elif command.texts[:1] in {("[",), ("[[",), ("test",)} or command.texts[-1:] == ("]]",):
+            draft.leave_open(command.line, command.text, "the job file has no conditions: it always runs the program")
+        elif command.openings == launch.openings[: len(command.openings)]:
+            surroundings.read_before(_alone(command))
+        else:
+            surroundings.forget(command)
+            draft.leave_open(command.line, command.text, "the script runs it in a loop or under a condition")
+    is_piped = launch.end == "|"
+    for command in statement.commands[place + 1 :]:
+        if is_piped:
+            draft.drop(command.line, command.text, "each rank has a log of its own")
+        elif launch_of(command, surroundings.variables).certainty:
+            draft.leave_open(command.line, command.text, "it starts a program too, and a job file has one command")
+        else:
+            surroundings.read_after(_alone(command))
+        is_piped = is_piped and command.end == "|"
+
+
+def _alone(command: Command) -> Statement:
+    return Statement(
+        line=command.line, last_line=command.last_line, text=command.text, commands=(replace(command, end=""),)
+    )
+
+
+def _why_no_loop(command: Command) -> str:
+    if re.search("host|node|seq|SLURM_N", command.text, re.IGNORECASE):
+        return "hpcddp starts the program on every node: the loop is not needed if it goes over the nodes"
+    return "a job file is one run: write a sweep with the values of the loop, or a job file for each"

@@ -12,13 +12,18 @@ _REFERENCE: Final = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_][A-Za-z0-9_]*)|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?P<array>\[[@*]\])?\})", re.ASCII
 )
 _ANY_USE: Final = re.compile(r"\$\{?[#!]?([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
+# In arithmetic, a variable has no dollar sign.
+_ARITHMETIC: Final = re.compile(r"\(\(|\s-(?:eq|ne|lt|le|gt|ge)\s|\blet\b")
+_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
 # A command, or a value that differs between the batch shell and the tasks.
 _CHANGES: Final = re.compile(r"\$\(|`|\$\{?SLURM_(?:PROCID|NODEID|LOCALID)\b|\$[0-9@*?#!]|\$\{[^}]*[^}A-Za-z0-9_@\[\]]")
 
 
 def names_in(text: str) -> set[str]:
-    """Return the names of the variables that a text uses."""
+    """Return the names of the variables that a text uses; where it computes, also those that are no variables."""
+    if _ARITHMETIC.search(text):
+        return set(_NAME.findall(text))
     return set(_ANY_USE.findall(text))
 
 
@@ -37,6 +42,8 @@ class Variables:
     def __init__(self) -> None:
         self._words: dict[str, tuple[Word, ...]] = {}
         self._arrays: set[str] = set()
+        # The names that the value of each variable uses, as it is written.
+        self._uses: dict[str, set[str]] = {}
 
     def assign(self, word: Word) -> None:
         """Note an assignment; a value that the text does not tell makes the variable unknown."""
@@ -45,6 +52,7 @@ class Variables:
             return
         name, written = assignment
         self.forget(name)
+        self._uses.setdefault(name, set()).update(names_in(written))
         if written.startswith("("):
             words = tuple(self.resolve(_words_of(written[1:-1])))
             self._arrays.add(name)
@@ -53,6 +61,15 @@ class Variables:
             words = (self._substituted(value),)
         if not any(_CHANGES.search(word.written) for word in words):
             self._words[name] = words
+
+    def names_behind(self, text: str) -> set[str]:
+        """Return the names that a text uses, and those that their values use."""
+        found: set[str] = set()
+        remaining = names_in(text)
+        while remaining:
+            found |= remaining
+            remaining = {name for used in remaining for name in self._uses.get(used, ())} - found
+        return found
 
     def forget(self, name: str) -> None:
         """Note that the value of a variable is not known any more."""
