@@ -203,10 +203,7 @@ def _take_launch(launch: Launch, flags: Mapping[str, Flag], surroundings: Surrou
     name = launch.launcher
     parts = None if name is None else split_launcher(launch.words, name)
     ranks = _ranks_of(launch, counts)
-    stated = int(parts.ranks) if parts is not None and (parts.ranks or "").isdecimal() else None
-    if name == "accelerate" and stated is not None:
-        stated = max(1, stated // counts.nodes)
-    take_counts(flags, counts, ranks, stated, draft)
+    take_counts(flags, counts, ranks, _stated_ranks(parts, counts), draft)
     if ranks == "own":
         draft.values["launcher",] = OWN
     words = launch.words if parts is None else _launcher_command(parts)
@@ -216,6 +213,15 @@ def _take_launch(launch: Launch, flags: Mapping[str, Flag], surroundings: Surrou
     _note_launch_problems(launch, counts, ranks, command, draft)
     _note_options_to_expand(launch, parts, draft)
     return set().union(*(names_in(word) for word in command), *({word} for word in command))
+
+
+def _stated_ranks(parts: LauncherWords | None, counts: Counts) -> int | None:
+    """Return the ranks of a node that the options of a launcher state; None if they do not."""
+    if parts is None or parts.ranks is None or not parts.ranks.isdecimal():
+        return None
+    ranks = int(parts.ranks)
+    # accelerate counts those of all nodes.
+    return max(1, ranks // counts.nodes) if parts.counts_all_nodes else ranks
 
 
 def _note_options_to_expand(launch: Launch, parts: LauncherWords | None, draft: Draft) -> None:

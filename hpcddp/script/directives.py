@@ -43,12 +43,14 @@ class Flag:
         name: the long flag without dashes; the text that the user wrote if it is no flag, or could be several.
         value: its value; None for a flag without one.
         problem: why the command refuses it, as a sentence without its subject; None if it reads it.
+        is_unknown: whether the command does not have this long flag; a plugin of a site may add it.
     """
 
     line: int
     name: str
     value: str | None
     problem: str | None = None
+    is_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +217,7 @@ def _read_long_flag(line: int, word: str, remaining: list[tuple[int, str]], know
             problem = f"has --{written}, which is the beginning of several flags: {meanings}"
         else:
             problem = f"has --{written}, which is no flag"
-        return Flag(line=line, name=written, value=text if equals else None, problem=problem)
+        return Flag(line=line, name=written, value=text if equals else None, problem=problem, is_unknown=not candidates)
     name = candidates[0]
     if name in known.without_value and equals:
         return Flag(line=line, name=name, value=text, problem=f"gives --{name} a value, and it takes none")

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from hpcddp.jobfile.document import Path, dotted
 
 Outcome = Literal["taken", "setup", "dropped", "open"]
-"""What became of a part of the script: ``taken`` into a field; a ``setup`` line is one of ``environment.setup``; what is
-``dropped`` is not needed, because of the reason in the row; ``open`` is left to the user."""
+"""What became of a part of the script: ``taken`` into a field; ``setup``, a line of ``environment.setup``; ``dropped``,
+not needed for the reason in the row; ``open``, left to the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

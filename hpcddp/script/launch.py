@@ -202,6 +202,7 @@ class LauncherWords:
         world: its options that hpcddp fills in, with their values.
         program: what it launches: a script or the name of a module, with its arguments.
         ranks: the number of ranks that the options state, as text; None if they do not.
+        counts_all_nodes: whether that is the number of ranks on all nodes, not on each.
     """
 
     head: tuple[Word, ...]
@@ -209,6 +210,7 @@ class LauncherWords:
     world: tuple[Word, ...]
     program: tuple[Word, ...]
     ranks: str | None
+    counts_all_nodes: bool
 
 
 def split_launcher(words: tuple[Word, ...], name: LauncherName) -> LauncherWords:
@@ -236,7 +238,12 @@ def split_launcher(words: tuple[Word, ...], name: LauncherName) -> LauncherWords
     if options and options[-1].text == "--":
         options.pop()
     return LauncherWords(
-        head=words[:head], options=tuple(options), world=tuple(world), program=words[start:], ranks=ranks
+        head=words[:head],
+        options=tuple(options),
+        world=tuple(world),
+        program=words[start:],
+        ranks=ranks,
+        counts_all_nodes=name == "accelerate",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final, Literal
 from hpcddp.errors import counted
 from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, NAME_PATTERN
 from hpcddp.jobfile.resources import REFUSED_FLAGS, SRUN_VARIABLES, fields_of_gres
+from hpcddp.jobfile.slurm_flags import SBATCH
 from hpcddp.script.directives import Flag
 from hpcddp.script.draft import Draft
 from hpcddp.script.launch import Launch
@@ -75,8 +76,8 @@ def flag_text(flag: Flag) -> str:
 
 def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
     name = _ALIASES.get(flag.name, flag.name)
-    if name in CONTAINER_FLAGS:
-        flags[name] = replace(flag, name=name, problem=None)
+    if flag.is_unknown:
+        flags[name] = flag
     elif flag.problem is not None:
         draft.leave_open(flag.line, flag_text(flag), f"sbatch refuses it: the line {flag.problem}")
     elif "hetjob" in flags or name == "hetjob":
@@ -255,11 +256,18 @@ def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
             draft.take(flag.line, flag_text(flag), ("resources", FIELDS_WRITTEN_UNCHANGED[name]), flag.value or "")
         elif name in SRUN_VARIABLES:
             draft.take(flag.line, flag_text(flag), ("environment", "env", SRUN_VARIABLES[name]), flag.value or "")
+        elif name in REFUSED_FLAGS and REFUSED_FLAGS[name].startswith("it has its own field"):
+            draft.leave_open(flag.line, flag_text(flag), REFUSED_FLAGS[name])
         elif name in REFUSED_FLAGS:
             draft.drop(flag.line, flag_text(flag), REFUSED_FLAGS[name])
         else:
-            value = True if flag.value is None else flag.value
-            draft.take(flag.line, flag_text(flag), ("resources", "sbatch", name), value)
+            _take_into_sbatch(flag, draft)
+
+
+def _take_into_sbatch(flag: Flag, draft: Draft) -> None:
+    value = True if flag.value is None else flag.value
+    note = "" if SBATCH.long_flags_of(flag.name) else "sbatch itself does not have it: a plugin of your site must"
+    draft.take(flag.line, flag_text(flag), ("resources", "sbatch", flag.name), value, note)
 
 
 def take_container(flag: Flag, text: str, draft: Draft) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from hpcddp.script.draft import Draft, Row
 from hpcddp.script.kinds import CommandKind, kind_of, program_words
-from hpcddp.script.launch import HOUSEKEEPING, launch_of
+from hpcddp.script.launch import launch_of
 from hpcddp.script.shell import Command, Statement, Word, read_word
 from hpcddp.script.variables import Variables, names_in, split_assignment
 
@@ -30,6 +30,7 @@ _NOT_NEEDED: Final = MappingProxyType(
 )
 _SECRET: Final = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(?:_|$)", re.ASCII | re.IGNORECASE)
 _REPORTS: Final = frozenset({"print", "set", "trap"})
+_FILTERS: Final = frozenset({"tee", "wc", "sort", "head", "tail", "grep"})
 _HARMLESS_TO_DROP: Final = frozenset({"wait", "sleep", "exit", "return", "true", ":", "jobs"})
 
 
@@ -44,6 +45,7 @@ class _SetupLine:
         line: the number of its line in the script.
         text: the line of the setup.
         shown: the text in the script.
+        why: why it is dropped where it is not needed; None for the ordinary reason.
         serves: the variable that it sets, or ``_DIRECTORY``: it is needed only if a later line, or the command, uses
             that. None for a line that is always needed.
     """
@@ -52,6 +54,7 @@ class _SetupLine:
     text: str
     shown: str
     serves: str | None = None
+    why: str | None = None
 
 
 @dataclass(slots=True)
@@ -108,9 +111,11 @@ class Surroundings:
         """
         if self._modules:
             self.draft.values["environment", "modules"] = self._modules
-        for line, is_needed in zip(self._setup, self._needed(set(used)), strict=True):
+        for line, is_needed in zip(self._setup, self._needed(set(used) - _NOT_NEEDED.keys()), strict=True):
             if is_needed:
                 self._keep(line)
+            elif line.why is not None:
+                self.draft.drop(line.line, line.shown, line.why)
             elif line.serves in self.substituted:
                 self.draft.drop(
                     line.line, line.shown, "its value stands where the command uses it, or hpcddp fills that in"
@@ -244,7 +249,8 @@ class Surroundings:
         value, _ = read_word(written, 0)
         shown = f"export {word.written}" if is_exported else word.written
         if name in _NOT_NEEDED:
-            self.draft.drop(statement.line, shown, _NOT_NEEDED[name])
+            # A later line of the script may use its value.
+            self._setup.append(_SetupLine(statement.line, f"export {word.written}", shown, name, _NOT_NEEDED[name]))
         elif name == "OMP_NUM_THREADS" and "SLURM_CPUS" in written:
             self.draft.drop(statement.line, shown, "hpcddp sets it to the CPUs of a rank")
         elif _SECRET.search(name) and is_exported and not value.expands and value.text:
@@ -339,20 +345,20 @@ def _why_not_set(statement: Statement) -> str | None:
 
 
 def _kind_of_reporting(command: Command) -> str | None:
-    """Return ``print``, ``set``, ``trap`` or ``wait``; None for a command that does something."""
+    """Return ``print``, ``set``, ``trap``, ``wait`` or ``test``; None for a command that does something."""
     kind = kind_of(command)
     words = program_words(command.words)
+    name = words[0].text if words else ""
+    reports: str | None = None
     if kind in _REPORTS:
-        return kind
-    if words and words[0].text in _HARMLESS_TO_DROP:
-        return "wait"
-    if kind == "control" or (words and words[0].text in {"[", "[[", "test", "if"}):
-        return "test"
-    if kind == "other" and words and words[0].text in HOUSEKEEPING & {"tee", "wc", "sort", "head", "tail", "grep"}:
-        return "print"
-    if words and words[0].text == "srun" and _prints(words):
-        return "print"
-    return None
+        reports = kind
+    elif name in _HARMLESS_TO_DROP:
+        reports = "wait"
+    elif kind == "control" or name in {"[", "[[", "test"}:
+        reports = "test"
+    elif name in _FILTERS or (name == "srun" and _prints(words)):
+        reports = "print"
+    return reports
 
 
 def _prints(words: Sequence[Word]) -> bool:

@@ -54,7 +54,7 @@ class Variables:
         self.forget(name)
         self._uses.setdefault(name, set()).update(names_in(written))
         if written.startswith("("):
-            words = tuple(self.resolve(_words_of(written[1:-1])))
+            words = tuple(self.resolve(list(_words_of(written[1:-1]))))
             self._arrays.add(name)
         else:
             value, _ = read_word(written, 0)
