@@ -17,7 +17,7 @@ from hpcddp.jobfile.resources import SRUN_VARIABLES
 from hpcddp.jobfile.units import TimeLimit, UnitError
 from hpcddp.jobfile.write import write_values
 from hpcddp.script.directives import Flag
-from hpcddp.script.draft import Draft, Row
+from hpcddp.script.draft import SETUP, Draft, Row
 from hpcddp.script.kinds import kind_of_words
 from hpcddp.script.launch import (
     SHELLS,
@@ -84,6 +84,10 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     """
     if script.has_dos_line_breaks:
         raise ConversionError("the lines end as on Windows, and sbatch refuses such a script; run dos2unix on it first")
+    if script.shebang is None:
+        raise ConversionError(
+            "the first line does not begin with #!, and sbatch refuses such a script; add #!/bin/bash"
+        )
     draft = Draft()
     flags = effective_flags(script, draft)
     _note_foreign_directives(script, draft)
@@ -100,6 +104,9 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     _take_chdir(flags, surroundings)
     surroundings.read_prefix(launch.command.line, launch.command.assignments)
     used = _take_launch(launch, flags, surroundings)
+    if call > place + 1:
+        called = script.statements[call - 1]
+        draft.drop(called.line, called.text, "it calls the function that starts the program")
     for statement in script.statements[call:]:
         surroundings.read_after(statement)
     surroundings.finish(used)
@@ -176,7 +183,7 @@ def _place_behind(statements: Sequence[Statement], place: int) -> int:
 def _note_unknown_variables(launch: Launch, used: set[str], surroundings: Surroundings) -> None:
     """Say which variables of the command the job does not set, although the script does."""
     draft = surroundings.draft
-    setup = "\n".join(draft.values.get(("environment", "setup"), ()))
+    setup = "\n".join(draft.values.get(SETUP, ()))
     exported = set(re.findall(r"(?:export|declare -x) ([A-Za-z_]\w*)", setup))
     set_by_job = exported | {path[-1] for path in draft.values if path[:2] == ("environment", "env")}
     unknown = sorted((used & surroundings.assigned) - set_by_job - SET_BY_HPCDDP)

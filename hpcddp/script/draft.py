@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from hpcddp.jobfile.document import Path, dotted
 
 Outcome = Literal["taken", "setup", "dropped", "open"]
 """What became of a part of the script: ``taken`` into a field; ``setup``, a line of ``environment.setup``; ``dropped``,
 not needed for the reason in the row; ``open``, left to the user."""
+
+
+SETUP: Final = ("environment", "setup")
+_SECRET_NAME: Final = r"[A-Za-z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(?:_[A-Za-z0-9_]*)?"
+_SECRET: Final = re.compile(rf"\b({_SECRET_NAME}=)(?:'[^']*'|\"[^\"]*\"|\S)+", re.IGNORECASE)
+
+
+def may_be_secret(name: str) -> bool:
+    """Return whether the value of a variable of this name may be a secret."""
+    return re.fullmatch(_SECRET_NAME, name, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +67,20 @@ class Draft:
         reason = dotted(key)
         if note:
             reason = f"{reason}; {note}"
-        self.rows.append(Row(line=line, text=text, outcome="taken", reason=reason, key=key))
+        self._add(line, text, "taken", reason, key)
+
+    def note_setup(self, line: int, text: str) -> None:
+        """Add the row of a line of ``environment.setup``."""
+        self._add(line, text, "setup", dotted(SETUP), SETUP)
 
     def drop(self, line: int, text: str, why: str) -> None:
         """Add the row of a part that the job file does not need."""
-        self.rows.append(Row(line=line, text=text, outcome="dropped", reason=why))
+        self._add(line, text, "dropped", why)
 
     def leave_open(self, line: int, text: str, why: str) -> None:
         """Add the row of a part that the user has to look at."""
-        self.rows.append(Row(line=line, text=text, outcome="open", reason=why))
+        self._add(line, text, "open", why)
+
+    def _add(self, line: int, text: str, outcome: Outcome, reason: str, key: Path | None = None) -> None:
+        shown = _SECRET.sub(r"\1...", text)
+        self.rows.append(Row(line=line, text=shown, outcome=outcome, reason=_SECRET.sub(r"\1...", reason), key=key))

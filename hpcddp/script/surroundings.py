@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from hpcddp.script.draft import Draft, Row
+from hpcddp.script.draft import SETUP, Draft, may_be_secret
 from hpcddp.script.kinds import CommandKind, kind_of, program_words
 from hpcddp.script.launch import launch_of
 from hpcddp.script.shell import Command, Statement, Word, read_word
@@ -28,7 +28,6 @@ _NOT_NEEDED: Final = MappingProxyType(
         "PYTHONFAULTHANDLER": "hpcddp sets it",
     }
 )
-_SECRET: Final = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(?:_|$)", re.ASCII | re.IGNORECASE)
 _REPORTS: Final = frozenset({"print", "set", "trap"})
 _FILTERS: Final = frozenset({"tee", "wc", "sort", "head", "tail", "grep"})
 _HARMLESS_TO_DROP: Final = frozenset({"wait", "sleep", "exit", "return", "true", ":", "jobs"})
@@ -122,7 +121,7 @@ class Surroundings:
                 )
             elif line.serves != _DIRECTORY:
                 self.draft.drop(line.line, line.shown, f"nothing else in the job file uses ${line.serves}")
-        texts = " ".join(self.draft.values.get(("environment", "setup"), ()))
+        texts = " ".join(self.draft.values.get(SETUP, ()))
         for name, line in self._functions:
             if re.search(rf"\b{re.escape(name)}\b", texts):
                 self._keep(line, first=True)
@@ -140,11 +139,9 @@ class Surroundings:
         return needed[::-1]
 
     def _keep(self, line: _SetupLine, *, first: bool = False) -> None:
-        setup = self.draft.values.setdefault(("environment", "setup"), [])
+        setup = self.draft.values.setdefault(SETUP, [])
         setup.insert(0 if first else len(setup), line.text)
-        self.draft.rows.append(
-            Row(line=line.line, text=line.shown, outcome="setup", reason="", key=("environment", "setup"))
-        )
+        self.draft.note_setup(line.line, line.shown)
 
     def _add_setup(self, statement: Statement, *, serves: str | None = None) -> None:
         self._setup.append(_SetupLine(statement.line, statement.text, statement.text, serves))
@@ -253,7 +250,7 @@ class Surroundings:
             self._setup.append(_SetupLine(statement.line, f"export {word.written}", shown, name, _NOT_NEEDED[name]))
         elif name == "OMP_NUM_THREADS" and "SLURM_CPUS" in written:
             self.draft.drop(statement.line, shown, "hpcddp sets it to the CPUs of a rank")
-        elif _SECRET.search(name) and is_exported and not value.expands and value.text:
+        elif may_be_secret(name) and is_exported and not value.expands and value.text:
             self._pass_secret(statement.line, name)
         elif is_exported and not value.expands and not written.startswith("("):
             self.draft.take(statement.line, shown, ("environment", "env", name), value.text)
@@ -315,26 +312,22 @@ def _why_not_needed(statement: Statement) -> str | None:
     """Return why a statement that only reports, waits or requeues is not needed; None for another one."""
     if statement.compound == "function":
         return None
-    text = statement.text
-    if re.search(r"scontrol\s+requeue|sbatch\s+.*(\$0|BASH_SOURCE|--dependency)", text):
+    if re.search(r"scontrol\s+requeue|sbatch\s+.*(\$0|BASH_SOURCE|--dependency)", statement.text):
         return "hpcddp requeues the job"
     kinds = [_kind_of_reporting(command) for command in statement.commands]
-    if not kinds or None in kinds:
+    if not kinds or None in kinds or any(_writes_a_file(command) for command in statement.commands):
         return None
-    if any(
-        re.search(r"(?<![0-9&])>", redirection)
-        for command in statement.commands
-        for redirection in command.redirections
-    ):
-        # It writes a file.
-        return None
-    if "trap" in kinds:
-        return "hpcddp handles the signals of the job"
     if kinds == ["set"]:
         return _why_not_set(statement)
-    if "print" in kinds:
-        return "it only prints; hpcddp records the job, its nodes and its times in the run directory"
-    return "it waits for, or ends, what hpcddp runs"
+    reasons = (
+        ("trap", "hpcddp handles the signals of the job"),
+        ("print", "it only prints; hpcddp records the job, its nodes and its times in the run directory"),
+    )
+    return next((why for kind, why in reasons if kind in kinds), "it waits for, or ends, what hpcddp runs")
+
+
+def _writes_a_file(command: Command) -> bool:
+    return any(re.match(r"&?>|[12]>(?!&)", redirection) for redirection in command.redirections)
 
 
 def _why_not_set(statement: Statement) -> str | None:

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.read import load_job
+from hpcddp.script.convert import Conversion, ConversionError, canonical, convert
+from hpcddp.script.draft import Row
+from hpcddp.script.parse import Script, parse_script
+from hpcddp.slurm.directives import directives_for
+from tests.script.published import SCRIPTS
+
+ENVIRONMENT = {"HOME": "/home/me"}
+
+
+def made_from(text: str, name: str = "job") -> Conversion:
+    return convert(parse_script(text), name=name, environment=ENVIRONMENT)
+
+
+def job_with(*lines: str) -> Conversion:
+    return made_from("\n".join(["#!/bin/bash", *lines, "srun python train.py", ""]))
+
+
+def rows_of(conversion: Conversion, outcome: str) -> list[str]:
+    return [row.text for row in conversion.rows if row.outcome == outcome]
+
+
+def row_of(conversion: Conversion, text: str) -> Row:
+    (row,) = (row for row in conversion.rows if row.text == text)
+    return row
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=[file.stem for file in SCRIPTS])
+def test_the_job_file_and_the_table_are_as_a_person_last_read_them(file: Path, request: pytest.FixtureRequest) -> None:
+    conversion = made_from(file.read_text(), file.stem)
+    table = [f"{row.line}: {row.outcome}: {' '.join(row.text.split())} -> {row.reason}" for row in conversion.rows]
+    text = "\n".join([conversion.text, *table, f"added: {' '.join(conversion.added)}", ""])
+    golden = file.with_suffix(".txt")
+    if request.config.getoption("--update-golden"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=[file.stem for file in SCRIPTS])
+def test_no_line_of_a_script_is_dropped_without_a_row(file: Path) -> None:
+    script = parse_script(file.read_text())
+    assert lines_without_row(script, made_from(file.read_text())) == []
+
+
+def lines_without_row(script: Script, conversion: Conversion) -> list[int]:
+    """Return the lines with a directive or a command that no row is about."""
+    told = {row.line for row in conversion.rows}
+    needed = {line.number for line in script.directive_lines}
+    needed |= {statement.line for statement in script.statements if not statement.commands}
+    for statement in script.statements:
+        # One row may be about a whole loop, condition or function.
+        if statement.line not in told:
+            needed |= {command.line for command in statement.commands}
+    return sorted(needed - told)
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=[file.stem for file in SCRIPTS])
+def test_the_directives_are_those_of_the_script_but_for_what_the_table_says(file: Path) -> None:
+    assert unexplained_directives(file.read_text()) == []
+
+
+def unexplained_directives(text: str) -> list[str]:
+    """Return the flags of a script that its job has not, or otherwise, although no row says so."""
+    script = parse_script(text)
+    conversion = made_from(text)
+    directives = directives_for(conversion.job.spec, run_id=None)
+    rendered = {directive.flag: directive for directive in directives}
+    unexplained = []
+    for flag in script.flags:
+        same = rendered.get(flag.name)
+        if same is not None and canonical(flag.name, flag.value) == canonical(same.flag, same.value):
+            continue
+        rows = [row for row in conversion.rows if row.line == flag.line and flag.name in row.text]
+        explained = any(row.outcome in {"dropped", "open"} or "the script of the job has" in row.reason for row in rows)
+        if not explained and flag.name not in {"mail-type", "gres"}:
+            unexplained.append(flag.name)
+    given = {flag.name for flag in script.flags}
+    unexplained += [
+        directive.flag
+        for directive in directives
+        if directive.flag not in given and not told_as_added(str(directive), conversion)
+    ]
+    return unexplained
+
+
+def told_as_added(directive: str, conversion: Conversion) -> bool:
+    return directive in conversion.added or any(directive in row.reason for row in conversion.rows)
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=[file.stem for file in SCRIPTS])
+def test_the_text_is_a_job_file_of_the_same_job(file: Path, tmp_path: Path) -> None:
+    conversion = made_from(file.read_text(), file.stem)
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(conversion.text)
+    assert load_job(job_file).spec == conversion.job.spec
+
+
+def test_a_flag_that_is_given_twice_counts_once_and_mail_types_add_up() -> None:
+    conversion = job_with("#SBATCH -N2", "#SBATCH --mail-type=BEGIN", "#SBATCH --mail-type=END", "#SBATCH -N3")
+    assert conversion.job.spec.resources.nodes == 3
+    assert conversion.job.spec.resources.mail_type == "BEGIN,END"
+    assert row_of(conversion, "--nodes=2").outcome == "dropped"
+
+
+@pytest.mark.parametrize(
+    ("lines", "numbers"),
+    [
+        (["#SBATCH --ntasks-per-node=4 --gres=gpu:4 -c 8"], (1, 4, 4, 8)),
+        (["#SBATCH -N2 -n8 -c2"], (2, 0, 4, 2)),
+        (["#SBATCH -n6 --ntasks-per-node=3"], (2, 0, 3, 1)),
+        (["#SBATCH -N2 --gpus=8 --ntasks-per-node=4"], (2, 4, 4, 1)),
+        (["#SBATCH -N2 --gpus-per-task=1 --ntasks-per-node=4 --cpus-per-gpu=6"], (2, 4, 4, 6)),
+        (["#SBATCH --gres=gpu:v100 --ntasks=1"], (1, 1, 1, 1)),
+        (["#SBATCH --gres=nvme:100,gpu:2 --ntasks-per-node=2"], (1, 2, 2, 1)),
+        # One task with all GPUs of its node starts its ranks itself.
+        (["#SBATCH -N2 --ntasks-per-node=1 --gpus-per-node=4 -c 32"], (2, 4, 1, 32)),
+    ],
+)
+def test_numbers_are_taken_whatever_states_them(lines: list[str], numbers: tuple[int, int, int, int]) -> None:
+    spec = job_with(*lines).job.spec
+    assert (spec.resources.nodes, spec.resources.gpus_per_node, spec.tasks_per_node, spec.cpus_per_task) == numbers
+
+
+def test_without_srun_the_program_is_one_task_with_the_cpus_of_all() -> None:
+    conversion = made_from("#!/bin/bash\n#SBATCH --ntasks=4 --nodes=1 -c 2\npython train.py\n")
+    assert (conversion.job.spec.tasks, conversion.job.spec.cpus_per_task) == (1, 8)
+
+
+def test_without_srun_on_several_nodes_the_table_says_what_is_different() -> None:
+    conversion = made_from("#!/bin/bash\n#SBATCH --nodes=2\npython train.py\n")
+    assert any("first node alone" in row.reason for row in conversion.rows if row.outcome == "open")
+
+
+def test_a_value_that_no_field_can_have_is_left_open_with_the_reason() -> None:
+    conversion = job_with("#SBATCH --mail-type=START,END", "#SBATCH --time=soon")
+    assert row_of(conversion, "--mail-type=START,END").outcome == "open"
+    assert "no type of mail 'START'" in row_of(conversion, "--mail-type=START,END").reason
+    assert "resources.time_limit" in row_of(conversion, "--time=soon").reason
+    assert conversion.job.spec.resources.time_limit is None
+
+
+def test_directives_behind_the_first_command_are_left_open() -> None:
+    conversion = made_from("#!/bin/bash\nset -e\n#SBATCH --nodes=8\nsrun python train.py\n")
+    row = row_of(conversion, "#SBATCH --nodes=8")
+    assert (row.outcome, conversion.job.spec.resources.nodes) == ("open", 1)
+    assert "after the first command (line 2)" in row.reason
+
+
+def test_a_variable_with_a_known_value_stands_in_the_command() -> None:
+    conversion = made_from('#!/bin/bash\nLR=0.1\nARGS="--lr $LR\n --wd 0"\nsrun python train.py $ARGS "$LR x"\n')
+    assert conversion.job.spec.command == ("python", "train.py", "--lr", "0.1", "--wd", "0", "0.1 x")
+    assert rows_of(conversion, "dropped")[:1] == ["LR=0.1"]
+
+
+def test_words_that_a_shell_expands_get_a_shell_in_the_task() -> None:
+    conversion = made_from("#!/bin/bash\nsrun python train.py --out $SLURM_JOB_ID 'a b'\n")
+    assert conversion.job.spec.command == ("bash", "-c", "exec python train.py --out $SLURM_JOB_ID 'a b'")
+    launched = made_from("#!/bin/bash\n#SBATCH --gres=gpu:2\nsrun torchrun --nnodes=1 -m app.train ~/x\n")
+    assert launched.job.spec.command == ("torchrun", "--no-python", "bash", "-c", "exec python -u -m app.train ~/x")
+    assert launched.job.spec.launcher_command is not None
+
+
+def test_a_variable_whose_value_is_computed_is_exported_by_a_setup_line() -> None:
+    conversion = made_from("#!/bin/bash\nN=2\nBATCH=$((N * 3))\nsrun python train.py $BATCH\n")
+    assert conversion.job.spec.environment.setup == ("export N=2", "export BATCH=$((N * 3))")
+
+
+def test_the_value_of_a_loop_or_a_condition_is_left_open() -> None:
+    text = "#!/bin/bash\nX=1\nif [ -d /data ]; then X=2; fi\nfor s in 1 2; do srun python t.py $s $X; done\n"
+    conversion = made_from(text)
+    assert {"$s"} <= set(rows_of(conversion, "open"))
+    assert "$X" in (conversion.job.spec.command or ())[-1]
+    assert conversion.job.spec.environment.setup == ("export X=1", "if [ -d /data ]; then X=2; fi")
+
+
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
+def test_a_secret_is_passed_and_not_written(name: str) -> None:
+    conversion = job_with(f"export {name}=hunter2")
+    assert conversion.job.spec.environment.pass_env == (name,)
+    assert "hunter2" not in conversion.text
+    assert not any("hunter2" in f"{row.text}{row.reason}" for row in conversion.rows)
+
+
+def test_a_secret_in_front_of_the_program_is_not_shown_either() -> None:
+    conversion = made_from("#!/bin/bash\nWANDB_API_KEY=hunter2 srun python train.py\n")
+    assert not any("hunter2" in f"{row.text}{row.reason}" for row in conversion.rows)
+
+
+def test_another_directory_is_that_of_the_program_and_of_later_setup_lines() -> None:
+    conversion = made_from("#!/bin/bash\ncd /project\nsource env.sh\nsrun python train.py\n")
+    assert conversion.job.spec.command == ("env", "-C", "/project", "python", "train.py")
+    assert conversion.job.spec.environment.setup == ("cd /project", "source env.sh")
+    assert made_from("#!/bin/bash\n#SBATCH -D /project\nsrun python t.py\n").job.spec.command == (
+        "env", "-C", "/project", "python", "t.py",
+    )  # fmt: skip
+
+
+def test_environments_are_fields_unless_a_setup_line_comes_first() -> None:
+    environment = job_with("module load cuda", "ml gcc", "source $HOME/env/bin/activate").job.spec.environment
+    assert (environment.modules, environment.venv, environment.setup) == (("cuda", "gcc"), "/home/me/env", ())
+    environment = job_with("module purge", "module load cuda", "conda activate x").job.spec.environment
+    assert environment.setup == ("module purge", "module load cuda", "conda activate x")
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("#!/bin/bash\n#SBATCH -N2\necho hi\n", "no line starts a program"),
+        ("#!/bin/bash\r\n#SBATCH -N2\r\nsrun python x.py\r\n", "dos2unix"),
+        ("#SBATCH -N2\nsrun python x.py\n", "#!/bin/bash"),
+    ],
+)
+def test_a_script_that_cannot_become_a_job_is_refused(text: str, fact: str) -> None:
+    with pytest.raises(ConversionError, match=fact):
+        made_from(text)
+
+
+LINES = st.sampled_from(
+    ["#SBATCH -N2", "#SBATCH --gres=gpu:4", "#SBATCH --time=x", "#SBATCH --image=a", "#SBATCH -n 3", "#SBATCH --mem=1",
+     "#SBATCH --nodes", "#SBATCH hetjob", "#SBATCH --exclusive=user", "#SBATCH --signal=B:10@x", "export A='x y'",
+     "B=$(date)", "C=($B 1)", "cd $A", "if true; then", "fi", "for i in 1 2; do", "done", "f() {", "}", "f",
+     "srun python x.py $A", "torchrun --nnodes", "accelerate launch", "ssh h 'torchrun x.py'", "bash -c", "mpirun -np",
+     "cat <<E", "E", "echo 'a", "module load", "conda activate", "export HPCDDP_X=1", "exec ./a", "python y.py ${A:-b}"]
+)  # fmt: skip
+
+
+@given(st.lists(LINES, max_size=12))
+def test_any_script_becomes_a_job_with_a_row_for_every_line_or_is_refused(lines: list[str]) -> None:
+    text = "\n".join(["#!/bin/bash", *lines, ""])
+    try:
+        conversion = made_from(text)
+    except UserError as error:
+        assert "; " in error.message
+        return
+    assert lines_without_row(parse_script(text), conversion) == []
+    assert unexplained_directives(text) == []
