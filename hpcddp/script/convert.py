@@ -213,7 +213,7 @@ def _take_launch(launch: Launch, flags: Mapping[str, Flag], surroundings: Surrou
     take_counts(flags, counts, ranks, _stated_ranks(parts, counts), draft)
     if ranks == "own":
         draft.values["launcher",] = OWN
-    words = launch.words if parts is None else _launcher_command(parts)
+    words = launch.words if parts is None else _launcher_command(parts, surroundings.directory)
     command = _command_of(words, surroundings.directory, parts)
     draft.take(launch.command.line, launch.command.text, ("command",), list(command), _launch_note(launch, parts))
     _take_srun_flags(launch, draft)
@@ -251,21 +251,19 @@ def _ranks_of(launch: Launch, counts: Counts) -> Ranks:
     return "tasks"
 
 
-def _launcher_command(parts: LauncherWords) -> tuple[Word, ...]:
+def _launcher_command(parts: LauncherWords, directory: Word | None) -> tuple[Word, ...]:
     """Return the launcher with its program; a program whose words a shell has to expand gets a shell of its own."""
-    if not any(word.expands for word in parts.program):
+    change = "" if directory is None or not directory.expands else f"cd {directory.written} && "
+    if not change and not any(word.expands for word in parts.program):
         return (*parts.head, *parts.options, *parts.program)
     options = tuple(word for word in parts.options if word.text not in {"-m", "--module"})
     runs_module = len(options) < len(parts.options)
     runs_python = runs_module or parts.program[0].text.endswith(".py")
     python = ("python", "-u", *(("-m",) if runs_module else ()))
-    no_python = "--no_python" if "accelerate" in parts.head[0].text or len(parts.head) > 1 else "--no-python"
-    if any("torch.distributed" in word.text for word in parts.head):
-        no_python = "--no-python"
     text = " ".join([*(python if runs_python else ()), *(word.written for word in parts.program)])
-    shell = (_plain(no_python), _plain("bash"), _plain("-c"), _plain(f"exec {text}"))
-    kept = tuple(word for word in options if word.text not in {"--no_python", "--no-python"})
-    return (*parts.head, *kept, *shell)
+    no_python = "--no_python" if parts.counts_all_nodes else "--no-python"
+    kept = tuple(word for word in options if word.text.replace("_", "-") != "--no-python")
+    return (*parts.head, *kept, *(_plain(word) for word in (no_python, "bash", "-c", f"{change}exec {text}")))
 
 
 def _plain(text: str) -> Word:

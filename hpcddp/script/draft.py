@@ -14,13 +14,13 @@ not needed for the reason in the row; ``open``, left to the user."""
 
 
 SETUP: Final = ("environment", "setup")
-_SECRET_NAME: Final = r"[A-Za-z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(?:_[A-Za-z0-9_]*)?"
-_SECRET: Final = re.compile(rf"\b({_SECRET_NAME}=)(?:'[^']*'|\"[^\"]*\"|\S)+", re.IGNORECASE)
+_MASKED_NAME: Final = r"[A-Za-z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(?:_[A-Za-z0-9_]*)?"
+_MASKED: Final = re.compile(rf"\b({_MASKED_NAME}=)(?:'[^']*'|\"[^\"]*\"|\S)+", re.IGNORECASE)
 
 
 def may_be_secret(name: str) -> bool:
     """Return whether the value of a variable of this name may be a secret."""
-    return re.fullmatch(_SECRET_NAME, name, re.IGNORECASE) is not None
+    return re.fullmatch(_MASKED_NAME, name, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,5 +82,5 @@ class Draft:
         self._add(line, text, "open", why)
 
     def _add(self, line: int, text: str, outcome: Outcome, reason: str, key: Path | None = None) -> None:
-        shown = _SECRET.sub(r"\1...", text)
-        self.rows.append(Row(line=line, text=shown, outcome=outcome, reason=_SECRET.sub(r"\1...", reason), key=key))
+        shown = _MASKED.sub(r"\1...", text)
+        self.rows.append(Row(line=line, text=shown, outcome=outcome, reason=_MASKED.sub(r"\1...", reason), key=key))

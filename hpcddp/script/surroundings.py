@@ -275,7 +275,7 @@ class Surroundings:
         target = words[1] if len(words) > 1 else Word(written="~", text="~", expands=True)
         if words[0].text != "cd" or target.text == "-":
             self._add_setup(statement)
-        elif re.fullmatch(r"\$\{?SLURM_SUBMIT_DIR\}?/?|\.", target.text):
+        elif re.fullmatch(r"\$\{?(SLURM_SUBMIT_DIR|PWD)\}?/?|\$\(pwd\)|\.", target.text):
             self.draft.drop(statement.line, statement.text, "tasks start in the directory in which you submit")
         else:
             self.directory = target

