@@ -88,12 +88,13 @@ def init(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Query this cluster and write a profile for it, or make a job file from an sbatch script.
+    """Write a profile for this cluster, or a job file from an sbatch script.
 
-    The command also writes a first job file. The profile, ~/.config/hpcddp/profiles/NAME.toml, holds default settings
-    for all jobs and the facts about the cluster: partitions, limits, GPUs, accounts, preemption. With these facts,
-    hpcddp refuses a job that cannot run on the cluster. On a machine without Slurm, the command writes only the job
-    file, for a job that runs on this machine; NAME, --partition, --account or --qos are then an error.
+    The command queries the cluster, and also writes a first job file. The profile,
+    ~/.config/hpcddp/profiles/NAME.toml, holds default settings for all jobs and the facts about the cluster:
+    partitions, limits, GPUs, accounts, preemption. With these facts, hpcddp refuses a job that cannot run on the
+    cluster. On a machine without Slurm, the command writes only the job file, for a job that runs on this machine;
+    NAME, --partition, --account or --qos are then an error.
 
     With --from, the command asks no cluster. It reads SCRIPT, runs nothing of it, and writes a job file that requests
     the same and runs the same program. It prints the job file, and what became of each line of the script.

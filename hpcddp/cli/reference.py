@@ -68,7 +68,7 @@ _SAID_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
 # Pages of the documentation about the subject of a command.
 _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "init": ("install", "profiles"),
+        "init": ("install", "profiles", "from-a-script"),
         "render": ("job-file", "templates"),
         "submit": (
             "job-file",

@@ -109,6 +109,7 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
         draft.drop(called.line, called.text, "it calls the function that starts the program")
     for statement in script.statements[call:]:
         surroundings.read_after(statement)
+    _note_login_shell(script, surroundings)
     surroundings.finish(used)
     _note_unknown_variables(launch, used, surroundings)
     draft.values.setdefault(("name",), job_name_of(name))
@@ -124,6 +125,39 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
         rows=rows,
         added=tuple(str(directive) for directive in directives if directive.flag not in given),
     )
+
+
+_SHELL: Final = re.compile(r"(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?(?:ba|da|k|z)?sh\b")
+
+
+def _refuse_unreadable(script: Script) -> None:
+    """Refuse a script that sbatch refuses as a whole, and one of another language.
+
+    Raises:
+        ConversionError: it is one.
+    """
+    if script.has_dos_line_breaks:
+        raise ConversionError("the lines end as on Windows, and sbatch refuses such a script; run dos2unix on it first")
+    if script.shebang is None:
+        raise ConversionError(
+            "the first line does not begin with #!, and sbatch refuses such a script; add #!/bin/bash"
+        )
+    if _SHELL.match(script.shebang) is None:
+        raise ConversionError(
+            f"the script is for {script.shebang}, and hpcddp reads those for bash and sh; write the job file yourself, "
+            "with the script as its command"
+        )
+
+
+def _note_login_shell(script: Script, surroundings: Surroundings) -> None:
+    words = (script.shebang or "").split()
+    if not {"-l", "--login"} & set(words):
+        return
+    if surroundings.needs_login_shell():
+        surroundings.draft.values[SETUP] = ["source /etc/profile"]
+        surroundings.draft.note_setup(1, script.lines[0])
+    else:
+        surroundings.draft.drop(1, script.lines[0], "the environment of the job needs no login shell")
 
 
 def _note_foreign_directives(script: Script, draft: Draft) -> None:
@@ -254,7 +288,7 @@ def _ranks_of(launch: Launch, counts: Counts) -> Ranks:
 def _launcher_command(parts: LauncherWords, directory: Word | None) -> tuple[Word, ...]:
     """Return the launcher with its program; a program whose words a shell has to expand gets a shell of its own."""
     change = "" if directory is None or not directory.expands else f"cd {directory.written} && "
-    if not change and not any(word.expands for word in parts.program):
+    if not parts.program or (not change and not any(word.expands for word in parts.program)):
         return (*parts.head, *parts.options, *parts.program)
     options = tuple(word for word in parts.options if word.text not in {"-m", "--module"})
     runs_module = len(options) < len(parts.options)

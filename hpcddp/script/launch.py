@@ -232,7 +232,7 @@ def split_launcher(words: tuple[Word, ...], name: LauncherName) -> LauncherWords
             continue
         count = 2 if takes_next else 1
         if option in {"--nproc-per-node", "--num-processes"}:
-            ranks = value if equals else texts[position + 1]
+            ranks = value if equals else next(iter(texts[position + 1 :]), None)
         world += words[position : position + count]
         position += count
     if options and options[-1].text == "--":

@@ -64,6 +64,12 @@ def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
             )
         elif line.problem is not None and not line.flags:
             draft.leave_open(line.number, line.text, f"sbatch refuses this line: it {line.problem}")
+        elif not line.words:
+            draft.drop(line.number, line.text, "it has no flag")
+        elif not line.flags:
+            draft.leave_open(
+                line.number, line.text, "sbatch takes its words for the value of a flag in a line before it"
+            )
         for flag in () if line.is_ignored else line.flags:
             _add_flag(flags, flag, draft)
     return flags
@@ -93,7 +99,7 @@ def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
         elif name in flags:
             earlier = flags[name]
             draft.drop(earlier.line, flag_text(earlier), f"line {flag.line} gives --{name} again, and that counts")
-        flags[name] = flag
+        flags[name] = replace(flag, name=name)
 
 
 def read_counts(flags: Mapping[str, Flag], launch: Launch | None, draft: Draft) -> Counts:

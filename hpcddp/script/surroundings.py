@@ -20,7 +20,7 @@ SET_BY_HPCDDP: Final = frozenset(
 )  # fmt: skip
 _NOT_NEEDED: Final = MappingProxyType(
     {
-        **dict.fromkeys(SET_BY_HPCDDP, "hpcddp sets it in every task, with an address and a port that are free"),
+        **dict.fromkeys(SET_BY_HPCDDP, "hpcddp sets it in every task"),
         "CUDA_VISIBLE_DEVICES": "Slurm gives each task its GPUs",
         "SRUN_CPUS_PER_TASK": "hpcddp passes the CPUs of a task to srun",
         "SLURM_CPUS_PER_TASK": "hpcddp passes the CPUs of a task to srun",
@@ -101,6 +101,10 @@ class Surroundings:
         for name in _assigned_names(command):
             self.assigned.add(name)
             self.variables.forget(name)
+
+    def needs_login_shell(self) -> bool:
+        """Return whether a setup line may use what only a login shell defines: modules and conda."""
+        return any(re.search(r"\b(module|ml|conda|mamba|spack)\b", line.text) for line in self._setup)
 
     def finish(self, used: Iterable[str]) -> None:
         """Set ``environment.modules`` and ``environment.setup``.
@@ -332,9 +336,12 @@ def _writes_a_file(command: Command) -> bool:
 
 def _why_not_set(statement: Statement) -> str | None:
     words = statement.commands[0].texts
-    if words[0] == "set" and "pipefail" not in words and not {"-a", "-o", "+a"} & set(words):
-        return "a command of environment.setup that fails ends the job; hpcddp render shows the lines"
-    return None
+    options = set("".join(word.lstrip("-+") for word in words[1:]))
+    if words[0] != "set" or not options or options - set("eux"):
+        return None
+    if options == {"x"}:
+        return "hpcddp render shows the lines that run"
+    return "a command of environment.setup that fails ends the job"
 
 
 def _kind_of_reporting(command: Command) -> str | None:

@@ -342,7 +342,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, golden: GoldenMessa
 
 @pytest.mark.parametrize(
     ("text", "command"),
-    [("#!/bin/bash\n#SBATCH -N 2\nsrun x\n", "-- bash "), ("#!/usr/bin/env python3\nprint(1)\n", "-- python ")],
+    [("#!/bin/bash\nsrun x\n", "-- bash "), ("#!/usr/bin/env python3\nprint(1)\n", "-- python ")],
 )
 def test_a_script_is_told_from_a_job_file(tmp_path: Path, text: str, command: str, golden: GoldenMessages) -> None:
     script = tmp_path / "old.sbatch"
@@ -350,3 +350,14 @@ def test_a_script_is_told_from_a_job_file(tmp_path: Path, text: str, command: st
     with pytest.raises(JobFileError) as refused:
         load_job(script)
     assert f"write {command}{script}" in golden.message(refused.value)
+
+
+@pytest.mark.parametrize("text", ["#!/bin/bash\n#SBATCH -N 2\nsrun x\n", "#SBATCH -N 2\nsrun x\n"])
+def test_a_script_for_sbatch_is_answered_with_the_command_that_reads_it(
+    tmp_path: Path, text: str, golden: GoldenMessages
+) -> None:
+    script = tmp_path / "old job.sbatch"
+    script.write_text(text)
+    with pytest.raises(JobFileError) as refused:
+        load_job(script)
+    assert f"hpcddp init --from '{script}'" in golden.message(refused.value)

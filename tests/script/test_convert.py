@@ -75,15 +75,17 @@ def unexplained_directives(text: str) -> list[str]:
     directives = directives_for(conversion.job.spec, run_id=None)
     rendered = {directive.flag: directive for directive in directives}
     unexplained = []
+    given = set()
     for flag in script.flags:
-        same = rendered.get(flag.name)
-        if same is not None and canonical(flag.name, flag.value) == canonical(same.flag, same.value):
+        name = "ntasks-per-node" if flag.name == "tasks-per-node" else flag.name
+        given.add(name)
+        same = rendered.get(name)
+        if same is not None and canonical(name, flag.value) == canonical(same.flag, same.value):
             continue
         rows = [row for row in conversion.rows if row.line == flag.line and flag.name in row.text]
         explained = any(row.outcome in {"dropped", "open"} or "the script of the job has" in row.reason for row in rows)
         if not explained and flag.name not in {"mail-type", "gres"}:
             unexplained.append(flag.name)
-    given = {flag.name for flag in script.flags}
     unexplained += [
         directive.flag
         for directive in directives
