@@ -82,12 +82,7 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     Raises:
         ConversionError: nothing in the script starts a program, or it is one that sbatch refuses as a whole.
     """
-    if script.has_dos_line_breaks:
-        raise ConversionError("the lines end as on Windows, and sbatch refuses such a script; run dos2unix on it first")
-    if script.shebang is None:
-        raise ConversionError(
-            "the first line does not begin with #!, and sbatch refuses such a script; add #!/bin/bash"
-        )
+    _refuse_unreadable(script)
     draft = Draft()
     flags = effective_flags(script, draft)
     _note_foreign_directives(script, draft)
@@ -402,6 +397,9 @@ def _valid_job(draft: Draft, environment: Mapping[str, str]) -> ResolvedJob:
     Raises:
         ConversionError: the job is not valid for another reason.
     """
+    container = ("environment", "container")
+    if (*container, "runtime") in draft.values and (*container, "image") not in draft.values:
+        _remove(draft, container, "needs an image, and the script names none with --container-image")
     for _ in range(_MOST_ROUNDS):
         try:
             return load_job(_nested(draft.values), defaults=DefaultSettings(environment=environment))

@@ -150,6 +150,12 @@ def test_a_value_that_no_field_can_have_is_left_open_with_the_reason() -> None:
     assert conversion.job.spec.resources.time_limit is None
 
 
+def test_a_container_without_an_image_is_left_open() -> None:
+    conversion = made_from("#!/bin/bash\nsrun --container-mounts=/a --container-workdir=/a python train.py\n")
+    assert conversion.job.spec.environment.container is None
+    assert "needs an image" in row_of(conversion, "srun --container-mounts=/a").reason
+
+
 def test_directives_behind_the_first_command_are_left_open() -> None:
     conversion = made_from("#!/bin/bash\nset -e\n#SBATCH --nodes=8\nsrun python train.py\n")
     row = row_of(conversion, "#SBATCH --nodes=8")
