@@ -117,7 +117,7 @@ def _read_launch(launch: Launch, variables: Variables) -> Launch:
 def _read_step(launch: Launch, variables: Variables) -> Launch:
     """Return the program behind srun or mpirun: any program can be the ranks there, except one that only reports."""
     inner = _read_launch(launch, variables)
-    if inner.certainty in {_PYTHON, _PROGRAM}:
+    if inner.certainty in {_PYTHON, _PROGRAM} or any(word.text.startswith("$") for word in launch.words[:1]):
         return replace(inner, certainty=_STEP)
     return inner
 
@@ -162,8 +162,10 @@ def _read_shell_text(launch: Launch, variables: Variables) -> Launch:
     if position is None or position + 1 >= len(texts):
         return replace(launch, certainty=_PROGRAM)
     inner = _launch_in_text(launch, texts[position + 1], variables)
-    if inner is None or inner.certainty == _NO_LAUNCH:
-        return launch
+    if inner is None:
+        # A variable may hold the program.
+        certainty = _PROGRAM if texts[position + 1].startswith("$") else _NO_LAUNCH
+        return replace(launch, certainty=certainty)
     if inner.certainty == _LAUNCHER or (inner.certainty == _PYTHON and not inner.before):
         return inner
     return replace(launch, certainty=_PROGRAM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -12,6 +13,9 @@ _REFERENCE: Final = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_][A-Za-z0-9_]*)|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?P<array>\[[@*]\])?\})", re.ASCII
 )
 _ANY_USE: Final = re.compile(r"\$\{?[#!]?([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
+# What a shell reads as more than one word.
+_SPECIAL: Final = re.compile(r"[\s;&|()<>#]")
+_PATTERN: Final = re.compile(r"[*?\[{~\s]")
 # In arithmetic, a variable has no dollar sign.
 _ARITHMETIC: Final = re.compile(r"\(\(|\s-(?:eq|ne|lt|le|gt|ge)\s|\blet\b")
 _NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -59,7 +63,7 @@ class Variables:
         else:
             value, _ = read_word(written, 0)
             words = (self._substituted(value),)
-        if not any(_CHANGES.search(word.written) for word in words):
+        if not any(_CHANGES.search(word.written) or _is_hard_to_quote(word) for word in words):
             self._words[name] = words
 
     def names_behind(self, text: str) -> set[str]:
@@ -88,15 +92,18 @@ class Variables:
         """Return the words of a command with the values of the known variables, split as the shell splits them."""
         resolved: list[Word] = []
         for word in words:
-            whole = _REFERENCE.fullmatch(word.text)
+            whole = _REFERENCE.fullmatch(word.text) if word.expands else None
             name = None if whole is None else whole["plain"] or whole["braced"]
-            is_quoted = word.written.startswith('"')
-            if name in self._arrays and name in self._words and whole is not None and whole["array"]:
-                resolved += self._words[name]
-            elif name in self._words and name not in self._arrays and not is_quoted:
-                resolved += [piece for value in self._words[name] for piece in _words_of(value.text)]
-            else:
+            values = None if name is None else self._words.get(name)
+            if whole is None or values is None:
                 resolved.append(self._substituted(word))
+            elif name in self._arrays:
+                # Without [@], an array is its first item.
+                resolved += values if whole["array"] else values[:1]
+            elif word.written.startswith('"'):
+                resolved.append(self._substituted(word))
+            else:
+                resolved += [_unquoted(piece) for value in values for piece in value.text.split()]
         return resolved
 
     def resolve_text(self, text: str) -> str:
@@ -108,18 +115,35 @@ class Variables:
         return reference[0] if words is None else " ".join(word.text for word in words)
 
     def _substituted(self, word: Word) -> Word:
-        if not word.expands or "'" in word.written:
-            return word
-        written = self.resolve_text(word.written)
-        if written == word.written:
+        written = word.written.replace("\\\n", "")
+        inner = written.removeprefix('"').removesuffix('"')
+        if not word.expands or "'" in written or "\\" in written or ('"' in inner and _PATTERN.search(inner)):
+            # Quotes that the new word would not have may protect a part of it.
             return word
         text = self.resolve_text(word.text)
-        return Word(written=f'"{text}"' if " " in text else written, text=text, expands=_uses_shell(text))
+        if text == word.text:
+            return word
+        if '"' in written:
+            return Word(written=f'"{text}"', text=text, expands=_expands(text))
+        return _unquoted(text) if _SPECIAL.search(text) is None else word
 
 
-def _uses_shell(text: str) -> bool:
-    word, _ = read_word(text.replace(" ", "_").replace('"', "_").replace("'", "_"), 0)
-    return word.expands
+def _is_hard_to_quote(word: Word) -> bool:
+    """Return whether the value of a word could be another one in double quotes."""
+    has_dollar = "$" in word.text and not word.expands
+    return has_dollar or re.search(r'["\\`]', word.text) is not None
+
+
+def _unquoted(text: str) -> Word:
+    """Return a text as a word of a command; where a shell has nothing to expand in it, with quotes as it needs them."""
+    if _expands(text):
+        return Word(written=text, text=text, expands=True)
+    return Word(written=shlex.quote(text), text=text, expands=False)
+
+
+def _expands(text: str) -> bool:
+    word, end = read_word(text.replace(" ", "_").replace("'", "_"), 0)
+    return word.expands or (end < len(text) and "$" in text)
 
 
 def _words_of(text: str) -> Iterator[Word]:

@@ -169,6 +169,32 @@ def test_a_variable_with_a_known_value_stands_in_the_command() -> None:
     assert rows_of(conversion, "dropped")[:1] == ["LR=0.1"]
 
 
+@pytest.mark.parametrize(
+    ("assignment", "word", "command"),
+    [
+        ("X='a;b'", "$X", ("python", "t.py", "a;b")),
+        ("X='a;b'", '"--x=$X"', ("python", "t.py", "--x=a;b")),
+        ("X='$HOME'", "$X", ("bash", "-c", "exec python t.py $X")),
+        ("X='a\"b'", '"$X"', ("bash", "-c", 'exec python t.py "$X"')),
+        ("X='#1'", "$X", ("python", "t.py", "#1")),
+        ("X=(a 'b c')", '"${X[@]}"', ("python", "t.py", "a", "b c")),
+        ('X="a $USER"', '"$X"', ("bash", "-c", 'exec python t.py "a $USER"')),
+        ("X=a", '$X/"*".py', ("bash", "-c", 'exec python t.py $X/"*".py')),
+        ("X=a", '--x="$X/$USER"', ("bash", "-c", 'exec python t.py "--x=a/$USER"')),
+        ("X=a", "'$X'", ("python", "t.py", "$X")),
+        ("X='a b'", "c$X", ("bash", "-c", "exec python t.py c$X")),
+    ],
+)
+def test_a_value_stays_the_same_value_in_the_command(assignment: str, word: str, command: tuple[str, ...]) -> None:
+    assert made_from(f"#!/bin/bash\n{assignment}\nsrun python t.py {word}\n").job.spec.command == command
+
+
+def test_a_program_in_a_variable_that_is_not_known_runs_in_a_shell() -> None:
+    conversion = made_from('#!/bin/bash\nCMD=$(make_command)\nsrun bash -c "$CMD"\n')
+    assert conversion.job.spec.command == ("bash", "-c", "$CMD")
+    assert conversion.job.spec.environment.setup == ("export CMD=$(make_command)",)
+
+
 def test_words_that_a_shell_expands_get_a_shell_in_the_task() -> None:
     conversion = made_from("#!/bin/bash\nsrun python train.py --out $SLURM_JOB_ID 'a b'\n")
     assert conversion.job.spec.command == ("bash", "-c", "exec python train.py --out $SLURM_JOB_ID 'a b'")
