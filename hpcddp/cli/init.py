@@ -88,7 +88,7 @@ def init(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a profile for this cluster, or a job file from an sbatch script.
+    """Write a profile for this cluster, or a job file for a script.
 
     The command queries the cluster, and also writes a first job file. The profile,
     ~/.config/hpcddp/profiles/NAME.toml, holds default settings for all jobs and the facts about the cluster:
