@@ -46,6 +46,8 @@ from hpcddp.slurm.directives import Directive, directives_for
 
 _LONGEST_TEXT: Final = 60
 _MOST_ROUNDS: Final = 20
+# bash, -c and the text.
+_SHELL_WORDS: Final = 3
 
 
 class ConversionError(UserError):
@@ -311,9 +313,9 @@ def _command_of(words: tuple[Word, ...], directory: Word | None, parts: Launcher
     if not must_expand or parts is not None:
         return (*prefix, *(word.text for word in words))
     written = " ".join(word.written for word in words)
-    if words[0].text.rpartition("/")[2] in SHELLS and [word.text for word in words[1:2]] == ["-c"]:
-        # The script's shell expanded the text before the shell in it did.
-        return (*prefix, *(word.text for word in words))
+    if words[0].text.rpartition("/")[2] in SHELLS and len(words) == _SHELL_WORDS and words[1].text.endswith("c"):
+        # The shell of the script expands the text once, and the shell that it is for expands the result.
+        return (*prefix, words[0].text, words[1].text, f"eval {words[2].written}")
     change = f"cd {directory.written} && " if directory is not None and directory.expands else ""
     return (*prefix, "bash", "-c", f"{change}exec {written}")
 

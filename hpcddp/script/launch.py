@@ -173,7 +173,7 @@ def _read_shell_text(launch: Launch, variables: Variables) -> Launch:
 
 def _launch_in_text(launch: Launch, text: str, variables: Variables) -> Launch | None:
     """Return the last command of a text that starts a program, with the statements in front of it."""
-    statements, _ = read_shell(variables.resolve_text(text))
+    statements, _ = read_shell(variables.resolve_program(text))
     found: Launch | None = None
     for index, statement in enumerate(statements):
         for command in statement.commands:

@@ -220,12 +220,22 @@ class Surroundings:
             self._add_setup(statement)
 
     def _read_export(self, statement: Statement, command: Command) -> None:
-        assignments = [word for word in command.words[1:] if split_assignment(word) is not None]
-        if command.words[0].text != "export" or not assignments:
+        words = command.words[1:]
+        if command.words[0].text != "export" or not words or any(word.text.startswith("-") for word in words):
             self._add_setup(statement)
             return
-        for word in assignments:
-            self._read_variable(statement, word, is_exported=True)
+        for word in words:
+            if split_assignment(word) is not None:
+                self._read_variable(statement, word, is_exported=True)
+            else:
+                self._read_exported_name(statement, word.text)
+
+    def _read_exported_name(self, statement: Statement, name: str) -> None:
+        """Keep the assignment of a variable that a later line exports."""
+        for line in self._setup:
+            if line.serves == name and line.why is None:
+                line.serves = None
+        self.draft.drop(statement.line, f"export {name}", "its assignment exports it, or the tasks inherit it")
 
     def _read_assignment(self, statement: Statement, command: Command) -> None:
         for word in command.assignments:
@@ -337,9 +347,9 @@ def _writes_a_file(command: Command) -> bool:
 def _why_not_set(statement: Statement) -> str | None:
     words = statement.commands[0].texts
     options = set("".join(word.lstrip("-+") for word in words[1:]))
-    if words[0] != "set" or not options or options - set("eux"):
+    if words[0] != "set" or not options or options - set("euxv"):
         return None
-    if options == {"x"}:
+    if options <= {"x", "v"}:
         return "hpcddp render shows the lines that run"
     return "a command of environment.setup that fails ends the job"
 

@@ -15,6 +15,7 @@ _REFERENCE: Final = re.compile(
 _ANY_USE: Final = re.compile(r"\$\{?[#!]?([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
 # What a shell reads as more than one word.
 _SPECIAL: Final = re.compile(r"[\s;&|()<>#]")
+_MOST_ROUNDS: Final = 10
 _PATTERN: Final = re.compile(r"[*?\[{~\s]")
 # In arithmetic, a variable has no dollar sign.
 _ARITHMETIC: Final = re.compile(r"\(\(|\s-(?:eq|ne|lt|le|gt|ge)\s|\blet\b")
@@ -46,6 +47,8 @@ class Variables:
     def __init__(self) -> None:
         self._words: dict[str, tuple[Word, ...]] = {}
         self._arrays: set[str] = set()
+        # Those whose values a word in double quotes would not hold unchanged; the text of a program can.
+        self._hard: set[str] = set()
         # The names that the value of each variable uses, as it is written.
         self._uses: dict[str, set[str]] = {}
 
@@ -63,8 +66,11 @@ class Variables:
         else:
             value, _ = read_word(written, 0)
             words = (self._substituted(value),)
-        if not any(_CHANGES.search(word.written) or _is_hard_to_quote(word) for word in words):
-            self._words[name] = words
+        if any(_CHANGES.search(re.sub(r"\\.", "", word.written, flags=re.DOTALL)) for word in words):
+            return
+        self._words[name] = words
+        if any(_is_hard_to_quote(word) for word in words):
+            self._hard.add(name)
 
     def names_behind(self, text: str) -> set[str]:
         """Return the names that a text uses, and those that their values use."""
@@ -79,6 +85,7 @@ class Variables:
         """Note that the value of a variable is not known any more."""
         self._words.pop(name, None)
         self._arrays.discard(name)
+        self._hard.discard(name)
 
     def forget_all_of(self, statement: Statement) -> None:
         """Note that a statement may or may not assign its variables."""
@@ -94,7 +101,7 @@ class Variables:
         for word in words:
             whole = _REFERENCE.fullmatch(word.text) if word.expands else None
             name = None if whole is None else whole["plain"] or whole["braced"]
-            values = None if name is None else self._words.get(name)
+            values = None if name is None or name in self._hard else self._words.get(name)
             if whole is None or values is None:
                 resolved.append(self._substituted(word))
             elif name in self._arrays:
@@ -106,13 +113,29 @@ class Variables:
                 resolved += [_unquoted(piece) for value in values for piece in value.text.split()]
         return resolved
 
-    def resolve_text(self, text: str) -> str:
+    def resolve_program(self, text: str) -> str:
+        """Return the text of a program, ``bash -c "TEXT"``, with the values of the known variables.
+
+        The shell of the script expands it before the shell in it reads it, so that a value may be any shell code.
+        """
+        for _ in range(_MOST_ROUNDS):
+            resolved = _REFERENCE.sub(self._value_of, text)
+            if resolved == text:
+                break
+            text = resolved
+        return text
+
+    def _resolve_text(self, text: str) -> str:
         """Return a text with the values of the known variables in place of them, as in double quotes."""
-        return _REFERENCE.sub(self._value_of, text)
+        return _REFERENCE.sub(self._easy_value_of, text)
 
     def _value_of(self, reference: re.Match[str]) -> str:
         words = self._words.get(reference["plain"] or reference["braced"])
         return reference[0] if words is None else " ".join(word.text for word in words)
+
+    def _easy_value_of(self, reference: re.Match[str]) -> str:
+        name = reference["plain"] or reference["braced"]
+        return reference[0] if name in self._hard else self._value_of(reference)
 
     def _substituted(self, word: Word) -> Word:
         written = word.written.replace("\\\n", "")
@@ -120,7 +143,7 @@ class Variables:
         if not word.expands or "'" in written or "\\" in written or ('"' in inner and _PATTERN.search(inner)):
             # Quotes that the new word would not have may protect a part of it.
             return word
-        text = self.resolve_text(word.text)
+        text = self._resolve_text(word.text)
         if text == word.text:
             return word
         if '"' in written:
@@ -131,7 +154,8 @@ class Variables:
 def _is_hard_to_quote(word: Word) -> bool:
     """Return whether the value of a word could be another one in double quotes."""
     has_dollar = "$" in word.text and not word.expands
-    return has_dollar or re.search(r'["\\`]', word.text) is not None
+    has_escape = re.search(r"\\[$`]", word.written) is not None
+    return has_dollar or has_escape or re.search(r'["\\`]', word.text) is not None
 
 
 def _unquoted(text: str) -> Word:

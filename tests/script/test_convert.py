@@ -191,8 +191,20 @@ def test_a_value_stays_the_same_value_in_the_command(assignment: str, word: str,
 
 def test_a_program_in_a_variable_that_is_not_known_runs_in_a_shell() -> None:
     conversion = made_from('#!/bin/bash\nCMD=$(make_command)\nsrun bash -c "$CMD"\n')
-    assert conversion.job.spec.command == ("bash", "-c", "$CMD")
+    assert conversion.job.spec.command == ("bash", "-c", 'eval "$CMD"')
     assert conversion.job.spec.environment.setup == ("export CMD=$(make_command)",)
+
+
+def test_a_launcher_in_a_variable_is_found_also_with_what_the_tasks_expand() -> None:
+    launcher = 'LAUNCHER="torchrun --nnodes $SLURM_NNODES --node_rank \\$SLURM_PROCID --rdzv_endpoint $ADDR:1 --tee 3"'
+    program = 'CMD="$LAUNCHER train.py"'
+    text = f'#!/bin/bash\n#SBATCH --gres=gpu:2\nADDR=$(hostname)\n{launcher}\n{program}\nsrun bash -c "$CMD"\n'
+    assert made_from(text).job.spec.command == ("torchrun", "--tee", "3", "train.py")
+
+
+def test_a_variable_that_a_later_line_exports_is_kept() -> None:
+    conversion = made_from("#!/bin/bash\nX=$(date)\nY=1\nexport X Y Z\nsrun python t.py\n")
+    assert conversion.job.spec.environment.setup == ("export X=$(date)", "export Y=1")
 
 
 def test_words_that_a_shell_expands_get_a_shell_in_the_task() -> None:
