@@ -163,6 +163,8 @@ def _note_foreign_directives(script: Script, draft: Draft) -> None:
             draft.leave_open(
                 comment.line, comment.text, "it is for another scheduler; write it as a field of resources"
             )
+        elif comment.column == 0 and re.match(r"#SLURM\b", comment.text):
+            draft.leave_open(comment.line, comment.text, "sbatch refuses a script with #SLURM; write #SBATCH")
 
 
 def _find_launch(script: Script) -> tuple[Launch, int]:

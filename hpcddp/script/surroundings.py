@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+from hpcddp.jobfile.environment import ACTIVATED
 from hpcddp.script.draft import SETUP, Draft, may_be_secret
 from hpcddp.script.kinds import CommandKind, kind_of, program_words
 from hpcddp.script.launch import launch_of
@@ -47,6 +48,8 @@ class _SetupLine:
         why: why it is dropped where it is not needed; None for the ordinary reason.
         serves: the variable that it sets, or ``_DIRECTORY``: it is needed only if a later line, or the command, uses
             that. None for a line that is always needed.
+        is_in_env: whether ``environment.env`` has the variable too, which is set behind the setup lines: the command
+            does not need this line.
     """
 
     line: int
@@ -54,6 +57,7 @@ class _SetupLine:
     shown: str
     serves: str | None = None
     why: str | None = None
+    is_in_env: bool = False
 
 
 @dataclass(slots=True)
@@ -117,6 +121,8 @@ class Surroundings:
         for line, is_needed in zip(self._setup, self._needed(set(used) - _NOT_NEEDED.keys()), strict=True):
             if is_needed:
                 self._keep(line)
+            elif line.is_in_env:
+                continue
             elif line.why is not None:
                 self.draft.drop(line.line, line.shown, line.why)
             elif line.serves in self.substituted:
@@ -132,13 +138,15 @@ class Surroundings:
             else:
                 self.draft.drop(line.line, line.shown, "nothing in the job file calls it")
 
-    def _needed(self, used: set[str]) -> list[bool]:
+    def _needed(self, used_by_command: set[str]) -> list[bool]:
         """Return which setup lines are needed: the last ones first, because a line uses what earlier ones set."""
         needed = []
+        used_by_setup: set[str] = set()
         for line in reversed(self._setup):
+            used = used_by_setup if line.is_in_env else used_by_setup | used_by_command
             is_needed = line.serves is None or line.serves in used
             if is_needed:
-                used |= {*names_in(line.text), _DIRECTORY}
+                used_by_setup |= {*names_in(line.text), _DIRECTORY}
             needed.append(is_needed)
         return needed[::-1]
 
@@ -155,12 +163,16 @@ class Surroundings:
         """Whether no setup line has to run first: fields of ``environment`` are prepared before them."""
         return all(line.serves is not None for line in self._setup)
 
+    @property
+    def _has_environment(self) -> bool:
+        return any(("environment", name) in self.draft.values for name in ACTIVATED)
+
     def _read_compound(self, statement: Statement) -> None:
         """Sort in a list, a pipeline, a loop, a condition or a function."""
         self.variables.forget_all_of(statement)
-        self.assigned |= {name for command in statement.commands for name in _assigned_names(command)}
         function = re.match(r"(?:function\s+)?([A-Za-z_][\w.-]*)", statement.text)
         assigned = {name for command in statement.commands for name in _assigned_names(command)}
+        self.assigned |= assigned
         why = _why_not_needed(statement)
         if statement.compound == "function" and function is not None:
             self._functions.append((function[1], _SetupLine(statement.line, statement.text, statement.text)))
@@ -197,7 +209,7 @@ class Surroundings:
         names = arguments[1:]
         loads = arguments[:1] in (["load"], ["add"]) and names and not any(name.startswith("-") for name in names)
         is_plain = loads and not any("$" in name for name in names) and not command.redirections
-        if is_plain and self._is_in_order and ("environment", "conda") not in self.draft.values:
+        if is_plain and self._is_in_order and not self._has_environment:
             self._modules += names
             self.draft.note_taken(statement.line, statement.text, ("environment", "modules"))
         else:
@@ -207,8 +219,8 @@ class Surroundings:
         words = self.variables.resolve(program_words(command.words))
         texts = [word.text for word in words]
         field_name, value = _environment_of(texts)
-        has_one = any(("environment", name) in self.draft.values for name in ("conda", "venv"))
-        if field_name is not None and self._is_in_order and not has_one and "$(" not in value:
+        is_known = "$(" not in value and not names_in(value) & self.assigned
+        if field_name is not None and is_known and self._is_in_order and not self._has_environment:
             self.draft.take(
                 statement.line,
                 statement.text,
@@ -268,6 +280,7 @@ class Surroundings:
             self._pass_secret(statement.line, name)
         elif is_exported and not value.expands and not written.startswith("("):
             self.draft.take(statement.line, shown, ("environment", "env", name), value.text)
+            self._setup.append(_SetupLine(statement.line, f"export {word.written}", shown, name, is_in_env=True))
         else:
             text = word.written if written.startswith("(") else f"export {word.written}"
             setup_line = _SetupLine(statement.line, text, shown, None if is_exported else name)

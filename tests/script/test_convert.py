@@ -202,6 +202,13 @@ def test_a_launcher_in_a_variable_is_found_also_with_what_the_tasks_expand() -> 
     assert made_from(text).job.spec.command == ("torchrun", "--tee", "3", "train.py")
 
 
+def test_a_setup_line_finds_the_variables_that_are_set_in_front_of_it() -> None:
+    conversion = made_from("#!/bin/bash\nexport ROOT=/opt\nexport A=1\nsource $ROOT/env.sh\nsrun python t.py $A\n")
+    assert conversion.job.spec.environment.setup == ("export ROOT=/opt", "source $ROOT/env.sh")
+    assert conversion.job.spec.environment.env == {"ROOT": "/opt", "A": "1"}
+    assert made_from("#!/bin/bash\nE=$(x)\nconda activate $E\n./a\n").job.spec.environment.conda is None
+
+
 def test_a_variable_that_a_later_line_exports_is_kept() -> None:
     conversion = made_from("#!/bin/bash\nX=$(date)\nY=1\nexport X Y Z\nsrun python t.py\n")
     assert conversion.job.spec.environment.setup == ("export X=$(date)", "export Y=1")
