@@ -44,24 +44,10 @@ def write_values(values: Mapping[str, Any]) -> str:
     Args:
         values: the values, with sections as mappings.
     """
-    return "".join(f"{line}\n" for line in _value_lines(values, ""))
+    return "".join(f"{line}\n" for line in _mapping_lines(values, "", longest_list=_LONGEST_LIST))
 
 
 _LONGEST_LIST = 100
-
-
-def _value_lines(values: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for key, value in values.items():
-        name = f"{indent}{_scalar(key)}:"
-        if isinstance(value, Mapping) and value:
-            yield name
-            yield from _value_lines(value, indent + _INDENT)
-        elif isinstance(value, list) and len(_flow(value)) > _LONGEST_LIST:
-            yield name
-            for item in value:
-                yield from _item_lines(item, indent + _INDENT)
-        else:
-            yield f"{name} {_flow(value)}"
 
 
 # What a literal block cannot hold, or would change (YAML 1.2.2, 8.1).
@@ -100,12 +86,17 @@ def parse_resolved(text: str) -> JobSpec:
     return spec
 
 
-def _mapping_lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
+def _mapping_lines(data: Mapping[str, Any], indent: str, *, longest_list: int | None = None) -> Iterator[str]:
+    """Yield the lines of a mapping; a list longer than ``longest_list`` characters has a line for each item."""
     for key, value in data.items():
         name = f"{indent}{_scalar(key)}:"
         if isinstance(value, Mapping) and value:
             yield name
-            yield from _mapping_lines(value, indent + _INDENT)
+            yield from _mapping_lines(value, indent + _INDENT, longest_list=longest_list)
+        elif isinstance(value, list) and longest_list is not None and len(_flow(value)) > longest_list:
+            yield name
+            for item in value:
+                yield from _item_lines(item, indent + _INDENT)
         else:
             yield f"{name} {_flow(value)}"
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from hpcddp.errors import UserError
@@ -114,17 +115,18 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     job = _valid_job(draft, environment)
     directives = directives_for(job.spec, run_id=None)
     _note_differences(flags, directives, draft)
-    rows = tuple(sorted(draft.rows, key=lambda row: row.line))
-    given = {*flags, *({"gres"} if {"gpus", "gpus-per-node", "gpus-per-task"} & flags.keys() else ())}
     return Conversion(
         text=_job_text(draft),
         job=job,
-        rows=rows,
-        added=tuple(str(directive) for directive in directives if directive.flag not in given),
+        rows=tuple(sorted(draft.rows, key=lambda row: row.line)),
+        added=tuple(str(directive) for directive in directives if not _is_given(directive, flags)),
     )
 
 
-_SHELL: Final = re.compile(r"(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?(?:ba|da|k|z)?sh\b")
+def _is_given(directive: Directive, flags: Mapping[str, Flag]) -> bool:
+    """Return whether the script has the flag of a directive, or another one for the same."""
+    asks_for_gpus = any(name.startswith("gpus") for name in flags)
+    return directive.flag in flags or (directive.flag == "gres" and asks_for_gpus)
 
 
 def _refuse_unreadable(script: Script) -> None:
@@ -139,7 +141,9 @@ def _refuse_unreadable(script: Script) -> None:
         raise ConversionError(
             "the first line does not begin with #!, and sbatch refuses such a script; add #!/bin/bash"
         )
-    if _SHELL.match(script.shebang) is None:
+    words = [PurePosixPath(word).name for word in script.shebang.split() if not word.startswith("-")]
+    interpreter = next((word for word in words if word != "env"), "")
+    if interpreter not in SHELLS:
         raise ConversionError(
             f"the script is for {script.shebang}, and hpcddp reads those for bash and sh; write the job file yourself, "
             "with the script as its command"

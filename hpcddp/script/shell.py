@@ -7,6 +7,7 @@ close compound commands. It expands nothing. The text of every statement is kept
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -266,7 +267,7 @@ class _OpenCommand:
     redirections: list[str] = field(default_factory=list)
 
 
-class ShellReader:
+class _Reader:
     """Reads the shell lines of a script; ``statements`` and ``comments`` hold what was read.
 
     Args:
@@ -277,6 +278,7 @@ class ShellReader:
         self.statements: list[Statement] = []
         self.comments: list[Comment] = []
         self._text = text
+        self._line_breaks = [match.start() for match in re.finditer("\n", text)]
         self._position = 0
         self._command: _OpenCommand | None = None
         self._commands: list[Command] = []
@@ -321,7 +323,7 @@ class ShellReader:
         )
 
     def _line_of(self, position: int) -> int:
-        return self._text.count("\n", 0, position) + 1
+        return bisect_left(self._line_breaks, position) + 1
 
     def _read_token(self) -> None:
         text = self._text
@@ -526,6 +528,6 @@ def read_shell(text: str) -> tuple[tuple[Statement, ...], tuple[Comment, ...]]:
     Args:
         text: the whole script, with line breaks of Unix.
     """
-    reader = ShellReader(text)
+    reader = _Reader(text)
     reader.read()
     return tuple(reader.statements), tuple(reader.comments)
