@@ -101,8 +101,8 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
         "wrap": "hpcddp writes the script; write the command in the job file, or after --",
     }
 )
-FLAGS_WITHOUT_VALUE = (SBATCH.without_value | SBATCH.with_optional_value) - REFUSED_FLAGS.keys()
-"""Flags that ``resources.sbatch`` may hold as ``true``."""
+FLAGS_WITHOUT_VALUE = (SBATCH.without_value | {"no-kill"}) - REFUSED_FLAGS.keys()
+"""Flags that ``resources.sbatch`` may hold as ``true``, and that people write without a value."""
 
 
 def refused_because(name: str) -> tuple[str, str] | None:
