@@ -144,7 +144,7 @@ def plan_job(
         has_local_batch_norm=train is not None
         and train.batch_norm == "local"
         and batch.per_device_batch_size is None
-        and _has_batch_norm(train.model),
+        and has_batch_norm(train.model),
         notes=(
             *notes,
             *(() if samples is not None or notes else (unknown,)),
@@ -178,7 +178,7 @@ def plan_each_node_count(spec: JobSpec, plan_one: Callable[[JobSpec], JobPlan]) 
     return plans
 
 
-def _has_batch_norm(model: str) -> bool:
+def has_batch_norm(model: str) -> bool:
     """Return whether a model of torchvision has BatchNorm; False for a model of the user's own, which is not known."""
     without = ("alexnet", "convnext_", "squeezenet", "swin_", "vgg", "vit_")
     return ":" not in model and (model.endswith("_bn") or not model.startswith(without))

@@ -39,11 +39,13 @@ class SampleCount:
         samples: N; None when it is unknown.
         note: why it is unknown, or why the job will fail, and what to do; None otherwise.
         smallest_group: samples of the smallest group; None where samples are counted, or it is unknown.
+        classes: the classes of the data that was read; None where it was not, or does not tell.
     """
 
     samples: int | None
     note: str | None = None
     smallest_group: int | None = None
+    classes: int | None = None
 
 
 def count_units(train: Train, batch: Batch, *, directory: Path, python: str, timeout_s: float = 60.0) -> SampleCount:
@@ -69,7 +71,7 @@ def count_units(train: Train, batch: Batch, *, directory: Path, python: str, tim
         )
     except OwnDatasetError as error:
         return _unknown(error.message, "group")
-    return SampleCount(groups, smallest_group=smallest)
+    return SampleCount(groups, smallest_group=smallest, classes=count.classes)
 
 
 def count_samples(train: Train, *, directory: Path, python: str, timeout_s: float = 60.0) -> SampleCount:
@@ -92,13 +94,13 @@ def count_samples(train: Train, *, directory: Path, python: str, timeout_s: floa
     if name == "imagefolder":
         return _count_images(directory / (train.data_dir or ""))
     try:
-        samples, knows_classes = count_own_samples(
+        samples, knows_classes, classes = count_own_samples(
             name, train.dataset_args, directory=directory, python=python, timeout_s=timeout_s
         )
     except OwnDatasetError as error:
         return _unknown(f"{error.message}, which would end the job too, unless its nodes have what is missing here")
     if train.num_classes is not None or knows_classes:
-        return SampleCount(samples)
+        return SampleCount(samples, classes=classes)
     note = (
         f"The job will fail: train.num_classes is null, and dataset {name} has neither classes nor targets nor labels "
         "to count; write train.num_classes."
@@ -123,7 +125,7 @@ def _count_images(data_dir: Path) -> SampleCount:
     walks = (os.walk(folder, followlinks=True) for folder in classes)
     samples = sum(name.lower().endswith(IMAGE_EXTENSIONS) for walk in walks for _, _, names in walk for name in names)
     if samples:
-        return SampleCount(samples)
+        return SampleCount(samples, classes=len(classes))
     return _unknown(f"no image lies under {root}/<class>/")
 
 
@@ -144,7 +146,17 @@ arguments = json.loads(arguments)
 _SAMPLES = """
 part = function(split="train", **arguments)
 found = [getattr(part, name, None) for name in ("classes", "targets", "labels")]
-os.write(answer, f"{len(part)} {int(any(one is not None and not callable(one) for one in found))}".encode())
+found = [one for one in found if one is not None and not callable(one)]
+classes = 0
+try:
+    if found and found[0] is getattr(part, "classes", None):
+        classes = len(found[0])
+    elif found:
+        classes = int(found[0].max() if hasattr(found[0], "max") else max(found[0])) + 1
+except Exception:
+    # The task, which reads the data itself, says what is wrong with its labels.
+    pass
+os.write(answer, f"{len(part)} {int(bool(found))} {max(0, classes)}".encode())
 """
 
 
@@ -172,8 +184,10 @@ class OwnDatasetError(UserError):
 
 def count_own_samples(
     target: str, arguments: Mapping[str, Any], *, directory: Path, python: str, timeout_s: float
-) -> tuple[int, bool]:
-    """Return ``len(function(split="train", **arguments))``, and whether the result tells the number of classes.
+) -> tuple[int, bool, int | None]:
+    """Return ``len(function(split="train", **arguments))``, whether the result tells its classes, and their number.
+
+    The number is None where the classes cannot be counted here.
 
     Args:
         target: ``pkg.module:function``.
@@ -185,8 +199,9 @@ def count_own_samples(
     Raises:
         OwnDatasetError: it failed, took too long or has no length.
     """
-    samples, knows_classes = _measure(_SAMPLES, "train.dataset", target, arguments, directory, python, timeout_s)
-    return samples, bool(knows_classes)
+    numbers = _measure(_SAMPLES, "train.dataset", target, arguments, directory, python, timeout_s)
+    samples, knows_classes, classes = numbers
+    return samples, bool(knows_classes), classes or None
 
 
 def count_own_groups(target: str, samples: int, *, directory: Path, python: str, timeout_s: float) -> tuple[int, int]:

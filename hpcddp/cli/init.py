@@ -159,10 +159,11 @@ def _query_cluster() -> ClusterFacts:
         NoSlurmError: this machine belongs to no cluster.
         InitError: Slurm does not answer.
     """
+    from hpcddp.run.files import user_and_groups
     from hpcddp.site.facts import ask_site, read_site
     from hpcddp.slurm import commands
 
-    user, groups = _user_and_groups()
+    user, groups = user_and_groups()
     try:
         answers = ask_site(os.environ, user=user)
     except commands.SlurmMissingError as error:
@@ -222,21 +223,6 @@ def _write_local_job(job_file: Path, reason: str, *, dry_run: bool, as_json: boo
     else:
         kept = "" if new else ", which was there and is kept"
         echo(f"cluster        none: {reason}\njob file       {job_file}{kept}\nnext           {next_command}")
-
-
-def _user_and_groups() -> tuple[str, list[str]]:
-    """Return the names of this process's user and groups, or their numbers where they have no names."""
-    import grp
-
-    from hpcddp.run.files import user_name
-
-    def group_name(number: int) -> str:
-        try:
-            return grp.getgrgid(number).gr_name
-        except KeyError:
-            return str(number)
-
-    return user_name(), [group_name(number) for number in {os.getegid(), *os.getgroups()}]
 
 
 def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: Choice, *, dry_run: bool) -> _Texts:

@@ -9,6 +9,7 @@ in place (ZFS, Btrfs) may refuse that too.
 from __future__ import annotations
 
 import errno
+import grp
 import fcntl
 import io
 import json
@@ -240,6 +241,18 @@ def user_name() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
+
+
+def user_and_groups() -> tuple[str, list[str]]:
+    """Return the names of this process's user and groups, or their numbers where they have no names."""
+    return user_name(), [_group_name(number) for number in {os.getegid(), *os.getgroups()}]
+
+
+def _group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
 
 
 class NotRegularError(OSError):

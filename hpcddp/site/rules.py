@@ -51,7 +51,7 @@ def check_site(job: ResolvedJob, cluster: Cluster, environment: Mapping[str, str
         SiteError: lists everything that the cluster cannot provide.
     """
     facts = job.cluster
-    if facts is None or cluster != "slurm" or not _is_about(facts, environment):
+    if facts is None or cluster != "slurm" or not is_about(facts, environment):
         return
     found = list(broken_site_rules(job.spec, facts))
     if not found:
@@ -67,7 +67,7 @@ def check_site(job: ResolvedJob, cluster: Cluster, environment: Mapping[str, str
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
 
 
-def _is_about(facts: ClusterFacts, environment: Mapping[str, str]) -> bool:
+def is_about(facts: ClusterFacts, environment: Mapping[str, str]) -> bool:
     """Return whether the facts are about the cluster that ``SLURM_CONF`` selects, which may be a sandbox."""
     try:
         text = Path(environment["SLURM_CONF"]).read_text(encoding="utf-8", errors="replace")

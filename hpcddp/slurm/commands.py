@@ -322,19 +322,25 @@ def script_of_job(job_id: str, environment: Mapping[str, str]) -> str:
     return ask("scontrol", "write", "batch_script", job_id, "-", environment=environment)
 
 
-def test_script(script: str, *, environment: Mapping[str, str], options: Sequence[str]) -> None:
-    """Have Slurm say whether it could run a script, without submitting it (``sbatch --test-only``).
+def test_script(script: str, *, environment: Mapping[str, str], options: Sequence[str]) -> str:
+    """Ask Slurm whether it would take a script, and when it would start it; nothing is submitted.
 
     Args:
         script: its text.
         environment: the environment of sbatch.
         options: more options of sbatch; they take precedence over the script's directives.
 
+    Returns:
+        When, where and on how many processors the job would start, in Slurm's words.
+
     Raises:
         SlurmUnavailableError: sbatch is not installed, or the controller does not answer.
-        SlurmCommandError: Slurm could not run it; the message has the reason.
+        SlurmCommandError: Slurm would refuse the job; the message has its reason.
     """
-    _output(_run(["sbatch", "--test-only", *options], environment, text=script), name="sbatch --test-only")
+    done = _run(["sbatch", "--test-only", *options], environment, text=script)
+    if done.returncode != 0:
+        raise _failure("sbatch --test-only", done)
+    return _reason(done).removeprefix("sbatch: ")
 
 
 def start_srun(words: Sequence[str], *, environment: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -330,6 +330,14 @@ CHECKS: tuple[Check, ...] = (
 _FORCE = "If the nodes of the job have what is missing here, add --force."
 
 
+def obstacles_to(request: SubmitRequest, checks: Sequence[Check] = CHECKS) -> list[Obstacle]:
+    """Return what keeps a job from running, or may do so, as far as this machine shows it."""
+    spec = request.job.spec
+    # A run that is resumed has its relative paths in the directory from which it was submitted.
+    with chdir(request.directory) if request.directory.is_dir() else nullcontext():
+        return [obstacle for check in checks for obstacle in check(spec, request.cluster, request.environment)]
+
+
 def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) -> tuple[str, ...]:
     """Check a job that has no sweep.
 
@@ -344,10 +352,7 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
         SubmissionError: the job cannot run; every reason is named.
         PlanError: its batch cannot be split as the job asks.
     """
-    spec = request.job.spec
-    # A run that is resumed has its relative paths in the directory from which it was submitted.
-    with chdir(request.directory) if request.directory.is_dir() else nullcontext():
-        found = [obstacle for check in checks for obstacle in check(spec, request.cluster, request.environment)]
+    found = obstacles_to(request, checks)
     forced = request.force
     errors = [obstacle for obstacle in found if obstacle.certain and not (forced and obstacle.can_force)]
     if errors:
@@ -428,6 +433,11 @@ def _cpus_of_a_gpu(job: ResolvedJob) -> int | None:
     ]
     kinds = [kind for partition in partitions for kind in partition.kinds if kind.gpus]
     return min((kind.cpus // kind.gpus for kind in kinds), default=None)
+
+
+def notes_about(request: SubmitRequest) -> tuple[str, ...]:
+    """Return what ``submit`` warns of beside the obstacles, a sentence each."""
+    return (*unfilled_placeholders(request), *unexpanded_values(request), *cpus_for_gpus(request))
 
 
 # The fields that the batch plan and the data depend on, and one below them that changes neither.

@@ -30,13 +30,7 @@ from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
 from hpcddp.stop.listener import do_nothing
-from hpcddp.submission.checks import (
-    check_submittable,
-    check_sweep_submittable,
-    cpus_for_gpus,
-    unexpanded_values,
-    unfilled_placeholders,
-)
+from hpcddp.submission.checks import check_submittable, check_sweep_submittable, notes_about
 from hpcddp.submission.code import take_code
 from hpcddp.submission.render import exported_values, is_default_template, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
@@ -155,8 +149,7 @@ def prepare(request: SubmitRequest) -> PreparedJob:
             request_of_script = element_request(request, table, 0)
     check_site(request.job, request.cluster, request.environment)
     script = render_script(request_of_script).text
-    notes = (*notes, *unfilled_placeholders(request), *unexpanded_values(request), *cpus_for_gpus(request))
-    return PreparedJob(request=request, script=script, notes=notes)
+    return PreparedJob(request=request, script=script, notes=(*notes, *notes_about(request)))
 
 
 def element_request(request: SubmitRequest, table: SweepTable, index: int) -> SubmitRequest:

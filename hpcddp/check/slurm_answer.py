@@ -1,0 +1,42 @@
+"""The answer of Slurm to a script that is not submitted: ``sbatch --test-only``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcddp.slurm import commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmAnswer:
+    """What Slurm answers to a script.
+
+    Args:
+        refusal: why Slurm would refuse the job; None if it would take it, or does not answer.
+        start: when and where the job would start now, in Slurm's words; None where that is not known.
+    """
+
+    refusal: str | None = None
+    start: str | None = None
+
+
+def ask_slurm(script: str, environment: Mapping[str, str], directory: Path) -> SlurmAnswer:
+    """Return what Slurm answers to a script; nothing is submitted.
+
+    Args:
+        script: the text of the script.
+        environment: the environment of sbatch.
+        directory: where the job would run.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpcddp-check-") as folder:
+        file = Path(folder, "script.sh")
+        file.write_bytes(script.encode(errors="surrogateescape"))
+        try:
+            return SlurmAnswer(start=commands.test_only(file, environment=environment, directory=directory))
+        except commands.SlurmUnavailableError:
+            return SlurmAnswer()
+        except commands.SlurmCommandError as error:
+            return SlurmAnswer(refusal=error.message)
