@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcddp.check.measured import Measured, measured_in
+from hpcddp.check.slurm_answer import SlurmAnswer, ask_slurm
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.problems import Problem
+from hpcddp.script.parse import Script, parse_script
 from hpcddp.submission.request import SubmitRequest
 
 if TYPE_CHECKING:
@@ -145,7 +147,7 @@ class Subject:
         return parse_script(self.text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Example:
     """A job file or a script that breaks a rule, or keeps it.
 

@@ -83,7 +83,7 @@ def state_bytes(spec: JobSpec, *, directory: Path, timeout_s: float = 60.0) -> S
     return StateBytes(parameters=parameters, total=parameters * copies * number_bytes, description=description)
 
 
-# As in hpcddp.batch.samples: what the user's code prints does not reach the pipe. Few classes more or less do not matter.
+# As in hpcddp.batch.samples: what the user's code prints does not reach the pipe.
 _PROGRAM: Final = """
 import json, os, sys
 directory, name, arguments, classes = sys.argv[1:]

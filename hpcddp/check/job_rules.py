@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final
+from pathlib import Path
 
 from hpcddp.batch.job import has_batch_norm
 from hpcddp.batch.plan import refuse_single_over_ranks, refuse_single_sample
@@ -77,9 +77,9 @@ def _save_before_the_end(subject: Subject) -> Iterator[Hit]:
         if partition.preempt_mode not in {"OFF", "SUSPEND,GANG"} and 0 < partition.grace_time_s < needed_s:
             yield Hit(
                 key="resources.partition",
-                problem=f"partition {name} gives a preempted job {partition.grace_time_s} s, and a step and a save take "
-                f"{needed_s:.0f} s, as run {measured.run_id} measured",
-                fix="write checkpoint.every so that the steps since the last save may be lost, or use another partition",
+                problem=f"partition {name} gives a preempted job {partition.grace_time_s} s, and a step and a save "
+                f"take {needed_s:.0f} s, as run {measured.run_id} measured",
+                fix="write a shorter checkpoint.every, because these steps are repeated, or use another partition",
             )
 
 
@@ -114,16 +114,20 @@ def _cpus(subject: Subject) -> Iterator[Hit]:
         )
 
 
-def _classes(subject: Subject) -> Iterator[Hit]:
+def _data(subject: Subject) -> Iterator[Hit]:
     """Yield data that cannot be opened as the job says, and data with more classes than the model has."""
     spec, data = subject.spec, subject.data
     if spec is None or spec.train is None or data is None:
         return
     train = spec.train
-    if data.note is not None:
+    # `submit` says that a directory of data is missing.
+    is_here = train.data_dir is None or Path(train.data_dir).is_dir()
+    if data.note is not None and is_here:
         # The note ends with what `plan` would need.
         problem, _ = split_message(data.note)
-        yield Hit(key="train.dataset", problem=problem, fix="correct train.dataset, dataset_args, data_dir or num_classes")
+        yield Hit(
+            key="train.dataset", problem=problem, fix="correct train.dataset, dataset_args, data_dir or num_classes"
+        )
     if data.classes is not None and train.num_classes is not None and train.num_classes < data.classes:
         yield Hit(
             key="train.num_classes",
@@ -158,3 +162,139 @@ def _gpu_type(subject: Subject) -> str | None:
         return subject.spec.resources.gpu_type
     types = {name for partition in _partitions(subject).values() for name in partition.gpu_types}
     return types.pop() if len(types) == 1 else None
+
+
+_DATASET = """\
+class Data:
+    labels = [0, 1, 2, 3, 4] * 20
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+
+def make(split):
+    return Data()
+"""
+_HUGE = "batch: {global_batch_size: 8}\ntrain: {model: 'mine:build', dataset: synthetic, optimizer: {name: adamw}}"
+_HUGE_FILES = {
+    "mine.py": "from torch import nn\n\ndef build(num_classes):\n    return nn.Linear(2_000_000, 1000)\n",
+}
+_TRAIN = "train: {model: resnet18, dataset: synthetic, epochs: 10}\n"
+_RUN = "runs/a/20260101-000000-0000"
+
+
+def _measured_run(*, save_s: float) -> dict[str, str]:
+    """Return the files of a run whose steps took 10 s each."""
+    lines = "".join(f'{{"step": {step}, "time": {1000 + 10 * step}, "loss": 1.0}}\n' for step in range(1, 9))
+    save = f'{{"event": "save", "time": 1080.0, "attempt": 0, "step": 8, "seconds": {save_s}, "format": 1}}\n'
+    plan = '{"format": 1, "global_batch_size": 64, "world_size": 1, "steps_per_epoch": 16, "total_steps": 160}\n'
+    return {f"{_RUN}/metrics.jsonl": lines, f"{_RUN}/events.jsonl": save, f"{_RUN}/plan.json": plan}
+
+
+def _job(*lines: str) -> str:
+    return "\n".join(("name: a", *lines, ""))
+
+
+RULES = (
+    Rule(
+        code="job-file",
+        severity=Severity.ERROR,
+        otherwise="`hpcddp submit` refuses the job file",
+        sources=("docs/job-file.md",),
+        find=_job_file,
+        bad=Example(_job("resource: {nodes: 2}", "command: [python, -V]")),
+        good=Example(_job("resources: {nodes: 2}", "command: [python, -V]")),
+    ),
+    Rule(
+        code="batch-norm-one-sample",
+        severity=Severity.ERROR,
+        otherwise="torch ends the training in the middle of an epoch: Expected more than 1 value per channel",
+        sources=("https://github.com/pytorch/pytorch/issues/4534", "docs/design/batch-contract.md, section 2"),
+        find=_single_sample,
+        bad=Example(_job("resources: {tasks_per_node: 4}", "batch: {global_batch_size: 4}", _TRAIN)),
+        good=Example(_job("resources: {tasks_per_node: 4}", "batch: {global_batch_size: 8}", _TRAIN)),
+    ),
+    Rule(
+        code="time-limit-too-short",
+        severity=Severity.WARNING,
+        otherwise="the training ends unfinished",
+        sources=("sbatch(1), --time",),
+        find=_time_limit,
+        bad=Example(
+            _job(
+                "resources: {time_limit: 10min}",
+                "requeue: {causes: [preemption]}",
+                "batch: {global_batch_size: 64}",
+                _TRAIN,
+            ),
+            files=_measured_run(save_s=1),
+        ),
+        good=Example(
+            _job(
+                "resources: {time_limit: 10min}",
+                "requeue: {causes: [preemption, time_limit]}",
+                "batch: {global_batch_size: 64}",
+                _TRAIN,
+            ),
+            files=_measured_run(save_s=1),
+        ),
+    ),
+    Rule(
+        code="save-too-late",
+        severity=Severity.WARNING,
+        otherwise="the job is ended before it has saved, and repeats the steps since its last save",
+        sources=("sbatch(1), --signal", "slurm.conf(5), GraceTime"),
+        find=_save_before_the_end,
+        bad=Example(
+            _job("requeue: {signal_lead: 60s}", "batch: {global_batch_size: 64}", _TRAIN),
+            files=_measured_run(save_s=90),
+        ),
+        good=Example(
+            _job("requeue: {signal_lead: 200s}", "batch: {global_batch_size: 64}", _TRAIN),
+            files=_measured_run(save_s=90),
+        ),
+    ),
+    Rule(
+        code="cpus-for-loader",
+        severity=Severity.WARNING,
+        otherwise="the GPU waits for its data",
+        sources=(
+            "https://pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
+            "https://github.com/MLI-lab/DeepDeWedge/issues/25",
+        ),
+        find=_cpus,
+        bad=Example(_job("resources: {gpus_per_node: 4, cpus_per_task: 1}", "command: [python, -V]")),
+        good=Example(_job("resources: {gpus_per_node: 4, cpus_per_task: 8}", "command: [python, -V]")),
+    ),
+    Rule(
+        code="data",
+        severity=Severity.ERROR,
+        otherwise="the job ends before its first step, or with a device-side assert at the first label that the model "
+        "has no output for",
+        sources=("https://github.com/milesial/Pytorch-UNet/issues/258",),
+        find=_data,
+        bad=Example(
+            _job("batch: {global_batch_size: 8}", "train: {model: resnet18, dataset: 'mine:make', num_classes: 3}"),
+            files={"mine.py": _DATASET},
+        ),
+        good=Example(
+            _job("batch: {global_batch_size: 8}", "train: {model: resnet18, dataset: 'mine:make', num_classes: 5}"),
+            files={"mine.py": _DATASET},
+        ),
+        is_slow=True,
+    ),
+    Rule(
+        code="gpu-memory",
+        severity=Severity.ERROR,
+        otherwise="the training ends with CUDA out of memory before its first step",
+        sources=("https://pytorch.org/docs/stable/notes/ddp.html", "datasheets of NVIDIA and AMD"),
+        find=_gpu_memory,
+        bad=Example(_job("resources: {gpus_per_node: 1, gpu_type: t4, cpus_per_task: 8}", _HUGE), files=_HUGE_FILES),
+        good=Example(_job("resources: {gpus_per_node: 1, gpu_type: h100, cpus_per_task: 8}", _HUGE), files=_HUGE_FILES),
+        is_slow=True,
+    ),
+)
+"""The rules about a job file."""

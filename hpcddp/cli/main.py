@@ -52,7 +52,7 @@ def hpcddp(
 _COMMANDS = tuple(
     CommandToLoad(name)
     for name in (
-        "init", "render", "submit", "status", "logs", "why", "report", "shell", "stacks", "cancel", "requeue",
+        "init", "check", "render", "submit", "status", "logs", "why", "report", "shell", "stacks", "cancel", "requeue",
         "checkpoints", "plan", "doctor", "schema", "sandbox",
     )
 )  # fmt: skip

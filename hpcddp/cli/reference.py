@@ -69,6 +69,7 @@ _SAID_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
 _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "init": ("install", "profiles", "from-a-script"),
+        "check": ("checks", "job-file", "any-script"),
         "render": ("job-file", "templates"),
         "submit": (
             "job-file",

@@ -9,8 +9,8 @@ in place (ZFS, Btrfs) may refuse that too.
 from __future__ import annotations
 
 import errno
-import grp
 import fcntl
+import grp
 import io
 import json
 import os

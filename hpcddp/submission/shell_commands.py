@@ -99,7 +99,7 @@ def shell_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -
             yield _nested_step(text, command)
         elif name == "sbatch":
             yield _submits(f"{text.name} calls {shlex.join(command[:3])}", spec, certain=text.is_certain)
-        elif spec.tasks_per_node > 1 and (launcher := _launcher_of_a_node(command, environment)):
+        elif spec.tasks_per_node > 1 and (launcher := launcher_of_a_node(command, environment)):
             yield _each_task_launches(text, launcher, spec)
     if ignored := _DIRECTIVE.findall(text.text):
         more = f" and {len(ignored) - _SHOWN} more" if len(ignored) > _SHOWN else ""
@@ -148,7 +148,7 @@ def _each_task_launches(text: ShellText, launcher: Launcher, spec: JobSpec) -> O
     )
 
 
-def _launcher_of_a_node(command: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
+def launcher_of_a_node(command: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that a command is, if it starts several ranks on its node."""
     launcher = launcher_of(command, environment)
     if launcher is None or launcher.options is None:

@@ -1,0 +1,257 @@
+"""Check a job file or an sbatch script with the tables of rules, and repair what is mechanical."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from hpcddp.api import read_job, request_to_submit
+from hpcddp.check import cluster_rules, directive_rules, job_rules, machine_rules, shell_rules
+from hpcddp.check.finding import Edit, Finding, Hit, Rule, Severity, Subject
+from hpcddp.errors import UserError
+from hpcddp.jobfile.document import DocumentError, path_of, read_document, read_text
+from hpcddp.jobfile.problems import JobFileError, Problem
+from hpcddp.slurm.job_environment import submission_environment
+from hpcddp.submission.render import render_script
+from hpcddp.submission.request import SubmissionError, SubmitRequest
+from hpcddp.submission.submit import choose_cluster
+
+LAYERS: Final[Mapping[str, tuple[Rule, ...]]] = MappingProxyType(
+    {
+        "script": (*directive_rules.RULES, *shell_rules.RULES),
+        "job": job_rules.RULES,
+        "machine": machine_rules.RULES,
+        "cluster": cluster_rules.RULES,
+    }
+)
+"""The rules, by what they look at: the text of the script, the job file, this machine, the cluster."""
+RULES: Final = MappingProxyType({rule.code: rule for rules in LAYERS.values() for rule in rules})
+"""All rules, by their codes."""
+_MOST_REPAIRS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a check has found.
+
+    Args:
+        file: what was checked.
+        findings: the findings, in the order of their lines, without those that a comment ignores.
+        not_checked: what was not looked at, and why, a sentence each.
+        start: when Slurm would start the job now, in its words; None where it was not asked, or would refuse it.
+    """
+
+    file: str
+    findings: tuple[Finding, ...]
+    not_checked: tuple[str, ...] = ()
+    start: str | None = None
+
+    @property
+    def fails(self) -> bool:
+        """Whether there is an error or a warning."""
+        return any(finding.fails for finding in self.findings)
+
+    def count(self, severity: Severity) -> int:
+        """Return how many findings have a severity."""
+        return sum(finding.rule.severity is severity for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``hpcddp check --json``."""
+        return {
+            "file": self.file,
+            "findings": [finding.as_json() for finding in self.findings],
+            "not_checked": list(self.not_checked),
+            "start": self.start,
+        }
+
+
+def check_file(file: Path, overrides: Sequence[str] | None, environment: Mapping[str, str]) -> Report:
+    """Check a job file or a script with all rules, from the working directory.
+
+    Args:
+        file: the job file or the script.
+        overrides: the values of ``--set``, for a job file.
+        environment: the submitter's environment.
+
+    Raises:
+        UserError: the file cannot be read, or there are overrides for a script.
+    """
+    text = read_file(file)
+    has_slurm, not_checked = _find_slurm(environment)
+    if is_script(file, text):
+        if overrides:
+            raise UserError(f"--set {overrides[0]} overrides a job file, and {file} is a script; change the script")
+        subject = Subject(text=text, directory=Path.cwd(), environment=environment, has_slurm=has_slurm)
+    else:
+        subject = _job_subject(file, overrides, environment, has_slurm=has_slurm)
+    findings: list[Finding] = []
+    for layer, rules in LAYERS.items():
+        # A job file that is wrong has no script.
+        if layer != "script" or not subject.problems:
+            findings += _findings(file, text, subject, rules, of_script=layer == "script")
+    return Report(
+        file=str(file),
+        findings=tuple(sorted(_without_ignored(findings, str(file), text), key=_place)),
+        not_checked=not_checked,
+        start=None if subject.answer is None else subject.answer.start,
+    )
+
+
+def read_file(file: Path) -> str:
+    """Return the text of a job file or a script, with its line breaks as they are.
+
+    Raises:
+        UserError: it cannot be read, or is no text.
+    """
+    text = read_text(file)
+    if isinstance(text, Problem):
+        raise UserError(str(text))
+    if not text.strip():
+        raise UserError(f"{file} is empty; name a job file, or a script for sbatch")
+    return text
+
+
+_SCRIPT_SUFFIXES: Final = frozenset({".sh", ".bash", ".sbatch", ".slurm", ".sub", ".job"})
+_JOB_FILE_SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
+
+
+def is_script(file: Path, text: str) -> bool:
+    """Return whether a file is a script for sbatch, and no job file."""
+    if text.startswith("#!") or re.search("^#SBATCH", text, re.MULTILINE):
+        return True
+    return file.suffix in _SCRIPT_SUFFIXES and file.suffix not in _JOB_FILE_SUFFIXES
+
+
+def _find_slurm(environment: Mapping[str, str]) -> tuple[bool, tuple[str, ...]]:
+    """Return whether Slurm can be asked here, and what cannot be checked without it."""
+    try:
+        if choose_cluster("auto", environment) == "slurm":
+            return True, ()
+    except SubmissionError as error:
+        return False, (f"the cluster was not asked: {error.message}",)
+    return False, ("the cluster was not asked: there is no Slurm on this machine",)
+
+
+def _job_subject(
+    file: Path, overrides: Sequence[str] | None, environment: Mapping[str, str], *, has_slurm: bool
+) -> Subject:
+    directory = Path.cwd()
+    try:
+        resolved = read_job(file, overrides)
+        request = request_to_submit(resolved, run_id=None, environment=environment)
+        script = render_script(request).text
+    except JobFileError as error:
+        return Subject(text="", directory=directory, environment=environment, problems=error.values["problems"])
+    except UserError as error:
+        problem = Problem(file=str(file), sentence=error.message)
+        return Subject(text="", directory=directory, environment=environment, problems=(problem,))
+    return Subject(
+        text=script,
+        directory=directory,
+        # What `submit` passes on.
+        environment=submission_environment(environment)[0],
+        request=request,
+        reads_data=True,
+        has_slurm=has_slurm,
+    )
+
+
+def check_in_short(file: Path, text: str, request: SubmitRequest) -> tuple[Finding, ...]:
+    """Check a job that is about to be submitted with the rules about its job file that take no time."""
+    subject = Subject(text="", directory=request.directory, environment=request.environment, request=request)
+    rules = [rule for rule in job_rules.RULES if not rule.is_slow]
+    findings = _findings(file, text, subject, rules, of_script=False)
+    return tuple(_without_ignored(findings, str(file), text))
+
+
+def _place(finding: Finding) -> tuple[bool, str, int]:
+    return finding.line is None, finding.file, finding.line or 0
+
+
+def _findings(file: Path, text: str, subject: Subject, rules: Iterable[Rule], *, of_script: bool) -> Iterator[Finding]:
+    """Yield the findings of rules.
+
+    Args:
+        file: the file that the user wrote.
+        text: its text.
+        subject: the job.
+        rules: the rules.
+        of_script: whether they look at the script, which is rendered from a job file.
+    """
+    lines = {} if subject.request is None and not subject.problems else lines_of_keys(text)
+    is_rendered = of_script and subject.request is not None
+    for rule in rules:
+        for hit in rule.find(subject):
+            name = f"the script of {file}" if is_rendered else str(file)
+            line = hit.line if hit.line is not None else _line_of_key(hit, lines)
+            yield Finding(rule=rule, hit=hit, file=name, line=line)
+
+
+def lines_of_keys(text: str) -> Mapping[tuple[str, ...], int]:
+    """Return the line of every key path of a job file; none of one that is not YAML."""
+    try:
+        return read_document(text).lines
+    except DocumentError:
+        return {}
+
+
+def _line_of_key(hit: Hit, lines: Mapping[tuple[str, ...], int]) -> int | None:
+    """Return the line of a key, or that of the section in which it is not given; None without either."""
+    path = path_of(hit.key) if hit.key else ()
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path) if path else None
+
+
+_IGNORE: Final = re.compile(r"#\s*hpcddp:\s*ignore\s+([a-z0-9, -]+)")
+
+
+def _without_ignored(findings: Iterable[Finding], file: str, text: str) -> Iterator[Finding]:
+    """Yield the findings that no comment ignores, on their line or on the line above it.
+
+    A finding without a line in the file itself is ignored by a comment anywhere.
+    """
+    ignored = {
+        number: set(re.split("[, ]+", match[1].strip()))
+        for number, line in enumerate(text.split("\n"), 1)
+        if (match := _IGNORE.search(line)) is not None
+    }
+    everywhere = {code for codes in ignored.values() for code in codes}
+    for finding in findings:
+        if finding.line is None or finding.file != file:
+            codes = everywhere
+        else:
+            codes = ignored.get(finding.line, set()) | ignored.get(finding.line - 1, set())
+        if finding.rule.code not in codes:
+            yield finding
+
+
+def repaired(text: str, directory: Path, environment: Mapping[str, str]) -> str:
+    """Return a script with all its mechanical repairs.
+
+    Each repair may move lines or make another one needless, so the rules look again after each.
+
+    Args:
+        text: the script, with its line breaks as they are.
+        directory: the directory of submission.
+        environment: the submitter's environment.
+    """
+    for _ in range(_MOST_REPAIRS):
+        subject = Subject(text=text, directory=directory, environment=environment)
+        findings = _findings(Path("script"), text, subject, LAYERS["script"], of_script=True)
+        edits = next((one.hit.edits for one in _without_ignored(findings, "script", text) if one.hit.edits), ())
+        if not edits:
+            return text
+        text = _edited(text, edits)
+    return text
+
+
+def _edited(text: str, edits: Sequence[Edit]) -> str:
+    lines = text.split("\n")
+    for edit in sorted(edits, key=lambda edit: edit.line, reverse=True):
+        lines[edit.line - 1 : edit.line] = edit.lines
+    return "\n".join(lines)
