@@ -94,13 +94,13 @@ def count_samples(train: Train, *, directory: Path, python: str, timeout_s: floa
     if name == "imagefolder":
         return _count_images(directory / (train.data_dir or ""))
     try:
-        samples, knows_classes, classes = count_own_samples(
+        samples, classes = count_own_samples(
             name, train.dataset_args, directory=directory, python=python, timeout_s=timeout_s
         )
     except OwnDatasetError as error:
         return _unknown(f"{error.message}, which would end the job too, unless its nodes have what is missing here")
-    if train.num_classes is not None or knows_classes:
-        return SampleCount(samples, classes=classes)
+    if train.num_classes is not None or classes is not None:
+        return SampleCount(samples, classes=classes or None)
     note = (
         f"The job will fail: train.num_classes is null, and dataset {name} has neither classes nor targets nor labels "
         "to count; write train.num_classes."
@@ -156,7 +156,7 @@ try:
 except Exception:
     # The task, which reads the data itself, says what is wrong with its labels.
     pass
-os.write(answer, f"{len(part)} {int(bool(found))} {max(0, classes)}".encode())
+os.write(answer, f"{len(part)} {max(0, classes)} {int(bool(found))}".encode())
 """
 
 
@@ -184,10 +184,10 @@ class OwnDatasetError(UserError):
 
 def count_own_samples(
     target: str, arguments: Mapping[str, Any], *, directory: Path, python: str, timeout_s: float
-) -> tuple[int, bool, int | None]:
-    """Return ``len(function(split="train", **arguments))``, whether the result tells its classes, and their number.
+) -> tuple[int, int | None]:
+    """Return ``len(function(split="train", **arguments))``, and how many classes the result tells of.
 
-    The number is None where the classes cannot be counted here.
+    The classes are None if it tells of none, and 0 if they cannot be counted here.
 
     Args:
         target: ``pkg.module:function``.
@@ -200,8 +200,8 @@ def count_own_samples(
         OwnDatasetError: it failed, took too long or has no length.
     """
     numbers = _measure(_SAMPLES, "train.dataset", target, arguments, directory, python, timeout_s)
-    samples, knows_classes, classes = numbers
-    return samples, bool(knows_classes), classes or None
+    samples, classes, tells_classes = numbers
+    return samples, classes if tells_classes else None
 
 
 def count_own_groups(target: str, samples: int, *, directory: Path, python: str, timeout_s: float) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from hpcddp.api import read_job, request_to_submit
 from hpcddp.check import cluster_rules, directive_rules, job_rules, machine_rules, shell_rules
-from hpcddp.check.finding import Edit, Finding, Hit, Rule, Severity, Subject
+from hpcddp.check.finding import Edit, Finding, Rule, Severity, Subject
+from hpcddp.check.search import findings_of, without_ignored
 from hpcddp.errors import UserError
-from hpcddp.jobfile.document import DocumentError, path_of, read_document, read_text
+from hpcddp.jobfile.document import read_text
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.slurm.job_environment import submission_environment
 from hpcddp.submission.render import render_script
-from hpcddp.submission.request import SubmissionError, SubmitRequest
+from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import choose_cluster
 
 LAYERS: Final[Mapping[str, tuple[Rule, ...]]] = MappingProxyType(
@@ -92,10 +93,10 @@ def check_file(file: Path, overrides: Sequence[str] | None, environment: Mapping
     for layer, rules in LAYERS.items():
         # A job file that is wrong has no script.
         if layer != "script" or not subject.problems:
-            findings += _findings(file, text, subject, rules, of_script=layer == "script")
+            findings += findings_of(file, text, subject, rules, of_script=layer == "script")
     return Report(
         file=str(file),
-        findings=tuple(sorted(_without_ignored(findings, str(file), text), key=_place)),
+        findings=tuple(sorted(without_ignored(findings, str(file), text), key=_place)),
         not_checked=not_checked,
         start=None if subject.answer is None else subject.answer.start,
     )
@@ -160,74 +161,8 @@ def _job_subject(
     )
 
 
-def check_in_short(file: Path, text: str, request: SubmitRequest) -> tuple[Finding, ...]:
-    """Check a job that is about to be submitted with the rules about its job file that take no time."""
-    subject = Subject(text="", directory=request.directory, environment=request.environment, request=request)
-    rules = [rule for rule in job_rules.RULES if not rule.is_slow]
-    findings = _findings(file, text, subject, rules, of_script=False)
-    return tuple(_without_ignored(findings, str(file), text))
-
-
 def _place(finding: Finding) -> tuple[bool, str, int]:
     return finding.line is None, finding.file, finding.line or 0
-
-
-def _findings(file: Path, text: str, subject: Subject, rules: Iterable[Rule], *, of_script: bool) -> Iterator[Finding]:
-    """Yield the findings of rules.
-
-    Args:
-        file: the file that the user wrote.
-        text: its text.
-        subject: the job.
-        rules: the rules.
-        of_script: whether they look at the script, which is rendered from a job file.
-    """
-    lines = {} if subject.request is None and not subject.problems else lines_of_keys(text)
-    is_rendered = of_script and subject.request is not None
-    for rule in rules:
-        for hit in rule.find(subject):
-            name = f"the script of {file}" if is_rendered else str(file)
-            line = hit.line if hit.line is not None else _line_of_key(hit, lines)
-            yield Finding(rule=rule, hit=hit, file=name, line=line)
-
-
-def lines_of_keys(text: str) -> Mapping[tuple[str, ...], int]:
-    """Return the line of every key path of a job file; none of one that is not YAML."""
-    try:
-        return read_document(text).lines
-    except DocumentError:
-        return {}
-
-
-def _line_of_key(hit: Hit, lines: Mapping[tuple[str, ...], int]) -> int | None:
-    """Return the line of a key, or that of the section in which it is not given; None without either."""
-    path = path_of(hit.key) if hit.key else ()
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path) if path else None
-
-
-_IGNORE: Final = re.compile(r"#\s*hpcddp:\s*ignore\s+([a-z0-9, -]+)")
-
-
-def _without_ignored(findings: Iterable[Finding], file: str, text: str) -> Iterator[Finding]:
-    """Yield the findings that no comment ignores, on their line or on the line above it.
-
-    A finding without a line in the file itself is ignored by a comment anywhere.
-    """
-    ignored = {
-        number: set(re.split("[, ]+", match[1].strip()))
-        for number, line in enumerate(text.split("\n"), 1)
-        if (match := _IGNORE.search(line)) is not None
-    }
-    everywhere = {code for codes in ignored.values() for code in codes}
-    for finding in findings:
-        if finding.line is None or finding.file != file:
-            codes = everywhere
-        else:
-            codes = ignored.get(finding.line, set()) | ignored.get(finding.line - 1, set())
-        if finding.rule.code not in codes:
-            yield finding
 
 
 def repaired(text: str, directory: Path, environment: Mapping[str, str]) -> str:
@@ -242,8 +177,8 @@ def repaired(text: str, directory: Path, environment: Mapping[str, str]) -> str:
     """
     for _ in range(_MOST_REPAIRS):
         subject = Subject(text=text, directory=directory, environment=environment)
-        findings = _findings(Path("script"), text, subject, LAYERS["script"], of_script=True)
-        edits = next((one.hit.edits for one in _without_ignored(findings, "script", text) if one.hit.edits), ())
+        findings = findings_of(Path("script"), text, subject, LAYERS["script"], of_script=True)
+        edits = next((one.hit.edits for one in without_ignored(findings, "script", text) if one.hit.edits), ())
         if not edits:
             return text
         text = _edited(text, edits)

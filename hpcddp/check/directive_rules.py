@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Final
 
 from hpcddp.check.finding import Edit, Example, Hit, Rule, Severity, Subject
 from hpcddp.check.launches import last_flag
-from hpcddp.errors import nearest
 from hpcddp.jobfile.slurm_flags import SBATCH, SRUN
 from hpcddp.jobfile.units import TimeLimit, UnitError
 from hpcddp.script.directives import DirectiveLine, Flag
 
 _SBATCH_FLAGS: Final = SBATCH.with_value | SBATCH.with_optional_value | SBATCH.without_value
+_VERY_CLOSE: Final = 0.85
 # Plugins of a site, such as pyxis, add flags to both commands.
 _KNOWN_FLAGS: Final = _SBATCH_FLAGS | SRUN.with_value | SRUN.with_optional_value | SRUN.without_value
 
@@ -54,7 +56,11 @@ def _may_be_a_plugins(line: DirectiveLine) -> bool:
 
 
 def _meant(flag: Flag) -> str | None:
-    return None if flag.name in _KNOWN_FLAGS else nearest(flag.name, _SBATCH_FLAGS)
+    """Return the flag that was certainly meant; None for a name that a plugin may have given a flag of its own."""
+    if flag.name in _KNOWN_FLAGS:
+        return None
+    close = difflib.get_close_matches(flag.name.replace("_", "-").lower(), _SBATCH_FLAGS, n=1, cutoff=_VERY_CLOSE)
+    return next(iter(close), None)
 
 
 def _instead(line: DirectiveLine) -> str:
@@ -119,8 +125,8 @@ def _literal_value(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     line=line.number,
                     problem=f"--{flag.name} is {flag.value}, and sbatch expands no variable, no command and no ~",
-                    fix="write the value itself (%j is the job id, %x the job's name, %u the user in --output), or give "
-                    "the flag on the command line of sbatch",
+                    fix="write the value itself (in --output %j is the job id, %x its name, %u the user), or give "
+                    "the flag to sbatch on its command line",
                 )
         if line.comment and not line.text.removesuffix(line.comment)[-1].isspace():
             yield Hit(
@@ -190,24 +196,22 @@ def _output_directory(subject: Subject) -> Iterator[Hit]:
         if flag is None or flag.value is None or _EXPANSION.search(flag.value):
             continue
         directory = _known_directory(flag.value)
-        if not (base / directory).is_dir():
+        # A file system of the cluster need not be there on the machine of the check.
+        is_elsewhere = directory.is_absolute() and not Path(*directory.parts[:2]).exists()
+        if not is_elsewhere and not (base / directory).is_dir():
             missing.setdefault(str(directory), flag)
-    for directory, flag in missing.items():
+    for name, flag in missing.items():
         yield Hit(
             line=flag.line,
-            problem=f"--{flag.name}={flag.value}, and there is no directory {directory} here",
-            fix=f"make it before you submit: mkdir -p {directory}",
+            problem=f"--{flag.name}={flag.value}, and there is no directory {name} here",
+            fix=f"make it before you submit: mkdir -p {name}",
         )
 
 
 def _known_directory(pattern: str) -> Path:
     """Return the directory of an output file, as far as its name holds no pattern of sbatch."""
-    directory = Path()
-    for part in PurePath(pattern).parent.parts:
-        if "%" in part:
-            break
-        directory /= part
-    return directory
+    parts = takewhile(lambda part: "%" not in part, PurePath(pattern).parent.parts)
+    return Path(*parts)
 
 
 def _truncated_log(subject: Subject) -> Iterator[Hit]:

@@ -10,16 +10,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcddp.check.measured import Measured, measured_in
-from hpcddp.check.slurm_answer import SlurmAnswer, ask_slurm
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.problems import Problem
-from hpcddp.script.parse import Script, parse_script
 from hpcddp.submission.request import SubmitRequest
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
     from hpcddp.batch.samples import SampleCount
+    from hpcddp.check.measured import Measured
+    from hpcddp.check.slurm_answer import SlurmAnswer
+    from hpcddp.script.parse import Script
+    from hpcddp.slurm.versions import Version
 
 
 class Severity(StrEnum):
@@ -134,16 +135,32 @@ class Subject:
         """What the newest run of this job has measured; None where no run has."""
         if self.spec is None or self.plan is None:
             return None
-        return measured_in(self.directory / self.spec.run_root / self.spec.name, self.plan.batch)
+        runs = self.directory / self.spec.run_root / self.spec.name
+        if not runs.is_dir():
+            return None
+        from hpcddp.check.measured import measured_in
+
+        return measured_in(runs, self.plan.batch)
 
     @cached_property
     def answer(self) -> SlurmAnswer | None:
         """What Slurm answers to the script; None where it is not asked."""
+        from hpcddp.check.slurm_answer import ask_slurm
+
         return ask_slurm(self.text, self.environment, self.directory) if self.has_slurm else None
+
+    @cached_property
+    def slurm_version(self) -> Version:
+        """The version of the Slurm that is here; empty where there is none."""
+        from hpcddp.check.slurm_answer import installed_version
+
+        return installed_version(self.environment) if self.has_slurm else ()
 
     @cached_property
     def script(self) -> Script:
         """The script, as it is parsed."""
+        from hpcddp.script.parse import parse_script
+
         return parse_script(self.text)
 
 

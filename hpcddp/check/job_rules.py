@@ -10,7 +10,6 @@ from hpcddp.batch.job import has_batch_norm
 from hpcddp.batch.plan import refuse_single_over_ranks, refuse_single_sample
 from hpcddp.batch.refusals import PlanError
 from hpcddp.check.finding import Example, Hit, Rule, Severity, Subject, split_message
-from hpcddp.check.gpu_memory import gpu_memory_gib, state_bytes
 from hpcddp.jobfile.cluster import Partition
 from hpcddp.jobfile.merge import DEFAULT
 from hpcddp.jobfile.units import TimeLimit
@@ -95,7 +94,7 @@ def _partitions(subject: Subject) -> dict[str, Partition]:
 def _cpus(subject: Subject) -> Iterator[Hit]:
     """Yield a rank with too few CPUs for what loads its data; ``submit`` warns where the job states none."""
     spec, request = subject.spec, subject.request
-    if spec is None or request is None:
+    if spec is None or request is None or request.cluster == "local":
         return
     key = "resources.cpus_per_task"
     cpus = spec.resources.cpus_per_task
@@ -141,6 +140,8 @@ def _gpu_memory(subject: Subject) -> Iterator[Hit]:
     spec = subject.spec
     if spec is None or spec.train is None or spec.device != "cuda":
         return
+    from hpcddp.check.gpu_memory import gpu_memory_gib, state_bytes
+
     name = _gpu_type(subject)
     gpu_gib = None if name is None else gpu_memory_gib(name)
     if gpu_gib is None:

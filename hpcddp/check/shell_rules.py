@@ -14,13 +14,14 @@ from hpcddp.submission.shell_commands import launcher_of_a_node
 
 _CPUS_VARIABLE: Final = "SRUN_CPUS_PER_TASK"
 _STATES_CPUS: Final = ("cpus-per-task", "cpus-per-gpu")
+_INHERITED_AGAIN: Final = (23, 11)
 
 
 def _step_cpus(subject: Subject) -> Iterator[Hit]:
     """Yield steps that do not get the CPUs of the job."""
     script = subject.script
     cpus = flag_count(script, "cpus-per-task")
-    if cpus is None or cpus == 1 or _CPUS_VARIABLE in script.text:
+    if cpus is None or cpus == 1 or _CPUS_VARIABLE in script.text or subject.slurm_version >= _INHERITED_AGAIN:
         return
     for launch in launches_of(script):
         if not launch.is_step or launch.srun_value(*_STATES_CPUS) is not None:
@@ -155,9 +156,10 @@ def _unheard_signal(subject: Subject) -> Iterator[Hit]:
     script = subject.script
     flag = last_flag(script, "signal")
     match = None if flag is None or flag.value is None else _SIGNAL.fullmatch(flag.value)
-    if flag is None or match is None:
+    if flag is None or flag.value is None or match is None:
         return
     launches = launches_of(script)
+    without_to = flag.value.rpartition(":")[2]
     name = _signal_name(match["signal"])
     handlers = _handlers_of(script, name)
     if "B" in (match["to"] or ""):
@@ -167,7 +169,7 @@ def _unheard_signal(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 line=flag.line,
                 problem=f"--signal={flag.value} signals the batch shell alone, which has no trap for {name}, and ends",
-                fix=f"write --signal={flag.value.partition(':')[2]}, which signals what srun has started, or a "
+                fix=f"write --signal={without_to}, which signals what srun has started, or a "
                 "trap that passes the signal on",
             )
         elif launches and not any(command.end == "&" for command in script.commands):
@@ -377,8 +379,8 @@ def _lost_exit_code(subject: Subject) -> Iterator[Hit]:
     if behind and not keeps:
         yield Hit(
             line=behind[-1].line,
-            problem=f"the script ends with the exit code of {behind[-1].text.split(maxsplit=1)[0]}, not with that of the "
-            f"command in line {top[last_work].line}",
+            problem=f"the script ends with the exit code of {behind[-1].text.split(maxsplit=1)[0]}, not with that of "
+            f"the command in line {top[last_work].line}",
             fix="write set -e above that command, or keep its exit code: code=$? behind it, exit $code at the end",
         )
 
@@ -473,7 +475,7 @@ RULES = (
     Rule(
         code="exit-in-grace",
         severity=Severity.WARNING,
-        otherwise="before Slurm 24.05 a script that ends within the grace time of a preemption is COMPLETED, and is not "
+        otherwise="before Slurm 24.05 a script that ends within the grace time of a preemption is COMPLETED, and not "
         "requeued",
         sources=("docs/slurm-versions.md, measured on Slurm 22.05.8 and 24.11.5",),
         find=_exit_in_grace,

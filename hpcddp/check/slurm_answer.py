@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.slurm import commands
+from hpcddp.slurm.versions import Version, version_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +41,11 @@ def ask_slurm(script: str, environment: Mapping[str, str], directory: Path) -> S
             return SlurmAnswer()
         except commands.SlurmCommandError as error:
             return SlurmAnswer(refusal=error.message)
+
+
+def installed_version(environment: Mapping[str, str]) -> Version:
+    """Return the version of the Slurm on this machine, as ``sbatch --version`` prints it; empty if it does not."""
+    try:
+        return version_of(commands.ask("sbatch", "--version", environment=environment).removeprefix("slurm ").strip())
+    except commands.SlurmCommandError:
+        return ()

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="JOB|SCRIPT", help="A job file (YAML), or a script for sbatch.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A job file (YAML), or a script for sbatch.")],
     *,
     overrides: Overrides = None,
     fix: Annotated[

@@ -35,7 +35,7 @@ from hpcddp.cli.options import (
     run_argument,
     short_argument,
 )
-from hpcddp.cli.output import echo, warn, write
+from hpcddp.cli.output import echo, sentences, warn, write
 from hpcddp.errors import UserError, counted
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, Dependency
 
@@ -155,6 +155,8 @@ def submit(  # noqa: PLR0913  each is an option
         request = _request_of(run, job_file, words, cluster, template, overrides, sweep, environment)
         dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
         request = replace(request, dependency=dependency, force=force, code=code_choice)
+        if run is None and not quiet:
+            _print_findings(job_file, request)
         if dry_run:
             _print_preview(request, run, as_json=as_json)
             return
@@ -163,6 +165,14 @@ def submit(  # noqa: PLR0913  each is an option
             return
         submission = submit_new(request) if run is None else resume_with_job(run, request)
     _show(submission, output)
+
+
+def _print_findings(job_file: Path | None, request: SubmitRequest) -> None:
+    """Print what ``hpcddp check`` finds at once, a line each; the job is submitted all the same."""
+    from hpcddp.check.search import check_in_short
+
+    for finding in check_in_short(job_file, request):
+        sentences("check:", "waiting", finding.in_short)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,110 @@
+"""The page of the rules, ``docs/checks.md``, made from their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from hpcddp.check.check import LAYERS
+from hpcddp.check.finding import Example, Rule, Subject
+
+_INTRODUCTION: Final = """\
+# What hpcddp check looks for
+
+Written by `scripts/generate-docs` from the tables of rules in `hpcddp/check`: change those, not this page.
+
+`hpcddp check JOB.yaml` or `hpcddp check SCRIPT.sh` finds what is wrong with a job before it waits in the queue. Nothing is
+submitted, and nothing of a script is executed. For each finding it prints the line, what happens otherwise and what to
+write instead.
+
+An **error** means that the job fails, is refused, or does something else than its text says. A **warning** means that it
+fails or wastes resources in circumstances that are common. A **note** points at text that is right, and easily misread.
+The exit code is 2 if there is an error or a warning, else 0. `--json` prints one document.
+
+`--fix` repairs in a script what is mechanical, keeps every other byte, and prints the change. It never changes a job file.
+
+A comment ignores a finding, in a script as in a job file, on its line or on the line above. A finding without a line is
+ignored by a comment anywhere in the file:
+
+```sh
+export MASTER_PORT=29500  # hpcddp: ignore fixed-port
+```
+
+`hpcddp submit` looks at the job file in the same way, without the rules that read data or start a process, and prints a
+line for each finding. It submits all the same.
+"""
+_LAYERS: Final = MappingProxyType(
+    {
+        "script": (
+            "The script",
+            "The text that sbatch and bash read: a script of your own, or the one that hpcddp writes for a job file. "
+            "These rules need nothing but the script and its directory.",
+        ),
+        "job": (
+            "The job file",
+            "Its fields, its batch, its data where it can be opened here, and what earlier runs of the same job measured.",
+        ),
+        "machine": ("This machine", "What `hpcddp submit` would say here."),
+        "cluster": (
+            "The cluster",
+            "The limits that a [profile](profiles.md) holds, or else that Slurm states, and the answer of `sbatch "
+            "--test-only`. Without Slurm and without a profile they are left out, and the output says so.",
+        ),
+    }
+)
+
+
+def checks_page() -> str:
+    """Return the text of the page."""
+    return "\n".join(_page_lines())
+
+
+def _page_lines() -> Iterator[str]:
+    yield _INTRODUCTION
+    yield "| rule | what happens otherwise |"
+    yield "|---|---|"
+    for rules in LAYERS.values():
+        yield from (f"| [{rule.code}](#{rule.code}) | {rule.otherwise} |" for rule in rules)
+    for layer, rules in LAYERS.items():
+        title, text = _LAYERS[layer]
+        yield f"\n## {title}\n\n{text}"
+        for rule in rules:
+            yield from _rule_lines(rule)
+
+
+def _rule_lines(rule: Rule) -> Iterator[str]:
+    yield ""
+    yield f"### {rule.code}"
+    yield ""
+    repair = " `--fix` repairs it." if _is_mechanical(rule) else ""
+    yield f"{rule.severity.capitalize()}. Otherwise: {rule.otherwise}.{repair}"
+    yield ""
+    yield from _example_lines("Bad", rule.bad)
+    yield ""
+    yield from _example_lines("Good", rule.good)
+    yield ""
+    yield f"Sources: {', '.join(_source(source) for source in rule.sources)}."
+
+
+def _is_mechanical(rule: Rule) -> bool:
+    """Return whether a rule of the script repairs its own bad example."""
+    if rule not in LAYERS["script"]:
+        return False
+    return any(hit.edits for hit in rule.find(Subject(text=rule.bad.text, directory=Path(), environment={})))
+
+
+def _example_lines(name: str, example: Example) -> Iterator[str]:
+    given = [f"`{variable}={value}`" for variable, value in example.environment.items()]
+    given += [f"a file `{file}`" for file in example.files]
+    beside = f", with {', '.join(given)}" if given else ""
+    yield f"{name}{beside}:"
+    yield ""
+    yield f"```{'sh' if '#SBATCH' in example.text or example.text.startswith('#!') else 'yaml'}"
+    yield example.text.rstrip()
+    yield "```"
+
+
+def _source(source: str) -> str:
+    return f"<{source}>" if source.startswith("https://") else source
