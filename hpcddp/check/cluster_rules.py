@@ -70,7 +70,7 @@ RULES = (
         otherwise="sbatch takes the value of the variable in place of the one in the script",
         sources=("sbatch(1), INPUT ENVIRONMENT VARIABLES",),
         find=_overriding_variables,
-        bad=Example(_SCRIPT, environment={"SBATCH_TIMELIMIT": "5"}),
+        bad=Example(_SCRIPT, environment={"SBATCH_TIMELIMIT": "5"}, given="in a shell with SBATCH_TIMELIMIT=5"),
         good=Example(_SCRIPT),
     ),
     Rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path, PurePath
@@ -45,14 +46,16 @@ def _refused_text(subject: Subject) -> Iterator[Hit]:
 
 
 def _may_be_a_plugins(line: DirectiveLine) -> bool:
-    """Return whether Slurm or a plugin of the site may know what is wrong with a line for the oldest Slurm."""
-    return all(
-        flag.problem is None
-        or (flag.name, flag.value) == ("requeue", "expedite")
-        or ("which is no flag" in flag.problem and flag.name.startswith("container"))
-        or ("which is no flag" in flag.problem and "the word" not in flag.problem and _meant(flag) is None)
-        for flag in line.flags
-    )
+    """Return whether a plugin of the site, or a later Slurm, may know what this Slurm does not."""
+    wrong = [flag for flag in line.flags if flag.problem is not None]
+    return bool(wrong) and all(_may_be_known(flag) for flag in wrong)
+
+
+def _may_be_known(flag: Flag) -> bool:
+    if (flag.name, flag.value) == ("requeue", "expedite"):
+        return True
+    is_unknown_flag = str(flag.problem).startswith("has -") and "which is no flag" in str(flag.problem)
+    return is_unknown_flag and _meant(flag) is None
 
 
 def _meant(flag: Flag) -> str | None:
@@ -204,7 +207,7 @@ def _output_directory(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             line=flag.line,
             problem=f"--{flag.name}={flag.value}, and there is no directory {name} here",
-            fix=f"make it before you submit: mkdir -p {name}",
+            fix=f"make it before you submit: mkdir -p {shlex.quote(name)}",
         )
 
 
@@ -295,7 +298,7 @@ RULES = (
         sources=("sbatch(1), --output", "measured on Slurm 22.05.8"),
         find=_output_directory,
         bad=Example(_script("#SBATCH --output=logs/%j.out")),
-        good=Example(_script("#SBATCH --output=logs/%j.out"), files={"logs/.keep": ""}),
+        good=Example(_script("#SBATCH --output=logs/%j.out"), files={"logs/.keep": ""}, given="with a directory logs"),
     ),
     Rule(
         code="requeue-truncates-log",

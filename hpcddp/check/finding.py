@@ -172,11 +172,13 @@ class Example:
         text: the file.
         files: other files in the directory, by name, which the rule looks at.
         environment: variables of the submitter.
+        given: what the files hold, for its page: ``after a run whose steps took 10 s``.
     """
 
     text: str
     files: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    given: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,6 +180,7 @@ def make(split):
     return Data()
 """
 _HUGE = "batch: {global_batch_size: 8}\ntrain: {model: 'mine:build', dataset: synthetic, optimizer: {name: adamw}}"
+_HUGE_GIVEN = "with a model of 2,000,001,000 parameters"
 _HUGE_FILES = {
     "mine.py": "from torch import nn\n\ndef build(num_classes):\n    return nn.Linear(2_000_000, 1000)\n",
 }
@@ -232,6 +233,7 @@ RULES = (
                 _TRAIN,
             ),
             files=_measured_run(save_s=1),
+            given="after a run whose steps took 10 s",
         ),
         good=Example(
             _job(
@@ -241,6 +243,7 @@ RULES = (
                 _TRAIN,
             ),
             files=_measured_run(save_s=1),
+            given="after a run whose steps took 10 s",
         ),
     ),
     Rule(
@@ -252,10 +255,12 @@ RULES = (
         bad=Example(
             _job("requeue: {signal_lead: 60s}", "batch: {global_batch_size: 64}", _TRAIN),
             files=_measured_run(save_s=90),
+            given="after a run whose steps took 10 s and whose save took 90 s",
         ),
         good=Example(
             _job("requeue: {signal_lead: 200s}", "batch: {global_batch_size: 64}", _TRAIN),
             files=_measured_run(save_s=90),
+            given="after a run whose steps took 10 s and whose save took 90 s",
         ),
     ),
     Rule(
@@ -280,10 +285,12 @@ RULES = (
         bad=Example(
             _job("batch: {global_batch_size: 8}", "train: {model: resnet18, dataset: 'mine:make', num_classes: 3}"),
             files={"mine.py": _DATASET},
+            given="with a data set that has the labels 0 to 4",
         ),
         good=Example(
             _job("batch: {global_batch_size: 8}", "train: {model: resnet18, dataset: 'mine:make', num_classes: 5}"),
             files={"mine.py": _DATASET},
+            given="with a data set that has the labels 0 to 4",
         ),
         is_slow=True,
     ),
@@ -293,8 +300,16 @@ RULES = (
         otherwise="the training ends with CUDA out of memory before its first step",
         sources=("https://pytorch.org/docs/stable/notes/ddp.html", "datasheets of NVIDIA and AMD"),
         find=_gpu_memory,
-        bad=Example(_job("resources: {gpus_per_node: 1, gpu_type: t4, cpus_per_task: 8}", _HUGE), files=_HUGE_FILES),
-        good=Example(_job("resources: {gpus_per_node: 1, gpu_type: h100, cpus_per_task: 8}", _HUGE), files=_HUGE_FILES),
+        bad=Example(
+            _job("resources: {gpus_per_node: 1, gpu_type: t4, cpus_per_task: 8}", _HUGE),
+            files=_HUGE_FILES,
+            given=_HUGE_GIVEN,
+        ),
+        good=Example(
+            _job("resources: {gpus_per_node: 1, gpu_type: h100, cpus_per_task: 8}", _HUGE),
+            files=_HUGE_FILES,
+            given=_HUGE_GIVEN,
+        ),
         is_slow=True,
     ),
 )

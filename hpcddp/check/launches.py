@@ -18,6 +18,8 @@ _WORK: Final = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun", "pyth
 _PREPARATIONS: Final = frozenset({"print", "module", "activate", "export", "set", "directory"})
 _PREPARING_PROGRAMS: Final = frozenset({"cp", "mkdir", "rm", "rsync", "sleep", "tar", "true", "unzip"})
 _PREPARING_MODULES: Final = frozenset({"pip", "venv", "compileall"})
+# The module that copies the data to the nodes.
+_OWN_STEP: Final = "hpcddp.supervise"
 _SHORT_PYTHON: Final = frozenset({"-c", "-V", "--version"})
 
 
@@ -70,7 +72,7 @@ def _launches(script: Script) -> Iterator[Launch]:
 
 def _only_prepares(words: tuple[str, ...], kind: str) -> bool:
     """Return whether a program only prepares the work: it copies, installs, or prints a version."""
-    if words[0].rpartition("/")[2] in _PREPARING_PROGRAMS:
+    if words[0].rpartition("/")[2] in _PREPARING_PROGRAMS or _OWN_STEP in words:
         return True
     if kind != "python" or len(words) == 1:
         return False

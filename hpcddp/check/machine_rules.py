@@ -69,7 +69,7 @@ RULES = (
         otherwise="`hpcddp submit` refuses the job on this machine",
         sources=("hpcddp submit",),
         find=_refusals,
-        bad=Example("name: a\ncommand: [python, trian.py]\n", files={"train.py": ""}),
+        bad=Example("name: a\ncommand: [python, trian.py]\n", files={"train.py": ""}, given="beside a file train.py"),
         good=Example("name: a\ncommand: [python, train.py]\n", files={"train.py": ""}),
     ),
     Rule(

@@ -15,15 +15,16 @@ _INTRODUCTION: Final = """\
 
 Written by `scripts/generate-docs` from the tables of rules in `hpcddp/check`: change those, not this page.
 
-`hpcddp check JOB.yaml` or `hpcddp check SCRIPT.sh` finds what is wrong with a job before it waits in the queue. Nothing is
-submitted, and nothing of a script is executed. For each finding it prints the line, what happens otherwise and what to
-write instead.
+`hpcddp check JOB.yaml` or `hpcddp check SCRIPT.sh` finds what is wrong with a job before it waits in the queue. Nothing
+is submitted, and nothing of a script is executed. For each finding it prints the line, what happens otherwise and what
+to write instead.
 
-An **error** means that the job fails, is refused, or does something else than its text says. A **warning** means that it
-fails or wastes resources in circumstances that are common. A **note** points at text that is right, and easily misread.
-The exit code is 2 if there is an error or a warning, else 0. `--json` prints one document.
+An **error** means that the job fails, is refused, or does something else than its text says. A **warning** means that
+it fails or wastes resources in circumstances that are common. A **note** points at text that is right, and easily
+misread. The exit code is 2 if there is an error or a warning, else 0. `--json` prints one document.
 
-`--fix` repairs in a script what is mechanical, keeps every other byte, and prints the change. It never changes a job file.
+`--fix` repairs in a script what is mechanical, keeps every other byte, and prints the change. It never changes a job
+file.
 
 A comment ignores a finding, in a script as in a job file, on its line or on the line above. A finding without a line is
 ignored by a comment anywhere in the file:
@@ -39,18 +40,16 @@ _LAYERS: Final = MappingProxyType(
     {
         "script": (
             "The script",
-            "The text that sbatch and bash read: a script of your own, or the one that hpcddp writes for a job file. "
-            "These rules need nothing but the script and its directory.",
+            "A script of your own, or the one that hpcddp writes for a job file, as sbatch and bash read it.",
         ),
         "job": (
             "The job file",
-            "Its fields, its batch, its data where it can be opened here, and what earlier runs of the same job measured.",
+            "Its fields, its batch, its data where it can be opened here, and what its earlier runs measured.",
         ),
         "machine": ("This machine", "What `hpcddp submit` would say here."),
         "cluster": (
             "The cluster",
-            "The limits that a [profile](profiles.md) holds, or else that Slurm states, and the answer of `sbatch "
-            "--test-only`. Without Slurm and without a profile they are left out, and the output says so.",
+            "The limits that a [profile](profiles.md) or Slurm states, and the answer of `sbatch --test-only`.",
         ),
     }
 )
@@ -96,10 +95,7 @@ def _is_mechanical(rule: Rule) -> bool:
 
 
 def _example_lines(name: str, example: Example) -> Iterator[str]:
-    given = [f"`{variable}={value}`" for variable, value in example.environment.items()]
-    given += [f"a file `{file}`" for file in example.files]
-    beside = f", with {', '.join(given)}" if given else ""
-    yield f"{name}{beside}:"
+    yield f"{name}, {example.given}:" if example.given else f"{name}:"
     yield ""
     yield f"```{'sh' if '#SBATCH' in example.text or example.text.startswith('#!') else 'yaml'}"
     yield example.text.rstrip()

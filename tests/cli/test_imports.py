@@ -30,6 +30,7 @@ def test_importing_the_command_line_loads_nothing_slow() -> None:
         ["requeue", "--help"],
         ["render", str(JOBS / "resnet50_imagenet.yaml"), "--json"],
         ["plan", str(JOBS / "quickstart.yaml")],
+        ["check", "--help"],
         ["schema"],
     ],
     ids=lambda words: words[0],
@@ -43,7 +44,13 @@ def test_commands_that_only_look_work_where_the_slow_libraries_are_not_installed
 
 @pytest.mark.parametrize(
     "words",
-    [["render", str(JOBS / "quickstart.yaml")], ["plan", str(JOBS / "quickstart.yaml")], ["schema"], ["status"]],
+    [
+        ["render", str(JOBS / "quickstart.yaml")],
+        ["plan", str(JOBS / "quickstart.yaml")],
+        ["check", str(JOBS / "quickstart.yaml")],
+        ["schema"],
+        ["status"],
+    ],
     ids=lambda words: words[0],
 )
 def test_commands_that_only_look_load_nothing_slow(words: list[str]) -> None:
