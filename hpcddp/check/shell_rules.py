@@ -401,10 +401,11 @@ RULES = (
     Rule(
         code="srun-cpus",
         severity=Severity.WARNING,
-        otherwise="with Slurm 22.05 to 23.02 each task gets one CPU, which its data loader's workers share; before and "
-        "since 23.11 srun takes the number from the job",
+        otherwise="with Slurm 22.05 to 23.02 srun counts one CPU for each task, and where the site binds tasks to their "
+        "CPUs, the data loader's workers share it; other versions take the number from the job",
         sources=(
             "sbatch(1) of 22.05, --cpus-per-task",
+            "measured on Slurm 22.05.8 and 24.11.5",
             "https://github.com/reframe-hpc/reframe/issues/2655",
             "https://github.com/NOAA-EMC/global-workflow/issues/2044",
         ),
