@@ -91,9 +91,7 @@ def check_file(file: Path, overrides: Sequence[str] | None, environment: Mapping
         subject = _job_subject(file, overrides, environment, has_slurm=has_slurm)
     findings: list[Finding] = []
     for layer, rules in LAYERS.items():
-        # A job file that is wrong has no script.
-        if layer != "script" or not subject.problems:
-            findings += findings_of(file, text, subject, rules, of_script=layer == "script")
+        findings += findings_of(file, text, subject, rules, of_script=layer == "script")
     return Report(
         file=str(file),
         findings=tuple(sorted(without_ignored(findings, str(file), text), key=_place)),
@@ -121,10 +119,17 @@ _JOB_FILE_SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 
 
 def is_script(file: Path, text: str) -> bool:
-    """Return whether a file is a script for sbatch, and no job file."""
-    if text.startswith("#!") or re.search("^#SBATCH", text, re.MULTILINE):
+    """Return whether a file is a script for sbatch, and no job file.
+
+    Raises:
+        UserError: it is a program that neither is.
+    """
+    has_directives = re.search("^#SBATCH", text, re.MULTILINE) is not None
+    if file.suffix == ".py" and not has_directives:
+        raise UserError(f"{file} is a Python program; check the job file or the script that starts it")
+    if text.startswith("#!") or file.suffix in _SCRIPT_SUFFIXES:
         return True
-    return file.suffix in _SCRIPT_SUFFIXES and file.suffix not in _JOB_FILE_SUFFIXES
+    return has_directives and file.suffix not in _JOB_FILE_SUFFIXES
 
 
 def _find_slurm(environment: Mapping[str, str]) -> tuple[bool, tuple[str, ...]]:

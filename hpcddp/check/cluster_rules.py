@@ -39,7 +39,7 @@ def _facts(subject: Subject) -> ClusterFacts | None:
 
 def _overriding_variables(subject: Subject) -> Iterator[Hit]:
     """Yield variables that sbatch reads as options; ``hpcddp submit`` does not pass them on."""
-    if subject.request is not None:
+    if subject.request is not None or subject.problems:
         return
     for name, value in sorted(subject.environment.items()):
         if name.startswith("SBATCH_"):

@@ -188,9 +188,14 @@ def _output_of_an_array(subject: Subject) -> Iterator[Hit]:
         )
 
 
+_MAKES_DIRECTORIES: Final = (23, 2)
+
+
 def _output_directory(subject: Subject) -> Iterator[Hit]:
     """Yield a directory for the output that does not exist."""
     script = subject.script
+    if subject.slurm_version >= _MAKES_DIRECTORIES:
+        return
     chdir = last_flag(script, "chdir")
     base = subject.directory if chdir is None or chdir.value is None else subject.directory / chdir.value
     missing: dict[str, Flag] = {}
@@ -293,9 +298,12 @@ RULES = (
     ),
     Rule(
         code="output-directory",
-        severity=Severity.ERROR,
-        otherwise="Slurm makes no directories: the job fails at once, and leaves no log that says so",
-        sources=("sbatch(1), --output", "measured on Slurm 22.05.8"),
+        severity=Severity.WARNING,
+        otherwise="before Slurm 23.02, which makes the directory, the job fails at once and leaves no log that says so",
+        sources=(
+            "https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.02.md",
+            "measured on Slurm 22.05.8 and 24.11.5",
+        ),
         find=_output_directory,
         bad=Example(_script("#SBATCH --output=logs/%j.out")),
         good=Example(_script("#SBATCH --output=logs/%j.out"), files={"logs/.keep": ""}, given="with a directory logs"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.problems import Problem
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from hpcddp.check.slurm_answer import SlurmAnswer
     from hpcddp.script.parse import Script
     from hpcddp.slurm.versions import Version
+
+
+_SHELL: Final = re.compile(r"sh\b")
 
 
 class Severity(StrEnum):
@@ -96,6 +100,12 @@ class Subject:
     problems: tuple[Problem, ...] = ()
     reads_data: bool = False
     has_slurm: bool = False
+
+    @property
+    def has_script(self) -> bool:
+        """Whether there is a script for a shell: a job file that is wrong has none, and sbatch runs Python too."""
+        first_line = self.text.partition("\n")[0]
+        return not self.problems and (not first_line.startswith("#!") or _SHELL.search(first_line) is not None)
 
     @property
     def spec(self) -> JobSpec | None:

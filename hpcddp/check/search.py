@@ -45,6 +45,8 @@ def findings_of(
     lines = {} if subject.request is None and not subject.problems else _lines_of_keys(text)
     is_rendered = of_script and subject.request is not None
     for rule in rules:
+        if of_script and not subject.has_script:
+            continue
         for hit in rule.find(subject):
             name = f"the script of {file}" if is_rendered else str(file)
             line = hit.line if hit.line is not None else _line_of_key(hit, lines)

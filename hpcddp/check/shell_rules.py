@@ -401,10 +401,11 @@ RULES = (
     Rule(
         code="srun-cpus",
         severity=Severity.WARNING,
-        otherwise="with Slurm 22.05 to 23.02 srun counts one CPU for each task, and where the site binds tasks to their "
-        "CPUs, the data loader's workers share it; other versions take the number from the job",
+        otherwise="with Slurm 22.05 to 23.02 srun counts one CPU for each task; where the site binds tasks to CPUs, "
+        "the data loader's workers share it; other versions take the number from the job",
         sources=(
             "sbatch(1) of 22.05, --cpus-per-task",
+            "https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.11.md",
             "measured on Slurm 22.05.8 and 24.11.5",
             "https://github.com/reframe-hpc/reframe/issues/2655",
             "https://github.com/NOAA-EMC/global-workflow/issues/2044",

@@ -124,6 +124,19 @@ def test_the_answer_says_that_the_cluster_was_not_asked(tmp_path: Path) -> None:
     assert not report.fails
 
 
+def test_the_variables_of_sbatch_mean_nothing_for_a_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {**HERE, "SBATCH_TIMELIMIT": "5"}
+    assert codes(report_of(Example("name: a\ncommand: [python, -V]\n"), tmp_path, monkeypatch, environment)) == []
+    wrong = Example("name: a\ncommnd: [python, -V]\n")
+    assert set(codes(report_of(wrong, tmp_path, monkeypatch, environment))) == {"job-file"}
+
+
+def test_a_script_in_python_has_no_shell_lines(tmp_path: Path) -> None:
+    file = tmp_path / "job.py"
+    file.write_text("#!/usr/bin/env python\n#SBATCH --cpus-per-task=4\nsrun = 1\nsrun\n")
+    assert codes(check_file(file, None, HERE)) == []
+
+
 BROKEN = """\
 #SBATCH --nodes=2
 #SBATCH --time=90  # minutes

@@ -95,12 +95,14 @@ def test_fix_repairs_the_file_that_a_link_names(script: Path) -> None:
         (("binary.sh",), "NUL"),
         (("job.sh", "--set", "resources.nodes=2"), "is a script; change the script"),
         (("job.yaml", "--fix"), "is a job file"),
+        (("train.py",), "is a Python program; check the job file or the script that starts it"),
     ],
 )
 def test_a_file_that_cannot_be_checked_is_one_sentence(script: Path, words: tuple[str, ...], sentence: str) -> None:
     script.with_name("empty.sh").write_text("\n")
     script.with_name("binary.sh").write_bytes(b"#!/bin/bash\n\0")
     script.with_name("job.yaml").write_text(ONE_CPU)
+    script.with_name("train.py").write_text("#!/usr/bin/env python\nprint(1)\n")
     done = check(script.parent, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence in done.stderr

@@ -22,6 +22,12 @@ def write(directory: Path, *lines: str) -> Path:
     return file
 
 
+def version_here() -> tuple[int, ...]:
+    version = slurm_version()
+    assert version is not None
+    return numbers(version)
+
+
 def codes(report: Report) -> list[str]:
     return [finding.rule.code for finding in report.findings]
 
@@ -101,14 +107,15 @@ def test_the_elements_of_an_array_share_an_output_without_a_pattern(sandbox: San
     assert outputs == {str(tmp_path / "same.out")}
 
 
-def test_a_job_whose_output_has_no_directory_fails_without_a_log(
+def test_a_job_whose_output_has_no_directory_fails_without_a_log_or_gets_one(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script = write(tmp_path, "#SBATCH --output=logs/%j.out", f"touch {tmp_path}/ran")
-    assert codes(check_file(script, None, sandbox.environment)) == ["output-directory"]
-    sandbox.wait(sandbox.submit(script, cwd=tmp_path), {"FAILED"})
-    assert {path.name for path in tmp_path.iterdir()} == {"job.sh"}
+    is_made = version_here() >= (23, 2)
+    assert codes(check_file(script, None, sandbox.environment)) == ([] if is_made else ["output-directory"])
+    sandbox.wait(sandbox.submit(script, cwd=tmp_path), {"COMPLETED" if is_made else "FAILED"})
+    assert {path.name for path in tmp_path.iterdir()} == ({"job.sh", "logs", "ran"} if is_made else {"job.sh"})
 
 
 @pytest.mark.parametrize("mode", ["", "#SBATCH --open-mode=append"])
@@ -136,9 +143,7 @@ def test_a_requeue_empties_the_log_without_append(sandbox: Sandbox, tmp_path: Pa
 def test_srun_takes_the_cpus_of_the_job_but_in_the_versions_that_the_finding_names(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    version = slurm_version()
-    assert version is not None
-    is_lost = numbers(version) < (23, 11)
+    is_lost = version_here() < (23, 11)
     # With --exact the step has the CPUs that srun counts for its tasks, and no others.
     step = "srun --exact sh -c 'scontrol show step $SLURM_JOB_ID.$SLURM_STEP_ID'"
     script = write(tmp_path, "#SBATCH --ntasks=1 --cpus-per-task=2", "#SBATCH --output=log", step)
