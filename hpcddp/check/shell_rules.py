@@ -24,7 +24,7 @@ def _step_cpus(subject: Subject) -> Iterator[Hit]:
     if cpus is None or cpus == 1 or _CPUS_VARIABLE in script.text or subject.slurm_version >= _INHERITED_AGAIN:
         return
     for launch in launches_of(script):
-        if not launch.is_step or launch.srun_value(*_STATES_CPUS) is not None:
+        if not launch.is_step or launch.srun_value(*_STATES_CPUS) is not None or _may_state_cpus(script, launch):
             continue
         line = launch.command.line
         text = script.lines[line - 1]
@@ -36,6 +36,11 @@ def _step_cpus(subject: Subject) -> Iterator[Hit]:
             fix='write srun --cpus-per-task="$SLURM_CPUS_PER_TASK"',
             edits=(Edit(line=line, lines=(fixed,)),) if is_simple else (),
         )
+
+
+def _may_state_cpus(script: Script, launch: Launch) -> bool:
+    """Return whether a variable among the words of srun may hold the option: ``srun $SRUN_ARGS``."""
+    return any(word.expands for word in launch.command.words) and "--cpus-per-" in _shell_text(script)
 
 
 def _tasks_per_node(script: Script, launch: Launch) -> int | None:

@@ -75,6 +75,7 @@ def test_a_script_breaks_a_rule(
         ("#SBATCH --output=/no-such-file-system/logs/%j.out", "srun python a.py"),
         ("#SBATCH -c 4", "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK", "srun python a.py"),
         ("#SBATCH -c 4", "head=$(srun -N 1 -n 1 hostname)", "srun mkdir -p data", "srun -c 4 python a.py"),
+        ("#SBATCH -c 4", 'ARGS="--wait=60 --cpus-per-task=4"', "srun $ARGS python a.py"),
         ("#SBATCH --ntasks-per-node=4", f"srun --ntasks-per-node=1 {TORCHRUN}"),
         ("#SBATCH --ntasks-per-node=4", TORCHRUN),
         ("#SBATCH -N 2", "#SBATCH --ntasks-per-node=1", f"srun bash -c '{TORCHRUN}'"),
