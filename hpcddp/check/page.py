@@ -97,7 +97,10 @@ def _is_mechanical(rule: Rule) -> bool:
 def _example_lines(name: str, example: Example) -> Iterator[str]:
     yield f"{name}, {example.given}:" if example.given else f"{name}:"
     yield ""
-    yield f"```{'sh' if '#SBATCH' in example.text or example.text.startswith('#!') else 'yaml'}"
+    is_script = "#SBATCH" in example.text or example.text.startswith("#!")
+    # A block of YAML on a page is a job file that can be loaded.
+    language = "yaml" if name == "Good" else "text"
+    yield f"```{'sh' if is_script else language}"
     yield example.text.rstrip()
     yield "```"
 
