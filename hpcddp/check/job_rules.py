@@ -10,6 +10,7 @@ from hpcddp.batch.job import has_batch_norm
 from hpcddp.batch.plan import refuse_single_over_ranks, refuse_single_sample
 from hpcddp.batch.refusals import PlanError
 from hpcddp.check.finding import Example, Hit, Rule, Severity, Subject, split_message
+from hpcddp.errors import counted
 from hpcddp.jobfile.cluster import Partition
 from hpcddp.jobfile.merge import DEFAULT
 from hpcddp.jobfile.units import TimeLimit
@@ -102,7 +103,7 @@ def _cpus(subject: Subject) -> Iterator[Hit]:
     if workers is not None and workers > cpus:
         yield Hit(
             key="train.num_workers",
-            problem=f"train.num_workers is {workers}, and a rank has {cpus} CPU{'' if cpus == 1 else 's'} ({key})",
+            problem=f"train.num_workers is {workers}, and a rank has {counted(cpus, 'CPU')} ({key})",
             fix=f"write {key}: {workers + 1}, or leave train.num_workers out",
         )
     elif spec.uses_gpus and cpus == 1 and request.job.origins.get(key) != DEFAULT:

@@ -8,6 +8,7 @@ from typing import Final
 
 from hpcddp.check.finding import Edit, Example, Hit, Rule, Severity, Subject
 from hpcddp.check.launches import LAUNCHERS, Launch, count_in, flag_count, last_flag, launches_of
+from hpcddp.script.directives import Flag
 from hpcddp.script.parse import Script
 from hpcddp.script.shell import Command
 from hpcddp.submission.shell_commands import launcher_of_a_node
@@ -158,46 +159,56 @@ _SIGNAL: Final = re.compile(r"(?P<to>[BR]+:)?(?P<signal>[A-Za-z0-9]+)(?:@[0-9]+)
 
 def _unheard_signal(subject: Subject) -> Iterator[Hit]:
     """Yield a warning before the time limit that reaches nobody who acts on it."""
-    script = subject.script
-    flag = last_flag(script, "signal")
-    match = None if flag is None or flag.value is None else _SIGNAL.fullmatch(flag.value)
-    if flag is None or flag.value is None or match is None:
+    flag = last_flag(subject.script, "signal")
+    match = None if flag is None else _SIGNAL.fullmatch(flag.value or "")
+    if flag is None or match is None:
         return
-    launches = launches_of(script)
-    without_to = flag.value.rpartition(":")[2]
     name = _signal_name(match["signal"])
-    handlers = _handlers_of(script, name)
     if "B" in (match["to"] or ""):
-        if any(launch.command.texts[:1] == ("exec",) for launch in launches):
-            return
-        if not handlers:
-            yield Hit(
-                line=flag.line,
-                problem=f"--signal={flag.value} signals the batch shell alone, which has no trap for {name}, and ends",
-                fix=f"write --signal={without_to}, which signals what srun has started, or a "
-                "trap that passes the signal on",
-            )
-        elif launches and not any(command.end == "&" for command in script.commands):
-            yield Hit(
-                line=launches[0].command.line,
-                problem=f"bash runs the trap for {name} (line {handlers[0].line}) only after this command has ended",
-                fix="start it in the background, and wait for it: srun ... & wait $!",
-            )
+        yield from _signal_to_shell(subject.script, flag, name)
+    else:
+        yield from _signal_to_steps(subject.script, flag, name)
+
+
+def _signal_to_shell(script: Script, flag: Flag, name: str) -> Iterator[Hit]:
+    """Yield why the batch shell does not act on a signal, which reaches it alone."""
+    launches = launches_of(script)
+    if any(launch.command.texts[0] == "exec" for launch in launches if launch.command.words):
+        # The program takes the place of the shell.
         return
+    traps = _traps_for(script, name)
+    if not traps:
+        to_steps = str(flag.value).rpartition(":")[2]
+        yield Hit(
+            line=flag.line,
+            problem=f"--signal={flag.value} signals the batch shell alone, which has no trap for {name}, and ends",
+            fix=f"write --signal={to_steps}, which signals what srun has started, or a trap that passes the signal on",
+        )
+    elif launches and not any(command.end == "&" for command in script.commands):
+        yield Hit(
+            line=launches[0].command.line,
+            problem=f"bash runs the trap for {name} (line {traps[0].line}) only after this command has ended",
+            fix="start it in the background, and wait for it: srun ... & wait $!",
+        )
+
+
+def _signal_to_steps(script: Script, flag: Flag, name: str) -> Iterator[Hit]:
+    """Yield why nobody acts on a signal that reaches what srun has started, and not the batch shell."""
+    launches = launches_of(script)
     if launches and not any(launch.is_step or launch.kind == "mpirun" for launch in launches):
         yield Hit(
             line=flag.line,
             problem=f"--signal={flag.value} signals what srun has started, and the batch shell starts the program",
             fix="start the program with srun",
         )
-    requeuing = [command for command in handlers if "requeue" in _handler_text(script, command)]
-    if requeuing:
-        yield Hit(
-            line=requeuing[0].line,
-            problem=f"the trap for {name} requeues the job, and --signal={flag.value} signals what srun has started, "
-            "not the batch shell",
-            fix=f"write --signal=B:{flag.value}",
-        )
+    for trap in _traps_for(script, name):
+        if "requeue" in _handler_text(script, trap):
+            yield Hit(
+                line=trap.line,
+                problem=f"the trap for {name} requeues the job, and --signal={flag.value} signals what srun has "
+                "started, not the batch shell",
+                fix=f"write --signal=B:{flag.value}",
+            )
 
 
 _SIGNAL_NAMES: Final = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
@@ -208,7 +219,7 @@ def _signal_name(text: str) -> str:
     return _SIGNAL_NAMES.get(name, name)
 
 
-def _handlers_of(script: Script, name: str) -> list[Command]:
+def _traps_for(script: Script, name: str) -> list[Command]:
     """Return the traps of a script for a signal that run something."""
     return [
         command
@@ -234,7 +245,7 @@ def _exit_in_grace(subject: Subject) -> Iterator[Hit]:
     script = subject.script
     if (flag := last_flag(script, "requeue", "no-requeue")) is not None and flag.name == "no-requeue":
         return
-    for trap in _handlers_of(script, "TERM"):
+    for trap in _traps_for(script, "TERM"):
         text = _handler_text(script, trap)
         if re.search(r"\bexit[ \t]+0\b", text) and "requeue" not in text:
             yield Hit(
@@ -355,39 +366,48 @@ def _no_wait(subject: Subject) -> Iterator[Hit]:
 
 
 _FAILS_EARLY: Final = re.compile(r"set\s+(?:\S+\s+)*-(?:[a-zA-Z]*e|o\s+errexit)|trap\s+.*\bERR\b")
-_PIPEFAIL: Final = re.compile(r"\bpipefail\b")
+_KEEPS_CODES_OF_PIPES: Final = re.compile(r"\bpipefail\b|\bPIPESTATUS\b")
+_USES_EXIT_CODE: Final = re.compile(r"\$\?|\bexit\b|\bwait\b[ \t]+\S|\bPIPESTATUS\b|\|\|")
 
 
 def _lost_exit_code(subject: Subject) -> Iterator[Hit]:
     """Yield work whose exit code the script forgets."""
     script = subject.script
-    text = _shell_text(script)
     launches = launches_of(script)
+    yield from _lost_in_a_pipe(script, launches)
+    if launches and not _FAILS_EARLY.search(_shell_text(script)):
+        yield from _lost_behind(script, launches)
+
+
+def _lost_in_a_pipe(script: Script, launches: list[Launch]) -> Iterator[Hit]:
+    if _KEEPS_CODES_OF_PIPES.search(_shell_text(script)):
+        return
     for launch in launches:
-        if launch.command.end in {"|", "|&"} and not _PIPEFAIL.search(text) and "PIPESTATUS" not in text:
+        if launch.command.end in {"|", "|&"}:
             yield Hit(
                 line=launch.command.line,
                 problem="a pipe has the exit code of its last command",
                 fix="write set -o pipefail above it",
             )
-    top = [statement for statement in script.statements if statement.compound != "function"]
-    if not launches or not top or _FAILS_EARLY.search(text):
+
+
+def _lost_behind(script: Script, launches: list[Launch]) -> Iterator[Hit]:
+    """Yield the last command of a script, if it follows the work and decides the exit code."""
+    statements = [statement for statement in script.statements if statement.compound != "function"]
+    works = [number for number, statement in enumerate(statements) if _contains(statement.commands, launches)]
+    if not works:
         return
-    last_work = next(
-        (number for number in reversed(range(len(top))) if _contains(top[number].commands, launches)), None
-    )
-    if last_work is None or top[last_work].problem is not None:
-        return
-    behind = top[last_work + 1 :]
+    work = statements[works[-1]]
+    behind = statements[works[-1] + 1 :]
     rest = "\n".join(statement.text for statement in behind)
-    keeps = re.search(r"\$\?|\bexit\b|\bwait\b[ \t]+\S|\$\{?PIPESTATUS|\|\|", rest) or "||" in top[last_work].text
-    if behind and not keeps:
-        yield Hit(
-            line=behind[-1].line,
-            problem=f"the script ends with the exit code of {behind[-1].text.split(maxsplit=1)[0]}, not with that of "
-            f"the command in line {top[last_work].line}",
-            fix="write set -e above that command, or keep its exit code: code=$? behind it, exit $code at the end",
-        )
+    if not behind or "||" in work.text or _USES_EXIT_CODE.search(rest):
+        return
+    yield Hit(
+        line=behind[-1].line,
+        problem=f"the script ends with the exit code of {behind[-1].text.split(maxsplit=1)[0]}, not with that of "
+        f"the command in line {work.line}",
+        fix="write set -e above that command, or keep its exit code: code=$? behind it, exit $code at the end",
+    )
 
 
 def _contains(commands: tuple[Command, ...], launches: list[Launch]) -> bool:
