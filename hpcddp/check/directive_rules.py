@@ -188,6 +188,33 @@ def _output_of_an_array(subject: Subject) -> Iterator[Hit]:
         )
 
 
+_PATTERN: Final = re.compile("%[0-9]*(%|[A-Za-z])")
+# sbatch(1), filename pattern, of 22.05 to 26.05.
+_LETTERS: Final = frozenset("%AabJjNnrSstux")
+
+
+def _output_pattern(subject: Subject) -> Iterator[Hit]:
+    """Yield patterns of output files that sbatch does not replace, or not by what they stand for."""
+    script = subject.script
+    has_array = last_flag(script, "array") is not None
+    for name in ("output", "error"):
+        flag = last_flag(script, name)
+        letters = [] if flag is None or flag.value is None else _PATTERN.findall(flag.value)
+        unknown = [letter for letter in letters if letter not in _LETTERS]
+        if flag is not None and unknown:
+            yield Hit(
+                line=flag.line,
+                problem=f"--{name}={flag.value} holds %{unknown[0]}, which sbatch does not replace",
+                fix="write %j for the job id, %x for the job's name, %N for the host, %% for a percent sign",
+            )
+        elif flag is not None and not has_array and "a" in letters:
+            yield Hit(
+                line=flag.line,
+                problem=f"--{name}={flag.value} holds %a, the number in an array, and the script has no --array",
+                fix="write %j, or give --array",
+            )
+
+
 _MAKES_DIRECTORIES: Final = (23, 2)
 
 
@@ -295,6 +322,15 @@ RULES = (
         find=_output_of_an_array,
         bad=Example(_script("#SBATCH --array=0-9", "#SBATCH --output=train.out")),
         good=Example(_script("#SBATCH --array=0-9", "#SBATCH --output=train-%A_%a.out")),
+    ),
+    Rule(
+        code="output-pattern",
+        severity=Severity.NOTE,
+        otherwise="the file is named with the letter itself, or with 4294967294 for an element that does not exist",
+        sources=("sbatch(1), filename pattern", "measured on Slurm 22.05.8"),
+        find=_output_pattern,
+        bad=Example(_script("#SBATCH --output=%x-%d.out")),
+        good=Example(_script("#SBATCH --output=%x-%j.out")),
     ),
     Rule(
         code="output-directory",

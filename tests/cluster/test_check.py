@@ -107,6 +107,16 @@ def test_the_elements_of_an_array_share_an_output_without_a_pattern(sandbox: San
     assert outputs == {str(tmp_path / "same.out")}
 
 
+@pytest.mark.parametrize(("pattern", "name"), [("a-%d.out", "a-%d.out"), ("a-%a.out", "a-4294967294.out")])
+def test_sbatch_names_an_output_file_as_the_finding_says(
+    sandbox: Sandbox, tmp_path: Path, pattern: str, name: str
+) -> None:
+    script = write(tmp_path, f"#SBATCH --output={pattern}", "true")
+    assert codes(check_file(script, None, sandbox.environment)) == ["output-pattern"]
+    sandbox.wait(sandbox.submit(script, cwd=tmp_path))
+    assert (tmp_path / name).exists()
+
+
 def test_a_job_whose_output_has_no_directory_fails_without_a_log_or_gets_one(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
