@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 from hpcddp.check.finding import Edit, Example, Hit, Rule, Severity, Subject
@@ -243,7 +244,8 @@ def _handler_text(script: Script, trap: Command) -> str:
 def _exit_in_grace(subject: Subject) -> Iterator[Hit]:
     """Yield a trap for SIGTERM that lets a preempted job end as if its work was done."""
     script = subject.script
-    if (flag := last_flag(script, "requeue", "no-requeue")) is not None and flag.name == "no-requeue":
+    flag = last_flag(script, "requeue", "no-requeue")
+    if flag is not None and flag.name == "no-requeue":
         return
     for trap in _traps_for(script, "TERM"):
         text = _handler_text(script, trap)
@@ -309,8 +311,7 @@ def _traced_secret(subject: Subject) -> Iterator[Hit]:
 
 def _traces(command: Command, *, is_traced: bool) -> bool:
     """Return whether the shell prints commands after a ``set``."""
-    words = command.texts[1:]
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in pairwise((*command.texts[1:], "")):
         if re.fullmatch(r"-[a-wyzA-Z]*x[a-zA-Z]*", word) or (word == "-o" and following == "xtrace"):
             is_traced = True
         elif re.fullmatch(r"\+[a-wyzA-Z]*x[a-zA-Z]*", word) or (word == "+o" and following == "xtrace"):

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpcddp.check.check import LAYERS, Report, check_file, repaired
 from hpcddp.check.finding import Example
@@ -181,3 +183,20 @@ def test_a_repaired_script_is_valid_bash(tmp_path: Path) -> None:
     file = tmp_path / "repaired.sh"
     file.write_text(repaired(BROKEN, tmp_path, HERE))
     subprocess.run(["bash", "-n", file], check=True)
+
+
+PIECES = st.sampled_from(
+    [
+        "'", '"', "\\\n", "$(", "`", "()", "{", "}", "|", "&", "\n", "\r\n", "<<EOF\n", "trap USR1\n", "set\n",
+        "exec\n",
+        "trap 'x' USR1\n", "srun", " python a.py", "set -x\n", "export HF_TOKEN=abcdefgh1\n", "MASTER_PORT=29500\n",
+        "#SBATCH", "#SBATCH -c 4\n", "#SBATCH --time=5\n", "#SBATCH --signal=B:USR1@5\n", "#SBATCH --output=%\n",
+        "#SBATCH --requeue=expedite\n", "#SBATCH --requeue\n", "# hpcddp: ignore ", "--", "=", "\x0c",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=20))
+def test_any_script_is_checked_and_a_second_repair_changes_nothing(pieces: list[str]) -> None:
+    once = repaired("".join(pieces), Path("/nowhere"), {})
+    assert repaired(once, Path("/nowhere"), {}) == once
