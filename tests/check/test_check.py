@@ -153,7 +153,7 @@ srun   python train.py --resume
 REPAIRED = """\
 #!/bin/bash
 #SBATCH --nodes=2
-#SBATCH --time=01:30:00  # minutes
+#SBATCH --time=90  # minutes
 #SBATCH --cpus-per-task=8
 #SBATCH --requeue
 #SBATCH --open-mode=append
