@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,22 +31,11 @@ def ask_slurm(script: str, environment: Mapping[str, str], directory: Path) -> S
         environment: the environment of sbatch.
         directory: where the job would run.
     """
-    with tempfile.TemporaryDirectory(prefix="hpcddp-check-") as folder:
-        file = Path(folder, "script.sh")
-        file.write_bytes(script.encode(errors="surrogateescape"))
-        try:
-            return SlurmAnswer(start=commands.test_only(file, environment=environment, directory=directory))
-        except commands.SlurmUnavailableError:
-            return SlurmAnswer()
-        except commands.SlurmCommandError as error:
-            return SlurmAnswer(refusal=error.message)
-
-
-def installed_version(environment: Mapping[str, str]) -> Version:
-    """Return the version of the Slurm on this machine, as ``sbatch --version`` prints it; empty if it does not."""
     try:
-        printed = commands.ask("sbatch", "--version", environment=environment)
-    except commands.SlurmCommandError:
-        return ()
-    # Debian's packages print "slurm-wlm 24.11.5".
-    return version_of(printed.split()[-1] if printed.split() else "")
+        return SlurmAnswer(
+            start=commands.test_script(script, environment=environment, options=[f"--chdir={directory}"])
+        )
+    except commands.SlurmUnavailableError:
+        return SlurmAnswer()
+    except commands.SlurmCommandError as error:
+        return SlurmAnswer(refusal=error.message)
