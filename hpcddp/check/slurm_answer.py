@@ -39,3 +39,13 @@ def ask_slurm(script: str, environment: Mapping[str, str], directory: Path) -> S
         return SlurmAnswer()
     except commands.SlurmCommandError as error:
         return SlurmAnswer(refusal=error.message)
+
+
+def installed_version(environment: Mapping[str, str]) -> Version:
+    """Return the version of the Slurm on this machine, as ``sbatch --version`` prints it; empty if it does not."""
+    try:
+        printed = commands.ask("sbatch", "--version", environment=environment)
+    except commands.SlurmCommandError:
+        return ()
+    # Debian's packages print "slurm-wlm 24.11.5".
+    return version_of(printed.split()[-1] if printed.split() else "")
