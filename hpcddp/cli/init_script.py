@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from hpcddp.cli.output import echo
-from hpcddp.errors import UserError, printable
+from hpcddp.errors import UserError, counted, printable
 
 if TYPE_CHECKING:
     from hpcddp.script.convert import Conversion
@@ -81,7 +81,8 @@ def _save(target: Path, text: str) -> None:
     from hpcddp.run.files import write_text
 
     try:
-        write_text(target, text)
+        # Through a link, where its user keeps the file elsewhere.
+        write_text(target.resolve(), text)
     except OSError as error:
         raise JobOfScriptError(
             f"{target} cannot be written ({error.strerror}); name another file with --job, or print it with --dry-run"
@@ -124,7 +125,8 @@ def _table(conversion: Conversion) -> str:
 def _summary(conversion: Conversion, target: Path, next_command: str, *, dry_run: bool) -> Iterator[str]:
     counts = Counter(row.outcome for row in conversion.rows)
     yield ""
-    yield f"lines          {', '.join(f'{counts[outcome]} {label}' for outcome, label in _LABELS.items())}"
+    setup_lines = counted(counts["setup"], "setup line")
+    yield f"lines          {counts['taken']} taken, {setup_lines}, {counts['dropped']} dropped, {counts['open']} to do"
     if conversion.added:
         yield f"hpcddp adds    {' '.join(conversion.added)}"
     if dry_run:

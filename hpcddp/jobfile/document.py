@@ -67,7 +67,9 @@ def read_text(path: FilePath) -> str | Problem:
     except (OSError, ValueError) as error:
         return Problem(file=str(path), sentence=_unreadable(path, error))
     if len(content) > LARGEST_BYTES:
-        return Problem(file=str(path), sentence="is larger than 1 MB; a job file is a short text: check the path")
+        return Problem(
+            file=str(path), sentence="is larger than 1 MB; a job file or a script is a short text: check the path"
+        )
     if b"\0" in content:
         return Problem(file=str(path), sentence="contains NUL bytes, so it is not a text file; check the path")
     try:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.document import read_text
+from hpcddp.jobfile.problems import Problem
 from hpcddp.script.directives import DirectiveLine, Flag, is_blank_or_comment, read_directive_lines
 from hpcddp.script.shell import Command, Comment, Statement, read_shell
-
-_LARGEST_SCRIPT = 4 << 20
 
 
 class ScriptError(UserError):
@@ -78,20 +78,11 @@ def read_script(file: Path) -> Script:
     """Read an sbatch script from a file.
 
     Raises:
-        ScriptError: the file cannot be read, is empty, is too large or is no text.
+        ScriptError: the file cannot be read, is empty, is larger than 1 MB or is no text.
     """
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ScriptError(f"{file} cannot be read ({error.strerror}); name a script that you can read") from None
-    if not data.strip():
+    text = read_text(file)
+    if isinstance(text, Problem):
+        raise ScriptError(str(text))
+    if not text.strip():
         raise ScriptError(f"{file} is empty; name a script for sbatch")
-    if b"\0" in data or len(data) > _LARGEST_SCRIPT:
-        raise ScriptError(f"{file} is no script for sbatch, but a binary or very large file; name the script")
-    try:
-        return parse_script(data.decode())
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ScriptError(
-            f"{file} is not UTF-8 in line {line}; convert it, for example with iconv -f latin1 -t utf8"
-        ) from None
+    return parse_script(text)

@@ -66,7 +66,7 @@ def test_it_writes_the_job_file_and_prints_it_with_the_table(run: Run, script: P
     assert "2 --job-name=train taken name" in rows
     assert "6 module load cuda taken environment.modules" in rows
     assert any(row.startswith("8 python report.py to do it runs after the training") for row in rows)
-    assert "lines 8 taken, 0 setup line, 1 dropped, 1 to do" in rows
+    assert "lines 8 taken, 0 setup lines, 1 dropped, 1 to do" in rows
     assert rows[-1] == "next look at the lines that are to do, then: hpcddp submit 'old job.yaml'"
 
 
@@ -108,14 +108,14 @@ def test_the_document_holds_the_rows(run: Run, script: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (("--from", "absent.sh"), ("absent.sh cannot be read", "name a script")),
-        (("--from", "."), (". cannot be read", "name a script")),
+        (("--from", "absent.sh"), ("absent.sh: does not exist", "check the path")),
+        (("--from", "."), (".: is a directory", "name a file in it")),
         (("--from", "old job.sbatch", "--partition", "x"), ("--partition is for a profile", "leave it out")),
         (("--from", "old job.sbatch", "big"), ("NAME is for a profile", "leave it out")),
         (("--from", "old job.sbatch", "-o", "absent/job.yaml"), ("absent/job.yaml cannot be written", "--job")),
         (("--from", "empty.sh"), ("empty.sh is empty", "name a script")),
-        (("--from", "binary"), ("is no script", "name the script")),
-        (("--from", "latin.sh"), ("is not UTF-8 in line 2", "iconv")),
+        (("--from", "binary"), ("binary: contains NUL bytes", "check the path")),
+        (("--from", "latin.sh"), ("latin.sh:2: is not UTF-8", "save it as UTF-8")),
         (("--from", "python.sh"), ("python.sh: the script is for /usr/bin/env python3", "bash and sh")),
         (("--from", "nothing.sh"), ("nothing.sh: no line starts a program", "from-a-script.md")),
     ],
@@ -144,7 +144,15 @@ def test_other_commands_answer_a_script_with_this_command(
 
 
 def test_control_characters_of_a_script_do_not_reach_the_terminal(run: Run) -> None:
-    Path("evil.sh").write_text("#!/bin/bash\necho '\x1b[31m'\nsrun python train.py '\x1b]0;x\x07'\n")
-    output, _ = run("init", "--from", "evil.sh")
-    assert "\x1b" not in output
-    assert "\x07" not in output
+    Path("evil.sh").write_text("#!/bin/bash\nsrun python train.py '\x1b]0;x\x07'\n")
+    _, errors = run("init", "--from", "evil.sh", code=2)
+    assert "U+001B" in errors
+    assert "\x1b" not in errors
+
+
+def test_a_job_file_that_is_a_link_stays_one(run: Run, script: Path) -> None:
+    Path("real.yaml").write_text("# mine\n")
+    Path("old job.yaml").symlink_to("real.yaml")
+    run("init", "--from", str(script), "--force")
+    assert Path("old job.yaml").is_symlink()
+    assert Path("real.yaml").read_text() == JOB

@@ -290,7 +290,7 @@ BAD = {
     "not UTF-8": (b"name: a-job\nrun_root: caf\xe9\n", ("job.yaml:2: is not UTF-8 (byte 0xe9)", "save it as UTF-8")),
     "larger than 1 MB": (
         GOOD + "#" * 1_000_000,
-        ("job.yaml: is larger than 1 MB", "a job file is a short text", "check the path"),
+        ("job.yaml: is larger than 1 MB", "is a short text", "check the path"),
     ),
 }
 

@@ -190,7 +190,7 @@ def lost_lines(script: Script) -> list[str]:
 
 @pytest.mark.parametrize(
     ("data", "fact"),
-    [(b"", "is empty"), (b" \n", "is empty"), (b"\x7fELF\0", "binary"), (b"#!/bin/sh\n\xe4", "line 2")],
+    [(b"", "is empty"), (b" \n", "is empty"), (b"\x7fELF\0", "NUL"), (b"#!/bin/sh\n\xe4", ":2: is not UTF-8")],
 )
 def test_a_file_that_is_no_script_is_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes, fact: str) -> None:
     file = tmp_path_factory.mktemp("scripts") / "job.sh"
