@@ -137,6 +137,8 @@ def _refuse_unreadable(script: Script) -> None:
     """
     if script.has_dos_line_breaks:
         raise ConversionError("the lines end as on Windows, and sbatch refuses such a script; run dos2unix on it first")
+    if "hpcddp.supervise begin" in script.text:
+        raise ConversionError("hpcddp wrote this script from a job file, which stands in it; change that job file")
     if script.shebang is None:
         raise ConversionError(
             "the first line does not begin with #!, and sbatch refuses such a script; add #!/bin/bash"

@@ -275,6 +275,7 @@ def test_environments_are_fields_unless_a_setup_line_comes_first() -> None:
         ("#!/bin/bash\n#SBATCH -N2\necho hi\n", "no line starts a program"),
         ("#!/bin/bash\r\n#SBATCH -N2\r\nsrun python x.py\r\n", "dos2unix"),
         ("#SBATCH -N2\nsrun python x.py\n", "#!/bin/bash"),
+        ((Path(__file__).parents[1] / "golden" / "quickstart-by-hand.sh").read_text(), "hpcddp wrote this script"),
     ],
 )
 def test_a_script_that_cannot_become_a_job_is_refused(text: str, fact: str) -> None:
