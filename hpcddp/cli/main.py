@@ -53,7 +53,7 @@ _COMMANDS = tuple(
     CommandToLoad(name)
     for name in (
         "init", "check", "render", "submit", "status", "logs", "why", "report", "shell", "stacks", "cancel", "requeue",
-        "checkpoints", "plan", "doctor", "schema", "sandbox",
+        "checkpoints", "plan", "rehearse", "doctor", "schema", "sandbox",
     )
 )  # fmt: skip
 

@@ -91,6 +91,7 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "requeue": ("life-of-a-run", "stop-and-requeue"),
         "checkpoints": ("checkpoints",),
         "plan": ("batch",),
+        "rehearse": ("rehearse", "any-script", "stop-and-requeue"),
         "doctor": ("questions",),
         "doctor loss": ("questions",),
         "doctor ddp": ("questions",),

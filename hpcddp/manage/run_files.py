@@ -166,7 +166,7 @@ def starts_over(run: RunDirectory, newest: int) -> str | None:
     if newest + 1 < _ATTEMPTS_COMPARED:
         return None
     numbers = range(newest + 1 - _ATTEMPTS_COMPARED, newest + 1)
-    printed = {tuple(_first_losses(run.attempt(number))) for number in numbers}
+    printed = {tuple(first_losses(run.attempt(number))) for number in numbers}
     losses = next(iter(printed))
     if len(printed) > 1 or len(set(losses)) < _LOSSES_COMPARED:
         return None
@@ -176,7 +176,7 @@ def starts_over(run: RunDirectory, newest: int) -> str | None:
     )
 
 
-def _first_losses(attempt: AttemptDirectory) -> list[str]:
+def first_losses(attempt: AttemptDirectory) -> list[str]:
     """Return the first losses in the log of rank 0 of a command."""
     if not (exists(attempt.rank_exit_reserve(0)) or exists(attempt.rank_exit(0))):
         return []

@@ -68,6 +68,18 @@ def missing_runs() -> list[Path]:
     return [path for _, path in _entries() if not exists(path)]
 
 
+def forget_missing_runs(below: Path | None = None) -> None:
+    """Remove the entries of runs that do not exist any more.
+
+    Args:
+        below: the directory that the runs were in; None is any.
+    """
+    for file, path in list(_entries()):
+        if not exists(path) and (below is None or path.is_relative_to(below)):
+            with suppress(OSError):
+                file.unlink()
+
+
 def scan(directory: Path) -> list[RunDirectory]:
     """Write every run of this user below a directory into the index, and remove the entries of runs that are gone.
 
@@ -77,10 +89,7 @@ def scan(directory: Path) -> list[RunDirectory]:
     Returns:
         The runs that were found.
     """
-    for file, path in list(_entries()):
-        if not exists(path):
-            with suppress(OSError):
-                file.unlink()
+    forget_missing_runs()
     found = [RunDirectory(path) for path in _below(directory.absolute(), _DEEPEST)]
     for run in found:
         add_to_index(run)

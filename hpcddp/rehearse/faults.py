@@ -1,0 +1,163 @@
+"""The faults that a rehearsal causes, one row for each, and the ways to cause them on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from hpcddp.processes import environment_of, own_processes
+from hpcddp.run.directory import AttemptDirectory
+
+Target = Literal["tasks", "one rank", "script"]
+"""Who gets a signal: every task, as from Slurm; one rank alone; or the batch script, as from ``hpcddp cancel``."""
+_KILL_WAIT_S: Final = 30.0
+"""Seconds from SIGTERM to SIGKILL: the default of KillWait (slurm.conf(5))."""
+_WARNING_S: Final = 5.0
+"""Seconds from the warning of the time limit to SIGTERM; shorter than on a cluster, because the tasks are small."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentSignal:
+    """A signal of a fault.
+
+    Args:
+        signum: the signal.
+        target: who gets it.
+        after_s: seconds after the fault began; it is not sent if the attempt has ended by then.
+    """
+
+    signum: signal.Signals
+    target: Target
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A fault.
+
+    Args:
+        name: what the command line and the table call it.
+        what: what happens, in a phrase.
+        signals: the signals that end the first attempt.
+        damages_newest: whether the newest saved file is cut in half before the resumption.
+        changes_world_size: whether the resumption has another number of ranks. Sums then have another order, so the
+            result is not expected to be equal bit for bit.
+    """
+
+    name: str
+    what: str
+    signals: tuple[SentSignal, ...]
+    damages_newest: bool = False
+    changes_world_size: bool = False
+
+
+_PREEMPTION: Final = (
+    SentSignal(signum=signal.SIGTERM, target="tasks"),
+    SentSignal(signum=signal.SIGKILL, target="tasks", after_s=_KILL_WAIT_S),
+)
+FAULTS: Final = (
+    Fault(name="preemption", what="SIGTERM to every task, SIGKILL 30 s later", signals=_PREEMPTION),
+    Fault(
+        name="time-limit",
+        what="SIGUSR2 to every task, SIGTERM 5 s later, SIGKILL 35 s later",
+        signals=(
+            SentSignal(signum=signal.SIGUSR2, target="tasks"),
+            SentSignal(signum=signal.SIGTERM, target="tasks", after_s=_WARNING_S),
+            SentSignal(signum=signal.SIGKILL, target="tasks", after_s=_WARNING_S + _KILL_WAIT_S),
+        ),
+    ),
+    Fault(
+        name="kill",
+        what="SIGKILL to the last rank",
+        signals=(
+            SentSignal(signum=signal.SIGKILL, target="one rank"),
+            # The others may wait for the dead rank until their own timeout, which is half an hour for gloo.
+            SentSignal(signum=signal.SIGKILL, target="tasks", after_s=_KILL_WAIT_S),
+        ),
+    ),
+    Fault(
+        name="damaged-checkpoint",
+        what="as preemption, and half of the newest saved file is lost",
+        signals=_PREEMPTION,
+        damages_newest=True,
+    ),
+    Fault(
+        name="world-size",
+        what="as preemption, and the run resumes with another number of ranks",
+        signals=_PREEMPTION,
+        changes_world_size=True,
+    ),
+    Fault(
+        name="cancel",
+        what="hpcddp cancel, then submit --resume",
+        signals=(
+            SentSignal(signum=signal.SIGTERM, target="script"),
+            # The script kills its tasks at the second one.
+            SentSignal(signum=signal.SIGTERM, target="script", after_s=_KILL_WAIT_S),
+        ),
+    ),
+)
+
+
+def tasks_of(attempt: AttemptDirectory) -> dict[int, int]:
+    """Return the process id of each task of an attempt that runs on this machine, by the task's number."""
+    found: dict[int, int] = {}
+    for pid, variables in _processes_of(attempt):
+        number = variables.get("SUBMITIT_LOCAL_GLOBALID")
+        if number is not None:
+            # What a task has started has its variables too, and a later process id unless the ids began anew.
+            found[int(number)] = min(pid, found.get(int(number), pid))
+    return found
+
+
+def last_rank_of(attempt: AttemptDirectory) -> int | None:
+    """Return the process id of the rank with the highest number on this machine; None if none runs.
+
+    The ranks of a command are what its tasks have started; those of a training are its tasks.
+    """
+    ranks: dict[int, int] = {}
+    for pid, variables in _processes_of(attempt):
+        rank = variables.get("RANK", "")
+        if rank.isdecimal():
+            # A rank's workers have its variables too.
+            ranks[int(rank)] = min(pid, ranks.get(int(rank), pid))
+    processes = ranks or tasks_of(attempt)
+    return processes[max(processes)] if processes else None
+
+
+def _processes_of(attempt: AttemptDirectory) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the processes that belong to an attempt, each with the variables that it was started with."""
+    for process in own_processes():
+        variables = environment_of(process.pid)
+        if variables.get("HPCDDP_ATTEMPT_DIR") == str(attempt.path):
+            yield process.pid, variables
+
+
+def send(sent: SentSignal, attempt: AttemptDirectory, *, job_id: int) -> None:
+    """Send a signal of a fault; a process that has ended meanwhile gets none.
+
+    Args:
+        sent: the signal.
+        attempt: the attempt that gets it.
+        job_id: the process id of its batch script.
+    """
+    if sent.target == "script":
+        pids = [job_id]
+    elif sent.target == "one rank":
+        rank = last_rank_of(attempt)
+        pids = [] if rank is None else [rank]
+    else:
+        pids = list(tasks_of(attempt).values())
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, sent.signum)
+
+
+def cut_in_half(path: Path) -> None:
+    """Keep the first half of a file, as a process that is killed while it writes may leave it."""
+    os.truncate(path, path.stat().st_size // 2)

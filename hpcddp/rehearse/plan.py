@@ -1,0 +1,144 @@
+"""The job of a rehearsal: the user's own, made small, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.read import ResolvedJob, change_job
+from hpcddp.jobfile.rules import FROM_FILES
+
+_MOST_RANKS: Final = 2
+_STEPS: Final = 24
+"""About how many optimizer steps a rehearsed training makes: enough for a save before and after each fault."""
+_STEPS_BETWEEN_SAVES: Final = 4
+_LARGEST_BATCH: Final = 64
+_SYNTHETIC: Final = {"image_size": 32, "val_samples": 64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallJob:
+    """A job that is made small.
+
+    Args:
+        job: the job.
+        changes: what was changed, a phrase each.
+    """
+
+    job: ResolvedJob
+    changes: tuple[str, ...]
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job as a value."""
+        return self.job.spec
+
+    def other_world_size(self) -> list[str]:
+        """Return the changes that give the job another number of ranks: half of them, or two in place of one."""
+        field = "gpus_per_node" if self.spec.uses_gpus else "tasks_per_node"
+        ranks = self.spec.ranks_per_node
+        return [f"resources.{field}={ranks // 2 if ranks > 1 else 2}"]
+
+
+def gpus_here() -> int:
+    """Return the number of GPUs of this machine, by their device files."""
+    return sum(entry.name.removeprefix("nvidia").isdecimal() for entry in Path("/dev").glob("nvidia*"))
+
+
+def make_small(job: ResolvedJob, *, run_root: Path, gpus: int, environment: Mapping[str, str]) -> SmallJob:
+    """Return a job with few ranks, few steps and many saves. Fields that the command line sets keep their values.
+
+    Args:
+        job: the user's job.
+        run_root: the directory of the runs of the rehearsal.
+        gpus: the GPUs of this machine.
+        environment: the submitter's environment.
+
+    Raises:
+        UserError: the job is a sweep, or cannot be made small.
+    """
+    if job.spec.sweep is not None:
+        raise UserError("the job has a sweep, and one run is rehearsed; leave the sweep out: --set sweep=null")
+    fields = {**_resources(job.spec, gpus), **_training(job.spec, gpus)}
+    kept = {key: value for key, value in fields.items() if not _is_named(job, key)}
+    fixed = {"run_root": str(run_root), "trackers.use": []}
+    texts = [f"{key}={json.dumps(value)}" for key, value in {**kept, **fixed}.items()]
+    small = change_job(job.spec, file="the rehearsed job", overrides=texts, environment=environment)
+    before = job.spec.model_dump(mode="json")
+    after = small.spec.model_dump(mode="json")
+    changes = [
+        f"{key}: {_shown(_value(before, key))} -> {_shown(_value(after, key))}"
+        for key in kept
+        if _value(before, key) != _value(after, key)
+    ]
+    return SmallJob(job=small, changes=tuple(changes))
+
+
+def _is_named(job: ResolvedJob, key: str) -> bool:
+    """Return whether the command line sets a field, a section of it or a field of it."""
+    return any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in job.named)
+
+
+def _resources(spec: JobSpec, gpus: int) -> dict[str, Any]:
+    ranks = min(spec.world_size, _MOST_RANKS)
+    if spec.uses_gpus and gpus > 0:
+        ranks = min(ranks, gpus)
+        return {
+            "resources.nodes": 1,
+            "resources.gpus_per_node": ranks,
+            "resources.tasks_per_node": None,
+            "resources.time_limit": None,
+        }
+    return {
+        "resources.nodes": 1,
+        "resources.gpus_per_node": 0,
+        "resources.gpu_type": None,
+        "resources.tasks_per_node": ranks,
+        "resources.cpus_per_task": max(1, len(os.sched_getaffinity(0)) // ranks),
+        "resources.mem_per_gpu": None,
+        "resources.time_limit": None,
+    }
+
+
+def _training(spec: JobSpec, gpus: int) -> dict[str, Any]:
+    """Return the fields that make a built-in training short; a command or a function is as long as its arguments say."""
+    train = spec.train
+    if train is None:
+        return {}
+    batch = min(spec.global_batch_size, _LARGEST_BATCH)
+    fields: dict[str, Any] = {
+        "batch.global_batch_size": batch,
+        "train.epochs": 1,
+        "train.num_workers": 0,
+        "checkpoint.every": {"steps": _STEPS_BETWEEN_SAVES},
+    }
+    if train.dataset in FROM_FILES or train.dataset == "synthetic":
+        # Real images take hours on CPUs, and nothing about a restart depends on them.
+        classes = {} if train.num_classes is None else {"num_classes": train.num_classes}
+        fields |= {
+            "train.dataset": "synthetic",
+            "train.data_dir": None,
+            "train.dataset_args": {**_SYNTHETIC, **classes, "samples": _STEPS * batch},
+        }
+    if not (spec.uses_gpus and gpus > 0):
+        fields["train.device"] = None
+        if train.precision != "fp64":
+            fields["train.precision"] = "fp32"
+    return fields
+
+
+def _value(document: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401  of any field
+    value: Any = document
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,242 @@
+"""The whole rehearsal: the undisturbed run, a run under each fault, and a verdict on each."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from hpcddp.errors import UserError
+from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.rehearse.compare import Comparison, compare
+from hpcddp.rehearse.faults import FAULTS, Fault
+from hpcddp.rehearse.plan import gpus_here, make_small
+from hpcddp.rehearse.project import read_project
+from hpcddp.rehearse.saved import compare_saved
+from hpcddp.rehearse.trial import MARK, Disturbed, Stage, Undisturbed, end_processes, run_disturbed, run_undisturbed
+from hpcddp.run.index import forget_missing_runs
+
+Verdict = Literal["equal", "came back", "differs", "starts over", "not compared", "lost"]
+"""``came back`` is the good end with another world size, whose sums have another order; ``lost`` did not come back."""
+_GOOD: Final = frozenset({"equal", "came back"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialReport:
+    """What became of the run under one fault.
+
+    Args:
+        fault: the fault.
+        disturbed: the run.
+        comparison: how it differs from the undisturbed one; None if it did not come back.
+        verdict: the verdict.
+    """
+
+    fault: Fault
+    disturbed: Disturbed
+    comparison: Comparison | None
+    verdict: Verdict
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the run came back as it should."""
+        return self.verdict in _GOOD
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON document."""
+        disturbed, comparison = self.disturbed, self.comparison
+        document: dict[str, Any] = {
+            "fault": self.fault.name,
+            "verdict": self.verdict,
+            "ok": self.is_good,
+            "after_step": disturbed.step,
+            "ended_as": disturbed.ended_as,
+            "damaged_file": disturbed.damaged,
+            "steps_repeated": disturbed.course.steps_repeated(),
+            "restart_s": None if disturbed.restart_s is None else round(disturbed.restart_s, 1),
+            "problem": disturbed.problem,
+        }
+        if comparison is None:
+            return document
+        metric = comparison.metric
+        return {
+            **document,
+            "first_metric": None
+            if metric is None
+            else {"step": metric.step, "name": metric.name, "expected": metric.expected, "found": metric.found},
+            "tensors": [
+                {"file": one.file, "name": one.name, "largest_difference": _finite(one.largest)}
+                for one in comparison.saved.differences
+            ],
+            "same_parameters": comparison.same_parameters,
+            "files_compared": comparison.saved.files,
+            "files_not_compared": list(comparison.saved.unreadable),
+            "cause": comparison.cause,
+        }
+
+
+def _finite(number: float) -> float | None:
+    return number if number < float("inf") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalReport:
+    """The result of a rehearsal.
+
+    Args:
+        name: the name of the job.
+        ranks: the ranks of the rehearsed job.
+        changes: what was made smaller.
+        undisturbed: the run without a fault.
+        trials: the runs under the faults.
+    """
+
+    name: str
+    ranks: int
+    changes: tuple[str, ...]
+    undisturbed: Undisturbed
+    trials: tuple[TrialReport, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the run came back as it should after every fault."""
+        return all(trial.is_good for trial in self.trials)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON document."""
+        steps = self.undisturbed.steps
+        return {
+            "job": self.name,
+            "ok": self.is_good,
+            "ranks": self.ranks,
+            "changes": list(self.changes),
+            "undisturbed": {
+                "seconds": round(self.undisturbed.seconds, 1),
+                "steps": len(steps) or None,
+                "files": [file.name for file in self.undisturbed.files],
+            },
+            "faults": [trial.as_json() for trial in self.trials],
+        }
+
+
+def choose_faults(names: Sequence[str]) -> tuple[Fault, ...]:
+    """Return the faults of these names in their own order, or all for no name.
+
+    Raises:
+        UserError: there is no such fault.
+    """
+    known = [fault.name for fault in FAULTS]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--fault is {name!r}, and there is no such fault; write one of {', '.join(known)}")
+    return tuple(fault for fault in FAULTS if not names or fault.name in names)
+
+
+def rehearse(
+    job: ResolvedJob,
+    *,
+    faults: Sequence[Fault],
+    directory: Path,
+    linked: Sequence[Path],
+    keep: Path | None,
+    python: str,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> RehearsalReport:
+    """Rehearse a job on this machine.
+
+    Args:
+        job: the user's job.
+        faults: the faults, in their order.
+        directory: the project, in which the job would be submitted.
+        linked: entries of it that every copy has as links.
+        keep: the directory of the rehearsal, which stays; it must not exist. None is a temporary one.
+        python: the interpreter of the tasks.
+        environment: the submitter's environment.
+        timeout_s: the longest time of one attempt, in seconds.
+        say: shows a line of progress.
+
+    Raises:
+        HpcddpError: the job cannot be rehearsed, or does not finish without a fault.
+    """
+    project = read_project(directory, linked=linked)
+    with _directory_of_rehearsal(keep) as root:
+        small = make_small(job, run_root=root, gpus=gpus_here(), environment=environment)
+        stage = Stage(
+            small=small,
+            project=project,
+            root=root,
+            python=python,
+            # Nothing leaves the machine, also where the program has a tracker of its own.
+            environment={"WANDB_MODE": "disabled", **environment, MARK: str(root)},
+            timeout_s=timeout_s,
+        )
+        for change in small.changes:
+            say(f"made small: {change}")
+        say("without a fault ...")
+        reference = run_undisturbed(stage)
+        say(f"without a fault: finished after {reference.seconds:.0f} s")
+        trials = []
+        for fault in faults:
+            say(f"{fault.name}: {fault.what} ...")
+            trial = _judge(fault, reference, run_disturbed(stage, fault, reference))
+            say(f"{fault.name}: {trial.verdict}")
+            trials.append(trial)
+    return RehearsalReport(
+        name=small.spec.name,
+        ranks=small.spec.world_size,
+        changes=small.changes,
+        undisturbed=reference,
+        trials=tuple(trials),
+    )
+
+
+@contextmanager
+def _directory_of_rehearsal(keep: Path | None) -> Iterator[Path]:
+    """Make the directory of a rehearsal, and end at the end what runs there, however it ends."""
+    if keep is None:
+        root = Path(tempfile.mkdtemp(prefix="hpcddp-rehearse-")).resolve()
+    else:
+        root = keep.absolute()
+        try:
+            root.mkdir(mode=0o700)
+        except OSError as error:
+            raise UserError(
+                f"--keep is {keep}, and this directory cannot be made ({error.strerror}); name one that does not exist"
+            ) from None
+    try:
+        yield root
+    finally:
+        try:
+            end_processes(root)
+        finally:
+            if keep is None:
+                shutil.rmtree(root, ignore_errors=True)
+                with suppress(OSError):
+                    forget_missing_runs(root)
+
+
+def _judge(fault: Fault, reference: Undisturbed, disturbed: Disturbed) -> TrialReport:
+    if disturbed.problem is not None:
+        return TrialReport(fault=fault, disturbed=disturbed, comparison=None, verdict="lost")
+    saved = compare_saved(reference.files, disturbed.files)
+    comparison = compare(reference.course, disturbed.course, saved, names_at_resumption=disturbed.held)
+    return TrialReport(
+        fault=fault, disturbed=disturbed, comparison=comparison, verdict=_verdict(fault, comparison, reference)
+    )
+
+
+def _verdict(fault: Fault, comparison: Comparison, reference: Undisturbed) -> Verdict:
+    if comparison.starts_over:
+        return "starts over"
+    if fault.changes_world_size:
+        return "came back"
+    if not comparison.is_equal:
+        return "differs"
+    is_compared = reference.steps or comparison.saved.files or comparison.same_parameters is not None
+    return "equal" if is_compared else "not compared"

@@ -1,0 +1,64 @@
+"""The result of a rehearsal as text: a table with a row for each fault, and what differs below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcddp.errors import counted
+from hpcddp.rehearse.rehearsal import RehearsalReport, TrialReport
+
+_HEADER = ("fault", "verdict", "after step", "repeated", "restart")
+
+
+def lines_of(report: RehearsalReport) -> Iterator[str]:
+    """Yield the lines of the result."""
+    steps = len(report.undisturbed.steps)
+    made = f", {counted(steps, 'step')} reported" if steps else ""
+    yield f"{report.name} on {counted(report.ranks, 'rank')}: {report.undisturbed.seconds:.0f} s without a fault{made}"
+    yield ""
+    rows = [_HEADER, *(_row(trial) for trial in report.trials)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    for trial in report.trials:
+        details = list(_details(trial))
+        if details:
+            yield ""
+            yield f"{trial.fault.name}: {details[0]}"
+            yield from (f"    {line}" for line in details[1:])
+    yield ""
+    bad = [trial.fault.name for trial in report.trials if not trial.is_good]
+    if bad:
+        yield f"The run does not come back as it was after: {', '.join(bad)}."
+    else:
+        yield f"The run comes back after {'each of ' if len(report.trials) > 1 else ''}{counted(len(report.trials), 'fault')}."
+
+
+def _row(trial: TrialReport) -> tuple[str, ...]:
+    disturbed = trial.disturbed
+    repeated = disturbed.course.steps_repeated()
+    return (
+        trial.fault.name,
+        trial.verdict,
+        "-" if disturbed.step is None else str(disturbed.step),
+        "-" if repeated is None else str(repeated),
+        "-" if disturbed.restart_s is None else f"{disturbed.restart_s:.1f} s",
+    )
+
+
+def _details(trial: TrialReport) -> Iterator[str]:
+    """Yield what is to be known about a trial besides its row: a problem, a difference, its likely cause."""
+    disturbed, comparison = trial.disturbed, trial.comparison
+    if disturbed.problem is not None:
+        yield disturbed.problem
+        yield from disturbed.output
+    if comparison is None:
+        return
+    yield from comparison.sentences()
+    if comparison.cause is not None and not trial.is_good:
+        yield f"likely cause: {comparison.cause}"
+    if trial.verdict == "came back" and not comparison.is_equal:
+        yield "with another number of ranks sums have another order, so the difference does not count"
+    if trial.verdict == "not compared":
+        yield "the program reports no metric (hpcddp.log) and saves no file with tensors, so nothing was compared"
+    yield from comparison.saved.unreadable

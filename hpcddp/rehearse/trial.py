@@ -1,0 +1,431 @@
+"""One run of a rehearsal: started in a copy of the project, watched, disturbed by a fault, and resumed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from hpcddp.errors import HpcddpError, UserError, counted
+from hpcddp.jobfile.read import change_job
+from hpcddp.manage.follow import RecordReader
+from hpcddp.manage.run_files import first_losses
+from hpcddp.polling import wait_until
+from hpcddp.processes import environment_of, find, own_processes
+from hpcddp.rehearse.compare import Course, training_steps
+from hpcddp.rehearse.faults import Fault, cut_in_half, send
+from hpcddp.rehearse.plan import SmallJob
+from hpcddp.rehearse.project import Project
+from hpcddp.rehearse.saved import SavedFile, newest_to_damage, read_values, saved_files
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.metrics import MetricsLine, read_metrics
+from hpcddp.run.record import LARGEST_RECORD, RecordError
+from hpcddp.run.result import FINISHED, Result, read_result
+from hpcddp.submission.request import SubmitRequest
+from hpcddp.submission.resume import request_with_changes, resume, resume_with_job
+from hpcddp.submission.submit import Submission, new_run_id, submit
+
+MARK: Final = "HPCDDP_REHEARSAL"
+"""The variable that marks every process of a rehearsal; its value is the directory of the rehearsal."""
+_POLL_S: Final = 0.02
+_LOOK_FOR_FILES_EVERY_S: Final = 0.2
+_END_S: Final = 10.0
+"""How long processes may take to disappear after SIGKILL."""
+_PART: Final = 0.58
+"""The part of a run after which the fault comes: within an epoch, also of a run of two to six epochs."""
+_LEAST_STEPS: Final = 4
+_LOG_LINES: Final = 5
+
+
+class UndisturbedError(UserError):
+    """The job does not finish on this machine without a fault, or nothing shows how far it is."""
+
+    kind = "rehearse_undisturbed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What all runs of a rehearsal share.
+
+    Args:
+        small: the job.
+        project: the files of each copy.
+        root: the directory of the rehearsal.
+        python: the interpreter of the tasks.
+        environment: the environment of the submissions; ``MARK`` is set in it.
+        timeout_s: the longest time of one attempt, in seconds.
+    """
+
+    small: SmallJob
+    project: Project
+    root: Path
+    python: str
+    environment: Mapping[str, str]
+    timeout_s: float
+
+
+class Trial:
+    """A run that is watched.
+
+    Args:
+        submission: its submission.
+        copy: the copy of the project in which it runs.
+        started: when it was started, in nanoseconds since the epoch.
+
+    Attributes:
+        steps: the steps of the training that its metrics show so far.
+        saves: the files that it has saved so far, each with its time: a file that is written again counts again.
+    """
+
+    def __init__(self, submission: Submission, copy: Path, started: int) -> None:
+        self.run: RunDirectory = submission.run
+        self.steps: list[int] = []
+        self.saves: set[tuple[str, int]] = set()
+        self._copy, self._started = copy, started
+        self._job_id = int(submission.job_id)
+        self._metrics = RecordReader(self.run.metrics, MetricsLine)
+        self._looked = 0.0
+
+    def follow(self, submission: Submission) -> None:
+        """Watch another attempt of the run."""
+        self._job_id = int(submission.job_id)
+
+    @property
+    def job_id(self) -> int:
+        """The process id of the script of its newest attempt."""
+        return self._job_id
+
+    def look(self) -> bool:
+        """Read what is new; return whether the newest attempt still runs."""
+        is_running = find(self._job_id) is not None
+        self.steps += training_steps(self._metrics.new_records())
+        if not is_running or time.monotonic() - self._looked >= _LOOK_FOR_FILES_EVERY_S:
+            self.saves |= {(file.name, file.time) for file in self.files()}
+            self._looked = time.monotonic()
+        return is_running
+
+    def files(self) -> list[SavedFile]:
+        """Return what it has saved, the oldest first."""
+        return saved_files(self.run, self._copy, since=self._started)
+
+    def lines(self) -> tuple[MetricsLine, ...]:
+        """Return the lines of its metrics; damaged ones are left out."""
+        with suppress(RecordError):
+            return read_metrics(self.run.metrics, LARGEST_RECORD).records
+        return ()
+
+    def result(self) -> Result | None:
+        """Return its result; None if it has none, or a damaged one."""
+        with suppress(RecordError):
+            return read_result(self.run)
+        return None
+
+    def last_output(self) -> list[str]:
+        """Return the last lines that rank 0 of the newest attempt has printed."""
+        log = self.run.attempt(self.run.newest_attempt() or 0).rank_log(0)
+        with suppress(OSError):
+            return log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+        return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """The run without a fault.
+
+    Args:
+        course: what it has reported.
+        files: what it has saved.
+        seconds: how long it took.
+        saves: how many files it has written, each time counted.
+        first_saved_step: the last step that was reported when the first file appeared; None if nothing was saved, or
+            before the first step.
+    """
+
+    course: Course
+    files: list[SavedFile]
+    seconds: float
+    saves: int
+    first_saved_step: int | None
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the training that it has reported."""
+        return training_steps(self.course.before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbed:
+    """A run that met a fault.
+
+    Args:
+        course: what it has reported.
+        files: what it has saved in the end.
+        step: the last step that was reported before the fault; None without metrics.
+        ended_as: the status of the run after the fault; ``lost`` without a result.
+        damaged: the name of the file that was cut in half; None if none was.
+        held: the names of the values in the newest file that the resumption found.
+        restart_s: from the resumption to the first new step, else to the first new file; None without either.
+        problem: why the run did not come back, a sentence; None if it did.
+        output: the last lines that rank 0 has printed, of a run that did not come back.
+    """
+
+    course: Course
+    files: list[SavedFile]
+    step: int | None
+    ended_as: str
+    damaged: str | None = None
+    held: tuple[str, ...] = ()
+    restart_s: float | None = None
+    problem: str | None = None
+    output: tuple[str, ...] = ()
+
+
+def run_undisturbed(stage: Stage) -> Undisturbed:
+    """Run the job to its end.
+
+    Raises:
+        UndisturbedError: it does not finish, or not in time.
+        HpcddpError: it cannot be submitted.
+    """
+    begun = time.monotonic()
+    trial = _start(stage, "undisturbed")
+    first_saved_step: int | None = None
+    while trial.look():
+        if trial.saves and first_saved_step is None and trial.steps:
+            first_saved_step = trial.steps[-1]
+        if time.monotonic() - begun > stage.timeout_s:
+            raise UndisturbedError(
+                f"without a fault the job has not ended after {stage.timeout_s:g} s; make it shorter (--set, or the "
+                "arguments of the command after --), or raise --timeout"
+            )
+        time.sleep(_POLL_S)
+    result = trial.result()
+    if result is None or result.status != FINISHED:
+        reason = "it left no result" if result is None else result.reason or result.status
+        output = "".join(f"\n  {line}" for line in trial.last_output())
+        raise UndisturbedError(
+            f"without a fault the job does not finish on this machine: {reason}{output}",
+            hint="Let it finish first: hpcddp submit ... --cluster local --follow. Each run of a rehearsal has a copy "
+            f"of the project, which lacks: {', '.join(stage.project.left_out) or 'nothing'}; --link PATH adds one.",
+        )
+    course = Course(
+        before=trial.lines(),
+        losses_before=first_losses(trial.run.attempt(0)),
+        parameters_sha256=result.facts.get("parameters_sha256"),
+    )
+    return Undisturbed(
+        course=course,
+        files=trial.files(),
+        seconds=time.monotonic() - begun,
+        saves=len(trial.saves),
+        first_saved_step=first_saved_step,
+    )
+
+
+def run_disturbed(stage: Stage, fault: Fault, reference: Undisturbed) -> Disturbed:
+    """Run the job until about the middle, cause the fault, resume the run, and wait for its end."""
+    trial = _start(stage, fault.name)
+    _wait_for_moment(stage, trial, reference)
+    _disturb(fault, trial)
+    end_processes(stage.root)
+    before = trial.lines()
+    steps = training_steps(before)
+    result = trial.result()
+    files = trial.files()
+    newest = newest_to_damage(files)
+    outcome = Disturbed(
+        course=Course(before=before, losses_before=first_losses(trial.run.attempt(0))),
+        files=files,
+        step=steps[-1] if steps else None,
+        ended_as="lost" if result is None else result.status,
+        held=_names_in(newest),
+    )
+    if outcome.ended_as == FINISHED:
+        return replace(outcome, problem=_finished_too_early(outcome, reference))
+    if fault.damages_newest:
+        if newest is None:
+            return replace(outcome, problem="nothing was saved that could be damaged")
+        cut_in_half(newest.path)
+        outcome = replace(outcome, damaged=newest.name)
+    return _resume(stage, fault, trial, outcome)
+
+
+def _start(stage: Stage, name: str) -> Trial:
+    """Submit the job in a copy of the project of its own."""
+    folder = stage.root / name
+    folder.mkdir(mode=0o700)
+    copy = folder / "project"
+    stage.project.copy_to(copy)
+    spec = stage.small.spec.model_copy(update={"run_root": str(folder / "runs")})
+    request = SubmitRequest(
+        job=replace(stage.small.job, spec=spec),
+        run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
+        cluster="local",
+        python=stage.python,
+        template=None,
+        directory=copy,
+        environment=stage.environment,
+    )
+    started = time.time_ns()
+    return Trial(submit(request), copy, started)
+
+
+def _wait_for_moment(stage: Stage, trial: Trial, reference: Undisturbed) -> None:
+    """Wait until a run is about as far as the fault needs it, or has ended."""
+    has_come = _moment_of(reference)
+    begun = time.monotonic()
+    while trial.look():
+        seconds = time.monotonic() - begun
+        if has_come(trial, seconds) or seconds > stage.timeout_s:
+            return
+        time.sleep(_POLL_S)
+
+
+def _moment_of(reference: Undisturbed) -> Callable[[Trial, float], bool]:
+    """Return what tells from a run and the seconds since its start whether it is about in the middle.
+
+    Its steps tell that, else the files that it has saved, else the time.
+    """
+    steps = reference.steps
+    if len(steps) >= _LEAST_STEPS:
+        target = steps[int(len(steps) * _PART)]
+        saved_before = reference.first_saved_step is not None and reference.first_saved_step < target
+        return lambda trial, _: bool(trial.steps) and trial.steps[-1] >= target and (bool(trial.saves) or not saved_before)
+    if reference.saves > 1:
+        count = max(1, int(reference.saves * _PART))
+        return lambda trial, _: len(trial.saves) >= count
+    return lambda _, seconds: seconds >= reference.seconds * _PART
+
+
+def _disturb(fault: Fault, trial: Trial) -> None:
+    """Send the signals of a fault, each at its time, until the attempt has ended."""
+    attempt = trial.run.attempt(0)
+    begun = time.monotonic()
+    waiting = list(fault.signals)
+    while trial.look():
+        while waiting and time.monotonic() - begun >= waiting[0].after_s:
+            send(waiting.pop(0), attempt, job_id=trial.job_id)
+        if not waiting and time.monotonic() - begun >= fault.signals[-1].after_s + _END_S:
+            # The script waits for a task that SIGKILL did not end, or was not told of its end.
+            return
+        time.sleep(_POLL_S)
+
+
+def _finished_too_early(outcome: Disturbed, reference: Undisturbed) -> str:
+    last = reference.steps[-1] if reference.steps else None
+    if last is not None and outcome.step is not None and outcome.step < last:
+        return (
+            f"the run counts as finished after step {outcome.step} of {last}: its program exits with code 0 as if all "
+            "work were done"
+        )
+    return "the run had finished before the fault came; give it more steps, or longer ones"
+
+
+def _names_in(file: SavedFile | None) -> tuple[str, ...]:
+    if file is None:
+        return ()
+    with suppress(ValueError):
+        return tuple(f"{file.name}.{name}" for name in read_values(file))
+    return ()
+
+
+def _resume(stage: Stage, fault: Fault, trial: Trial, outcome: Disturbed) -> Disturbed:
+    """Resume a run after a fault, wait for its end, and add what it shows to its outcome."""
+    begun = time.monotonic()
+    saves_before = len(trial.saves)
+    steps_before = len(trial.steps)
+    restart_s: float | None = None
+    try:
+        trial.follow(_submit_again(stage, fault, trial.run))
+    except HpcddpError as error:
+        return replace(outcome, problem=f"the run cannot be resumed: {error.message}")
+    while trial.look():
+        seconds = time.monotonic() - begun
+        has_progress = len(trial.steps) > steps_before or (not trial.steps and len(trial.saves) > saves_before)
+        if has_progress and restart_s is None:
+            restart_s = seconds
+        if seconds > stage.timeout_s:
+            end_processes(stage.root)
+            return replace(
+                outcome,
+                problem=f"the second attempt has not ended after {stage.timeout_s:g} s",
+                output=tuple(trial.last_output()),
+            )
+        time.sleep(_POLL_S)
+    end_processes(stage.root)
+    result = trial.result()
+    lines = trial.lines()
+    course = replace(
+        outcome.course,
+        after=_lines_after(outcome.course.before, lines),
+        losses_after=first_losses(trial.run.attempt(trial.run.newest_attempt() or 0)),
+        parameters_sha256=None if result is None else result.facts.get("parameters_sha256"),
+    )
+    outcome = replace(outcome, course=course, files=trial.files(), restart_s=restart_s)
+    if result is None or result.status != FINISHED:
+        reason = "it left no result" if result is None else result.reason or result.status
+        return replace(
+            outcome, problem=f"the second attempt does not finish: {reason}", output=tuple(trial.last_output())
+        )
+    return outcome
+
+
+def _submit_again(stage: Stage, fault: Fault, run: RunDirectory) -> Submission:
+    if not fault.changes_world_size:
+        return resume(run, environment=stage.environment)
+    change = partial(
+        change_job,
+        file=str(run.job_file),
+        overrides=stage.small.other_world_size(),
+        environment=stage.environment,
+    )
+    return resume_with_job(run, request_with_changes(run, change, environment=stage.environment))
+
+
+def _lines_after(before: tuple[MetricsLine, ...] | list[MetricsLine], lines: tuple[MetricsLine, ...]) -> tuple[MetricsLine, ...]:
+    """Return the lines that a second attempt has written.
+
+    A program appends to its metrics. The built-in training first drops the steps that it computes again.
+    """
+    kept = 0
+    for old, new in zip(before, lines, strict=False):
+        if old != new:
+            break
+        kept += 1
+    return lines[kept:]
+
+
+def end_processes(root: Path) -> None:
+    """Kill what is left of a rehearsal on this machine, and wait until it is gone.
+
+    Args:
+        root: the directory of the rehearsal.
+
+    Raises:
+        HpcddpError: processes are still there after ten seconds.
+    """
+
+    def is_gone() -> bool:
+        left = _processes_of(root)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    if not wait_until(is_gone, timeout_s=_END_S, poll_s=_POLL_S):
+        left = _processes_of(root)
+        raise HpcddpError(
+            f"{counted(len(left), 'process')} of the rehearsal did not end after SIGKILL: {', '.join(map(str, left))}"
+        )
+
+
+def _processes_of(root: Path) -> list[int]:
+    return [process.pid for process in own_processes() if environment_of(process.pid).get(MARK) == str(root)]
