@@ -38,9 +38,7 @@ def rehearse(
         list[Path] | None,
         typer.Option("--link", metavar="PATH", help="Data that git ignores and the program reads; repeatable."),
     ] = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="Longest time of one attempt.")
-    ] = 300,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Longest time of one attempt.")] = 300,
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs in this new directory.")] = None,
     as_json: AsJson = False,
     words: JobWords,

@@ -107,7 +107,7 @@ def _resources(spec: JobSpec, gpus: int) -> dict[str, Any]:
 
 
 def _training(spec: JobSpec, gpus: int) -> dict[str, Any]:
-    """Return the fields that make a built-in training short; a command or a function is as long as its arguments say."""
+    """Return the fields that make a built-in training short; the arguments of other jobs say how long they are."""
     train = spec.train
     if train is None:
         return {}

@@ -6,12 +6,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.rehearse.cause import likely_cause
 from hpcddp.rehearse.compare import Comparison, compare
 from hpcddp.rehearse.faults import FAULTS, Fault
 from hpcddp.rehearse.plan import gpus_here, make_small
@@ -34,12 +35,14 @@ class TrialReport:
         disturbed: the run.
         comparison: how it differs from the undisturbed one; None if it did not come back.
         verdict: the verdict.
+        cause: the likely cause of what differs; None if nothing does, or the run did not come back.
     """
 
     fault: Fault
     disturbed: Disturbed
     comparison: Comparison | None
     verdict: Verdict
+    cause: str | None = None
 
     @property
     def is_good(self) -> bool:
@@ -75,7 +78,7 @@ class TrialReport:
             "same_parameters": comparison.same_parameters,
             "files_compared": comparison.saved.files,
             "files_not_compared": list(comparison.saved.unreadable),
-            "cause": comparison.cause,
+            "cause": self.cause,
         }
 
 
@@ -225,9 +228,13 @@ def _judge(fault: Fault, reference: Undisturbed, disturbed: Disturbed) -> TrialR
     if disturbed.problem is not None:
         return TrialReport(fault=fault, disturbed=disturbed, comparison=None, verdict="lost")
     saved = compare_saved(reference.files, disturbed.files)
-    comparison = compare(reference.course, disturbed.course, saved, names_at_resumption=disturbed.held)
+    comparison = compare(reference.course, disturbed.course, saved)
     return TrialReport(
-        fault=fault, disturbed=disturbed, comparison=comparison, verdict=_verdict(fault, comparison, reference)
+        fault=fault,
+        disturbed=disturbed,
+        comparison=comparison,
+        verdict=_verdict(fault, comparison, reference),
+        cause=likely_cause(comparison, reference.course, disturbed.course, disturbed.held),
     )
 
 

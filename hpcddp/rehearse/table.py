@@ -28,10 +28,12 @@ def lines_of(report: RehearsalReport) -> Iterator[str]:
             yield from (f"    {line}" for line in details[1:])
     yield ""
     bad = [trial.fault.name for trial in report.trials if not trial.is_good]
-    if bad:
-        yield f"The run does not come back as it was after: {', '.join(bad)}."
-    else:
-        yield f"The run comes back after {'each of ' if len(report.trials) > 1 else ''}{counted(len(report.trials), 'fault')}."
+    count = counted(len(report.trials), "fault")
+    yield (
+        f"The run comes back after {count}."
+        if not bad
+        else f"The run does not come back as it was after: {', '.join(bad)}."
+    )
 
 
 def _row(trial: TrialReport) -> tuple[str, ...]:
@@ -55,8 +57,8 @@ def _details(trial: TrialReport) -> Iterator[str]:
     if comparison is None:
         return
     yield from comparison.sentences()
-    if comparison.cause is not None and not trial.is_good:
-        yield f"likely cause: {comparison.cause}"
+    if trial.cause is not None and not trial.is_good:
+        yield f"likely cause: {trial.cause}"
     if trial.verdict == "came back" and not comparison.is_equal:
         yield "with another number of ranks sums have another order, so the difference does not count"
     if trial.verdict == "not compared":

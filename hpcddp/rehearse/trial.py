@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -298,7 +298,9 @@ def _moment_of(reference: Undisturbed) -> Callable[[Trial, float], bool]:
     if len(steps) >= _LEAST_STEPS:
         target = steps[int(len(steps) * _PART)]
         saved_before = reference.first_saved_step is not None and reference.first_saved_step < target
-        return lambda trial, _: bool(trial.steps) and trial.steps[-1] >= target and (bool(trial.saves) or not saved_before)
+        return lambda trial, _: (
+            bool(trial.steps) and trial.steps[-1] >= target and (bool(trial.saves) or not saved_before)
+        )
     if reference.saves > 1:
         count = max(1, int(reference.saves * _PART))
         return lambda trial, _: len(trial.saves) >= count
@@ -390,7 +392,7 @@ def _submit_again(stage: Stage, fault: Fault, run: RunDirectory) -> Submission:
     return resume_with_job(run, request_with_changes(run, change, environment=stage.environment))
 
 
-def _lines_after(before: tuple[MetricsLine, ...] | list[MetricsLine], lines: tuple[MetricsLine, ...]) -> tuple[MetricsLine, ...]:
+def _lines_after(before: Sequence[MetricsLine], lines: Sequence[MetricsLine]) -> Sequence[MetricsLine]:
     """Return the lines that a second attempt has written.
 
     A program appends to its metrics. The built-in training first drops the steps that it computes again.
