@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
 from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides
 from hpcddp.cli.output import echo
+from hpcddp.errors import UserError
+
+if TYPE_CHECKING:
+    from hpcddp.rehearse.plan import Place
 
 
 def register(app: typer.Typer) -> None:
@@ -20,15 +27,30 @@ def register(app: typer.Typer) -> None:
     app.command(cls=JobCommand)(takes_job_words(rehearse))
 
 
+class _ClusterChoice(StrEnum):
+    """The values of ``--cluster``."""
+
+    LOCAL = "local"
+    SLURM = "slurm"
+
+
 def _complete_faults(incomplete: str) -> list[str]:
-    from hpcddp.rehearse.faults import FAULTS
+    from hpcddp.rehearse.rehearsal import FAULTS_IN
 
-    return [fault.name for fault in FAULTS if fault.name.startswith(incomplete)]
+    names = {fault.name for faults in FAULTS_IN.values() for fault in faults}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
-def rehearse(
+def rehearse(  # noqa: PLR0913  each is an option
     job_file: JobFileOrNone = None,
     *,
+    cluster: Annotated[
+        _ClusterChoice,
+        typer.Option(metavar="WHERE", help="local, or slurm: requeue a job of two nodes once, on the cluster."),
+    ] = _ClusterChoice.LOCAL,
+    sandbox: Annotated[
+        bool, typer.Option("--sandbox", help="Add the faults of a real Slurm, on two hosts of this machine.")
+    ] = False,
     overrides: Overrides = None,
     faults: Annotated[
         list[str] | None,
@@ -39,6 +61,7 @@ def rehearse(
         typer.Option("--link", metavar="PATH", help="Data that git ignores and the program reads; repeatable."),
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Longest time of one attempt.")] = 300,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before jobs go to the cluster.")] = False,
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs in this new directory.")] = None,
     as_json: AsJson = False,
     words: JobWords,
@@ -55,24 +78,66 @@ def rehearse(
     """
     from hpcddp.rehearse.rehearsal import choose_faults
     from hpcddp.rehearse.rehearsal import rehearse as rehearse_job
+    from hpcddp.rehearse.sandbox import sandbox_of_two_hosts
     from hpcddp.rehearse.table import lines_of
 
-    chosen = choose_faults(faults or ())
+    if sandbox and cluster is _ClusterChoice.SLURM:
+        raise UserError(
+            "--sandbox is a Slurm of this machine, and --cluster slurm is the cluster; leave one of them out"
+        )
+    places: list[Place] = ["cluster"] if cluster is _ClusterChoice.SLURM else ["here"]
+    if sandbox:
+        places.append("sandbox")
+    chosen = choose_faults(faults or (), places)
     job = words.load(job_file, overrides=overrides)
-    report = rehearse_job(
-        job,
-        faults=chosen,
-        directory=Path.cwd(),
-        linked=linked or (),
-        keep=keep,
-        python=job.spec.environment.interpreter or sys.executable,
-        environment=dict(os.environ),
-        timeout_s=timeout,
-        say=lambda line: echo(line, err=True),
-    )
+    environment = dict(os.environ)
+    if "cluster" in chosen:
+        _agree_to_spend(environment, yes=yes)
+    reports = []
+    for place, faults_there in chosen.items():
+        with sandbox_of_two_hosts(environment) if place == "sandbox" else nullcontext(environment) as variables:
+            report = rehearse_job(
+                job,
+                place=place,
+                faults=faults_there,
+                directory=Path.cwd(),
+                linked=linked or (),
+                keep=keep if keep is None or len(chosen) == 1 else keep / place,
+                python=job.spec.environment.interpreter or sys.executable,
+                environment=variables,
+                timeout_s=timeout,
+                say=lambda line: echo(line, err=True),
+            )
+        reports.append(report)
+        if not as_json:
+            for line in lines_of(report):
+                echo(line)
     if as_json:
-        echo(json.dumps(report.as_json(), indent=2))
-    else:
-        for line in lines_of(report):
-            echo(line)
-    raise typer.Exit(0 if report.is_good else 1)
+        echo(
+            json.dumps(
+                {
+                    "ok": all(report.is_good for report in reports),
+                    "rehearsals": [report.as_json() for report in reports],
+                },
+                indent=2,
+            )
+        )
+    raise typer.Exit(0 if all(report.is_good for report in reports) else 1)
+
+
+def _agree_to_spend(environment: Mapping[str, str], *, yes: bool) -> None:
+    """Ask before jobs go to the cluster.
+
+    Raises:
+        UserError: there is no Slurm, or the user does not agree.
+    """
+    from hpcddp.submission.submit import choose_cluster
+
+    choose_cluster("slurm", environment)
+    if yes:
+        return
+    what = "two jobs of two nodes and at most ten minutes go to the cluster, one after the other"
+    if not sys.stdin.isatty():
+        raise UserError(f"{what}; repeat the command with --yes if that is meant")
+    if not typer.confirm(f"{what[0].upper()}{what[1:]}. Submit them?", err=True):
+        raise UserError("nothing was submitted; without --cluster slurm the rehearsal runs on this machine")

@@ -15,6 +15,7 @@ from hpcddp.run.directory import AttemptDirectory
 
 Target = Literal["tasks", "one rank", "script"]
 """Who gets a signal: every task, as from Slurm; one rank alone; or the batch script, as from ``hpcddp cancel``."""
+SlurmAct = Literal["requeue", "preemption", "lost node"]
 _KILL_WAIT_S: Final = 30.0
 """Seconds from SIGTERM to SIGKILL: the default of KillWait (slurm.conf(5))."""
 _WARNING_S: Final = 5.0
@@ -43,7 +44,8 @@ class Fault:
     Args:
         name: what the command line and the table call it.
         what: what happens, in a phrase.
-        signals: the signals that end the first attempt.
+        signals: the signals that end the first attempt, in the order of their times; none for a fault of Slurm.
+        by_slurm: what Slurm does to the job in place of signals; it then runs the job again by itself.
         damages_newest: whether the newest saved file is cut in half before the resumption.
         changes_world_size: whether the resumption has another number of ranks. Sums then have another order, so the
             result is not expected to be equal bit for bit.
@@ -51,7 +53,8 @@ class Fault:
 
     name: str
     what: str
-    signals: tuple[SentSignal, ...]
+    signals: tuple[SentSignal, ...] = ()
+    by_slurm: SlurmAct | None = None
     damages_newest: bool = False
     changes_world_size: bool = False
 
@@ -102,6 +105,13 @@ FAULTS: Final = (
         ),
     ),
 )
+REQUEUE: Final = Fault(name="requeue", what="hpcddp requeue", by_slurm="requeue")
+SANDBOX_FAULTS: Final = (
+    REQUEUE,
+    Fault(name="slurm-preemption", what="a job of higher priority takes both hosts", by_slurm="preemption"),
+    Fault(name="lost-node", what="Slurm takes the second host for lost", by_slurm="lost node"),
+)
+"""The faults that ``--sandbox`` adds, on two hosts."""
 
 
 def tasks_of(attempt: AttemptDirectory) -> dict[int, int]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
@@ -51,13 +51,20 @@ def gpus_here() -> int:
     return sum(entry.name.removeprefix("nvidia").isdecimal() for entry in Path("/dev").glob("nvidia*"))
 
 
-def make_small(job: ResolvedJob, *, run_root: Path, gpus: int, environment: Mapping[str, str]) -> SmallJob:
+Place = Literal["here", "sandbox", "cluster"]
+"""Where a job is rehearsed: on this machine alone, on a Slurm of this machine, or on the cluster."""
+
+
+def make_small(
+    job: ResolvedJob, *, place: Place, run_root: Path, gpus: int, environment: Mapping[str, str]
+) -> SmallJob:
     """Return a job with few ranks, few steps and many saves. Fields that the command line sets keep their values.
 
     Args:
         job: the user's job.
+        place: where it will run.
         run_root: the directory of the runs of the rehearsal.
-        gpus: the GPUs of this machine.
+        gpus: the GPUs of this machine; the cluster has those that the job asks for.
         environment: the submitter's environment.
 
     Raises:
@@ -65,7 +72,9 @@ def make_small(job: ResolvedJob, *, run_root: Path, gpus: int, environment: Mapp
     """
     if job.spec.sweep is not None:
         raise UserError("the job has a sweep, and one run is rehearsed; leave the sweep out: --set sweep=null")
-    fields = {**_resources(job.spec, gpus), **_training(job.spec, gpus)}
+    has_gpus = job.spec.uses_gpus and (place == "cluster" or (place == "here" and gpus > 0))
+    resources = _resources_here(job.spec, gpus) if place == "here" else _resources_on_two_nodes(has_gpus, place)
+    fields = {**resources, **_training(job.spec, has_gpus=has_gpus)}
     kept = {key: value for key, value in fields.items() if not _is_named(job, key)}
     fixed = {"run_root": str(run_root), "trackers.use": []}
     texts = [f"{key}={json.dumps(value)}" for key, value in {**kept, **fixed}.items()]
@@ -85,7 +94,7 @@ def _is_named(job: ResolvedJob, key: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in job.named)
 
 
-def _resources(spec: JobSpec, gpus: int) -> dict[str, Any]:
+def _resources_here(spec: JobSpec, gpus: int) -> dict[str, Any]:
     ranks = min(spec.world_size, _MOST_RANKS)
     if spec.uses_gpus and gpus > 0:
         ranks = min(ranks, gpus)
@@ -106,7 +115,36 @@ def _resources(spec: JobSpec, gpus: int) -> dict[str, Any]:
     }
 
 
-def _training(spec: JobSpec, gpus: int) -> dict[str, Any]:
+_OF_A_SITE: Final = (
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "reservation",
+    "nodelist",
+    "exclude",
+    "licenses",
+    "mem",
+)
+
+
+def _resources_on_two_nodes(has_gpus: bool, place: Place) -> dict[str, Any]:  # noqa: FBT001
+    """Return the fields of a job of two nodes with a rank each; the sandbox has no partition or account of the site."""
+    fields: dict[str, Any] = {
+        "resources.nodes": 2,
+        "resources.tasks_per_node": None if has_gpus else 1,
+        "resources.gpus_per_node": 1 if has_gpus else 0,
+        "resources.time_limit": "10min",
+    }
+    if not has_gpus:
+        fields |= {"resources.gpu_type": None, "resources.mem_per_gpu": None}
+    if place == "sandbox":
+        fields |= {f"resources.{name}": None for name in _OF_A_SITE}
+        fields |= {"resources.sbatch": {}, "resources.cpus_per_task": 1}
+    return fields
+
+
+def _training(spec: JobSpec, *, has_gpus: bool) -> dict[str, Any]:
     """Return the fields that make a built-in training short; the arguments of other jobs say how long they are."""
     train = spec.train
     if train is None:
@@ -126,7 +164,7 @@ def _training(spec: JobSpec, gpus: int) -> dict[str, Any]:
             "train.data_dir": None,
             "train.dataset_args": {**_SYNTHETIC, **classes, "samples": _STEPS * batch},
         }
-    if not (spec.uses_gpus and gpus > 0):
+    if not has_gpus:
         fields["train.device"] = None
         if train.precision != "fp64":
             fields["train.precision"] = "fp32"

@@ -8,17 +8,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.rehearse.cause import likely_cause
 from hpcddp.rehearse.compare import Comparison, compare
-from hpcddp.rehearse.faults import FAULTS, Fault
-from hpcddp.rehearse.plan import gpus_here, make_small
+from hpcddp.rehearse.faults import FAULTS, REQUEUE, SANDBOX_FAULTS, Fault
+from hpcddp.rehearse.plan import Place, gpus_here, make_small
 from hpcddp.rehearse.project import read_project
 from hpcddp.rehearse.saved import compare_saved
-from hpcddp.rehearse.trial import MARK, Disturbed, Stage, Undisturbed, end_processes, run_disturbed, run_undisturbed
+from hpcddp.rehearse.trial import (
+    MARK,
+    Disturbed,
+    Stage,
+    Undisturbed,
+    end_jobs,
+    end_processes,
+    run_disturbed,
+    run_undisturbed,
+)
 from hpcddp.run.index import forget_missing_runs
 
 Verdict = Literal["equal", "came back", "differs", "starts over", "not compared", "lost"]
@@ -126,22 +136,34 @@ class RehearsalReport:
         }
 
 
-def choose_faults(names: Sequence[str]) -> tuple[Fault, ...]:
-    """Return the faults of these names in their own order, or all for no name.
+FAULTS_IN: Final[Mapping[Place, Sequence[Fault]]] = MappingProxyType(
+    {"here": FAULTS, "sandbox": SANDBOX_FAULTS, "cluster": (REQUEUE,)}
+)
+"""The faults that each place has."""
+
+
+def choose_faults(names: Sequence[str], places: Sequence[Place]) -> dict[Place, tuple[Fault, ...]]:
+    """Return the faults of these names in their own order, or all for no name, by the place that has them.
 
     Raises:
-        UserError: there is no such fault.
+        UserError: no place has such a fault.
     """
-    known = [fault.name for fault in FAULTS]
+    known = [fault.name for place in places for fault in FAULTS_IN[place]]
     for name in names:
         if name not in known:
-            raise UserError(f"--fault is {name!r}, and there is no such fault; write one of {', '.join(known)}")
-    return tuple(fault for fault in FAULTS if not names or fault.name in names)
+            raise UserError(f"--fault is {name!r}, and there is no such fault here; write one of {', '.join(known)}")
+    chosen: dict[Place, tuple[Fault, ...]] = {}
+    for place in places:
+        faults = tuple(fault for fault in FAULTS_IN[place] if not names or fault.name in names)
+        if faults:
+            chosen[place] = faults
+    return chosen
 
 
 def rehearse(
     job: ResolvedJob,
     *,
+    place: Place,
     faults: Sequence[Fault],
     directory: Path,
     linked: Sequence[Path],
@@ -151,10 +173,12 @@ def rehearse(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> RehearsalReport:
-    """Rehearse a job on this machine.
+    """Rehearse a job.
 
     Args:
         job: the user's job.
+        place: where it runs. In the sandbox and on the cluster, ``environment`` must name the Slurm, and so must this
+            process's own environment.
         faults: the faults, in their order.
         directory: the project, in which the job would be submitted.
         linked: entries of it that every copy has as links.
@@ -168,8 +192,8 @@ def rehearse(
         HpcddpError: the job cannot be rehearsed, or does not finish without a fault.
     """
     project = read_project(directory, linked=linked)
-    with _directory_of_rehearsal(keep) as root:
-        small = make_small(job, run_root=root, gpus=gpus_here(), environment=environment)
+    with _directory_of_rehearsal(keep, Path(job.spec.run_root) if place == "cluster" else None) as root:
+        small = make_small(job, place=place, run_root=root, gpus=gpus_here(), environment=environment)
         stage = Stage(
             small=small,
             project=project,
@@ -178,6 +202,7 @@ def rehearse(
             # Nothing leaves the machine, also where the program has a tracker of its own.
             environment={"WANDB_MODE": "disabled", **environment, MARK: str(root)},
             timeout_s=timeout_s,
+            cluster="local" if place == "here" else "slurm",
         )
         for change in small.changes:
             say(f"made small: {change}")
@@ -200,10 +225,18 @@ def rehearse(
 
 
 @contextmanager
-def _directory_of_rehearsal(keep: Path | None) -> Iterator[Path]:
-    """Make the directory of a rehearsal, and end at the end what runs there, however it ends."""
+def _directory_of_rehearsal(keep: Path | None, run_root: Path | None) -> Iterator[Path]:
+    """Make the directory of a rehearsal, and end at the end what runs there, however it ends.
+
+    Args:
+        keep: the directory; None makes a temporary one.
+        run_root: the directory to make that in, which every node sees; None is that of this machine.
+    """
     if keep is None:
-        root = Path(tempfile.mkdtemp(prefix="hpcddp-rehearse-")).resolve()
+        if run_root is not None:
+            run_root.mkdir(parents=True, exist_ok=True)
+        # A hidden directory holds no run that other commands find.
+        root = Path(tempfile.mkdtemp(prefix=".hpcddp-rehearse-", dir=run_root)).resolve()
     else:
         root = keep.absolute()
         try:
@@ -216,6 +249,7 @@ def _directory_of_rehearsal(keep: Path | None) -> Iterator[Path]:
         yield root
     finally:
         try:
+            end_jobs(root)
             end_processes(root)
         finally:
             if keep is None:

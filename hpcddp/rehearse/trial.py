@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from hpcddp.errors import HpcddpError, UserError, counted
+from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import change_job
-from hpcddp.manage.follow import RecordReader
+from hpcddp.manage.follow import JobPoller, RecordReader
 from hpcddp.manage.run_files import first_losses
 from hpcddp.polling import wait_until
 from hpcddp.processes import environment_of, find, own_processes
@@ -24,11 +25,14 @@ from hpcddp.rehearse.compare import Course, training_steps
 from hpcddp.rehearse.faults import Fault, cut_in_half, send
 from hpcddp.rehearse.plan import SmallJob
 from hpcddp.rehearse.project import Project
+from hpcddp.rehearse.requeue import cause_by_slurm
 from hpcddp.rehearse.saved import SavedFile, newest_to_damage, read_values, saved_files
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_records import read_submission
 from hpcddp.run.metrics import MetricsLine, read_metrics
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import FINISHED, Result, read_result
+from hpcddp.slurm import commands
 from hpcddp.submission.request import SubmitRequest
 from hpcddp.submission.resume import request_with_changes, resume, resume_with_job
 from hpcddp.submission.submit import Submission, new_run_id, submit
@@ -62,6 +66,7 @@ class Stage:
         python: the interpreter of the tasks.
         environment: the environment of the submissions; ``MARK`` is set in it.
         timeout_s: the longest time of one attempt, in seconds.
+        cluster: where the runs go.
     """
 
     small: SmallJob
@@ -70,6 +75,7 @@ class Stage:
     python: str
     environment: Mapping[str, str]
     timeout_s: float
+    cluster: Cluster = "local"
 
 
 class Trial:
@@ -81,6 +87,7 @@ class Trial:
         started: when it was started, in nanoseconds since the epoch.
 
     Attributes:
+        job_id: Slurm's id of its job; on this machine the process id of the script of its newest attempt.
         steps: the steps of the training that its metrics show so far.
         saves: the files that it has saved so far, each with its time: a file that is written again counts again.
     """
@@ -89,28 +96,26 @@ class Trial:
         self.run: RunDirectory = submission.run
         self.steps: list[int] = []
         self.saves: set[tuple[str, int]] = set()
+        self.job_id = submission.job_id
         self._copy, self._started = copy, started
-        self._job_id = int(submission.job_id)
+        self._phase = JobPoller(self.run) if submission.cluster == "slurm" else None
         self._metrics = RecordReader(self.run.metrics, MetricsLine)
         self._looked = 0.0
 
-    def follow(self, submission: Submission) -> None:
-        """Watch another attempt of the run."""
-        self._job_id = int(submission.job_id)
-
-    @property
-    def job_id(self) -> int:
-        """The process id of the script of its newest attempt."""
-        return self._job_id
-
     def look(self) -> bool:
         """Read what is new; return whether the newest attempt still runs."""
-        is_running = find(self._job_id) is not None
+        is_running = self._is_running()
         self.steps += training_steps(self._metrics.new_records())
         if not is_running or time.monotonic() - self._looked >= _LOOK_FOR_FILES_EVERY_S:
             self.saves |= {(file.name, file.time) for file in self.files()}
             self._looked = time.monotonic()
         return is_running
+
+    def _is_running(self) -> bool:
+        if self._phase is None:
+            return find(int(self.job_id)) is not None
+        # Slurm may take a moment to show that a job is over whose result is there.
+        return self._phase() != "ended" and not self.run.result.exists()
 
     def files(self) -> list[SavedFile]:
         """Return what it has saved, the oldest first."""
@@ -231,23 +236,21 @@ def run_undisturbed(stage: Stage) -> Undisturbed:
 
 
 def run_disturbed(stage: Stage, fault: Fault, reference: Undisturbed) -> Disturbed:
-    """Run the job until about the middle, cause the fault, resume the run, and wait for its end."""
+    """Run the job until about the middle, cause the fault, let the run go on, and wait for its end."""
     trial = _start(stage, fault.name)
     _wait_for_moment(stage, trial, reference)
+    begun = time.monotonic()
+    if fault.by_slurm is not None:
+        try:
+            cause_by_slurm(fault.by_slurm, trial.run, stage.environment)
+        except HpcddpError as error:
+            return replace(_after_first_attempt(trial), problem=error.message)
+        _wait_for_second_attempt(stage, trial)
+        return _finish(stage, trial, _after_first_attempt(trial), begun=begun)
     _disturb(fault, trial)
     end_processes(stage.root)
-    before = trial.lines()
-    steps = training_steps(before)
-    result = trial.result()
-    files = trial.files()
-    newest = newest_to_damage(files)
-    outcome = Disturbed(
-        course=Course(before=before, losses_before=first_losses(trial.run.attempt(0))),
-        files=files,
-        step=steps[-1] if steps else None,
-        ended_as="lost" if result is None else result.status,
-        held=_names_in(newest),
-    )
+    outcome = _after_first_attempt(trial)
+    newest = newest_to_damage(outcome.files)
     if outcome.ended_as == FINISHED:
         return replace(outcome, problem=_finished_too_early(outcome, reference))
     if fault.damages_newest:
@@ -268,7 +271,7 @@ def _start(stage: Stage, name: str) -> Trial:
     request = SubmitRequest(
         job=replace(stage.small.job, spec=spec),
         run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
-        cluster="local",
+        cluster=stage.cluster,
         python=stage.python,
         template=None,
         directory=copy,
@@ -314,11 +317,36 @@ def _disturb(fault: Fault, trial: Trial) -> None:
     waiting = list(fault.signals)
     while trial.look():
         while waiting and time.monotonic() - begun >= waiting[0].after_s:
-            send(waiting.pop(0), attempt, job_id=trial.job_id)
+            send(waiting.pop(0), attempt, job_id=int(trial.job_id))
         if not waiting and time.monotonic() - begun >= fault.signals[-1].after_s + _END_S:
             # The script waits for a task that SIGKILL did not end, or was not told of its end.
             return
         time.sleep(_POLL_S)
+
+
+def _wait_for_second_attempt(stage: Stage, trial: Trial) -> None:
+    """Wait until Slurm has run the job again, or it has ended."""
+    begun = time.monotonic()
+    while trial.look() and not trial.run.newest_attempt():
+        if time.monotonic() - begun > stage.timeout_s:
+            return
+        time.sleep(_POLL_S)
+
+
+def _after_first_attempt(trial: Trial) -> Disturbed:
+    """Return what is known when the first attempt has ended."""
+    before = trial.lines()
+    steps = training_steps(before)
+    result = trial.result()
+    files = trial.files()
+    ended_as = "requeued" if trial.run.newest_attempt() else "lost"
+    return Disturbed(
+        course=Course(before=before, losses_before=first_losses(trial.run.attempt(0))),
+        files=files,
+        step=steps[-1] if steps else None,
+        ended_as=ended_as if result is None else result.status,
+        held=_names_in(newest_to_damage(files)),
+    )
 
 
 def _finished_too_early(outcome: Disturbed, reference: Undisturbed) -> str:
@@ -342,13 +370,25 @@ def _names_in(file: SavedFile | None) -> tuple[str, ...]:
 def _resume(stage: Stage, fault: Fault, trial: Trial, outcome: Disturbed) -> Disturbed:
     """Resume a run after a fault, wait for its end, and add what it shows to its outcome."""
     begun = time.monotonic()
+    try:
+        trial.job_id = _submit_again(stage, fault, trial.run).job_id
+    except HpcddpError as error:
+        return replace(outcome, problem=f"the run cannot be resumed: {error.message}")
+    return _finish(stage, trial, outcome, begun=begun)
+
+
+def _finish(stage: Stage, trial: Trial, outcome: Disturbed, *, begun: float) -> Disturbed:
+    """Wait for the end of a run's second attempt, and add what it shows to the outcome of the first.
+
+    Args:
+        stage: the rehearsal.
+        trial: the run.
+        outcome: what was known after the first attempt.
+        begun: from when on the restart counts, on the monotonic clock.
+    """
     saves_before = len(trial.saves)
     steps_before = len(trial.steps)
     restart_s: float | None = None
-    try:
-        trial.follow(_submit_again(stage, fault, trial.run))
-    except HpcddpError as error:
-        return replace(outcome, problem=f"the run cannot be resumed: {error.message}")
     while trial.look():
         seconds = time.monotonic() - begun
         has_progress = len(trial.steps) > steps_before or (not trial.steps and len(trial.saves) > saves_before)
@@ -356,27 +396,22 @@ def _resume(stage: Stage, fault: Fault, trial: Trial, outcome: Disturbed) -> Dis
             restart_s = seconds
         if seconds > stage.timeout_s:
             end_processes(stage.root)
-            return replace(
-                outcome,
-                problem=f"the second attempt has not ended after {stage.timeout_s:g} s",
-                output=tuple(trial.last_output()),
-            )
+            problem = f"the second attempt has not ended after {stage.timeout_s:g} s"
+            return replace(outcome, problem=problem, output=tuple(trial.last_output()))
         time.sleep(_POLL_S)
     end_processes(stage.root)
     result = trial.result()
-    lines = trial.lines()
     course = replace(
         outcome.course,
-        after=_lines_after(outcome.course.before, lines),
+        after=_lines_after(outcome.course.before, trial.lines()),
         losses_after=first_losses(trial.run.attempt(trial.run.newest_attempt() or 0)),
         parameters_sha256=None if result is None else result.facts.get("parameters_sha256"),
     )
     outcome = replace(outcome, course=course, files=trial.files(), restart_s=restart_s)
     if result is None or result.status != FINISHED:
         reason = "it left no result" if result is None else result.reason or result.status
-        return replace(
-            outcome, problem=f"the second attempt does not finish: {reason}", output=tuple(trial.last_output())
-        )
+        problem = f"the second attempt does not finish: {reason}"
+        return replace(outcome, problem=problem, output=tuple(trial.last_output()))
     return outcome
 
 
@@ -403,6 +438,20 @@ def _lines_after(before: Sequence[MetricsLine], lines: Sequence[MetricsLine]) ->
             break
         kept += 1
     return lines[kept:]
+
+
+def end_jobs(root: Path) -> None:
+    """Cancel the jobs of a rehearsal that are left on Slurm.
+
+    Args:
+        root: the directory of the rehearsal.
+    """
+    for path in root.glob("*/runs/*/*/"):
+        run = RunDirectory(path)
+        with suppress(HpcddpError):
+            submission = read_submission(run)
+            if submission is not None and submission.cluster == "slurm" and not run.result.exists():
+                commands.cancel([submission.job_id], os.environ)
 
 
 def end_processes(root: Path) -> None:

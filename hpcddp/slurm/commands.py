@@ -532,6 +532,20 @@ def update_job(job_id: str, **fields: str) -> None:
     _change("scontrol", "update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items()))
 
 
+def update_node(node: str, **fields: str) -> None:
+    """Change fields of a node, as an administrator.
+
+    Args:
+        node: the node's name.
+        fields: the new values by their names in ``scontrol update``, such as ``State="RESUME"``.
+
+    Raises:
+        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
+        SlurmCommandError: the controller refused the request.
+    """
+    _change("scontrol", "update", f"NodeName={node}", *(f"{name}={value}" for name, value in fields.items()))
+
+
 def largest_array(environment: Mapping[str, str]) -> int:
     """Return how many elements a job array may have; 0 if the site allows no arrays.
 
