@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from hpcddp.rehearse.saved import MEASURED, SavedComparison
 from hpcddp.run.metrics import MetricsLine
 
 Metrics = Mapping[tuple[int, str], float]
 """What was measured, by step and name."""
+
+LARGEST_ROUNDING: Final = 1e-5
+"""The largest relative difference that is taken for rounding: of float32, over the few steps of a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class Comparison:
 
     Args:
         metric: the first metric that differs; None if all are equal.
+        largest_metric: the largest relative difference of a metric.
         differs_before_fault: whether that one was measured before the fault.
         saved: the comparison of what they have saved.
         same_parameters: whether the digests of the parameters agree; None where there is none.
@@ -82,6 +87,7 @@ class Comparison:
     """
 
     metric: MetricDifference | None
+    largest_metric: float
     differs_before_fault: bool
     saved: SavedComparison
     same_parameters: bool | None
@@ -91,6 +97,15 @@ class Comparison:
     def is_equal(self) -> bool:
         """Whether nothing differs."""
         return self.metric is None and not self.saved.differences and self.same_parameters is not False
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether all that differs is as small as the rounding of sums in another order."""
+        tensors = all(difference.relative <= LARGEST_ROUNDING for difference in self.saved.differences)
+        metric = self.metric is None or self.largest_metric <= LARGEST_ROUNDING
+        # A digest does not say by how much.
+        is_known = self.same_parameters is not False or bool(self.saved.differences)
+        return tensors and metric and is_known
 
     def sentences(self) -> Iterator[str]:
         """Yield the differences in words."""
@@ -118,6 +133,7 @@ def compare(reference: Course, disturbed: Course, saved: SavedComparison) -> Com
     before_fault = _first_difference(expected, disturbed.before)
     return Comparison(
         metric=before_fault or _first_difference(expected, disturbed.after),
+        largest_metric=_largest_difference(expected, (*disturbed.before, *disturbed.after)),
         differs_before_fault=before_fault is not None,
         saved=saved,
         same_parameters=same_parameters,
@@ -141,6 +157,15 @@ def _first_difference(expected: Metrics, lines: Iterable[MetricsLine]) -> Metric
         if value is not None and value != found:
             return MetricDifference(step=step, name=name, expected=value, found=found)
     return None
+
+
+def _largest_difference(expected: Metrics, lines: Iterable[MetricsLine]) -> float:
+    """Return the largest difference of a metric over its value in the undisturbed run."""
+    largest = 0.0
+    for place, found in metrics_of(lines).items():
+        value = expected.get(place, found)
+        largest = max(largest, abs(found - value) / (abs(value) or 1.0))
+    return largest
 
 
 def _starts_over(reference: Course, disturbed: Course) -> bool:

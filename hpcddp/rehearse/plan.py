@@ -58,7 +58,9 @@ Place = Literal["here", "sandbox", "cluster"]
 def make_small(
     job: ResolvedJob, *, place: Place, run_root: Path, gpus: int, environment: Mapping[str, str]
 ) -> SmallJob:
-    """Return a job with few ranks, few steps and many saves. Fields that the command line sets keep their values.
+    """Return a job with few ranks, few steps and many saves.
+
+    Fields that the command line sets keep their values, but not the resources of two nodes.
 
     Args:
         job: the user's job.
@@ -73,18 +75,21 @@ def make_small(
     if job.spec.sweep is not None:
         raise UserError("the job has a sweep, and one run is rehearsed; leave the sweep out: --set sweep=null")
     has_gpus = job.spec.uses_gpus and (place == "cluster" or (place == "here" and gpus > 0))
-    resources = _resources_here(job.spec, gpus) if place == "here" else _resources_on_two_nodes(has_gpus, place)
-    fields = {**resources, **_training(job.spec, has_gpus=has_gpus)}
-    kept = {key: value for key, value in fields.items() if not _is_named(job, key)}
-    fixed = {"run_root": str(run_root), "trackers.use": []}
-    texts = [f"{key}={json.dumps(value)}" for key, value in {**kept, **fixed}.items()]
+    fields = _training(job.spec, has_gpus=has_gpus)
+    fixed: dict[str, Any] = {"run_root": str(run_root), "trackers.use": []}
+    if place == "here":
+        fields |= _resources_here(job.spec, gpus)
+    else:
+        fixed |= _resources_on_two_nodes(has_gpus, place)
+    changed = {key: value for key, value in fields.items() if not _is_named(job, key)} | fixed
+    texts = [f"{key}={json.dumps(value)}" for key, value in changed.items()]
     small = change_job(job.spec, file="the rehearsed job", overrides=texts, environment=environment)
     before = job.spec.model_dump(mode="json")
     after = small.spec.model_dump(mode="json")
     changes = [
         f"{key}: {_shown(_value(before, key))} -> {_shown(_value(after, key))}"
-        for key in kept
-        if _value(before, key) != _value(after, key)
+        for key in changed
+        if key not in _NOT_TOLD and _value(before, key) != _value(after, key)
     ]
     return SmallJob(job=small, changes=tuple(changes))
 
@@ -115,6 +120,7 @@ def _resources_here(spec: JobSpec, gpus: int) -> dict[str, Any]:
     }
 
 
+_NOT_TOLD: Final = frozenset({"run_root", "trackers.use"})
 _OF_A_SITE: Final = (
     "partition",
     "account",

@@ -31,9 +31,10 @@ from hpcddp.rehearse.trial import (
 )
 from hpcddp.run.index import forget_missing_runs
 
-Verdict = Literal["equal", "came back", "differs", "starts over", "not compared", "lost"]
-"""``came back`` is the good end with another world size, whose sums have another order; ``lost`` did not come back."""
-_GOOD: Final = frozenset({"equal", "came back"})
+Verdict = Literal["equal", "rounding", "came back", "differs", "starts over", "not compared", "lost"]
+"""``rounding`` is equal but for the rounding of sums, ``came back`` the good end with another world size, and ``lost`` a run
+that did not come back."""
+_GOOD: Final = frozenset({"equal", "rounding", "came back"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +279,6 @@ def _verdict(fault: Fault, comparison: Comparison, reference: Undisturbed) -> Ve
     if fault.changes_world_size:
         return "came back"
     if not comparison.is_equal:
-        return "differs"
+        return "rounding" if comparison.is_rounding else "differs"
     is_compared = reference.steps or comparison.saved.files or comparison.same_parameters is not None
     return "equal" if is_compared else "not compared"

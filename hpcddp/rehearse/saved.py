@@ -136,11 +136,13 @@ class TensorDifference:
         name: the name of the value in it.
         largest: the largest absolute difference, computed in float64; infinite if the shapes differ or one is not
             finite.
+        relative: the same over the largest absolute value of the undisturbed run.
     """
 
     file: str
     name: str
     largest: float
+    relative: float
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -190,7 +192,16 @@ def _differences(file: str, reference: Values, disturbed: Values) -> Iterator[Te
             continue
         largest = _largest_difference(value, disturbed[name]) if name in disturbed else math.inf
         if largest > 0:
-            yield TensorDifference(file=file, name=name, largest=largest)
+            yield TensorDifference(file=file, name=name, largest=largest, relative=largest / _size_of(value))
+
+
+def _size_of(value: torch.Tensor | float) -> float:
+    """Return the largest absolute value; 1 where that is 0, or there is none."""
+    import torch
+
+    tensor = torch.as_tensor(value)
+    size = float(tensor.abs().max()) if tensor.numel() else 0.0
+    return size or 1.0
 
 
 def _largest_difference(one: torch.Tensor | float, other: torch.Tensor | float) -> float:

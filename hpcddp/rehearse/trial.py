@@ -246,7 +246,10 @@ def run_disturbed(stage: Stage, fault: Fault, reference: Undisturbed) -> Disturb
         except HpcddpError as error:
             return replace(_after_first_attempt(trial), problem=error.message)
         _wait_for_second_attempt(stage, trial)
-        return _finish(stage, trial, _after_first_attempt(trial), begun=begun)
+        outcome = _after_first_attempt(trial)
+        if outcome.ended_as == FINISHED:
+            return replace(outcome, problem=_finished_too_early(outcome, reference))
+        return _finish(stage, trial, outcome, begun=begun)
     _disturb(fault, trial)
     end_processes(stage.root)
     outcome = _after_first_attempt(trial)
