@@ -31,9 +31,9 @@ from hpcddp.rehearse.trial import (
 )
 from hpcddp.run.index import forget_missing_runs
 
-Verdict = Literal["equal", "rounding", "came back", "differs", "starts over", "not compared", "lost"]
-"""``rounding`` is equal but for the rounding of sums, ``came back`` the good end with another world size, and ``lost`` a run
-that did not come back."""
+Verdict = Literal["equal", "rounding", "came back", "differs", "starts over", "not compared", "not tried", "lost"]
+"""``rounding``: equal but for the rounding of sums. ``came back``: the good end with another world size. ``lost``: it
+did not come back."""
 _GOOD: Final = frozenset({"equal", "rounding", "came back"})
 
 
@@ -72,7 +72,7 @@ class TrialReport:
             "damaged_file": disturbed.damaged,
             "steps_repeated": disturbed.course.steps_repeated(),
             "restart_s": None if disturbed.restart_s is None else round(disturbed.restart_s, 1),
-            "problem": disturbed.problem,
+            "problem": disturbed.problem or disturbed.not_tried,
         }
         if comparison is None:
             return document
@@ -260,6 +260,8 @@ def _directory_of_rehearsal(keep: Path | None, run_root: Path | None) -> Iterato
 
 
 def _judge(fault: Fault, reference: Undisturbed, disturbed: Disturbed) -> TrialReport:
+    if disturbed.not_tried is not None:
+        return TrialReport(fault=fault, disturbed=disturbed, comparison=None, verdict="not tried")
     if disturbed.problem is not None:
         return TrialReport(fault=fault, disturbed=disturbed, comparison=None, verdict="lost")
     saved = compare_saved(reference.files, disturbed.files)

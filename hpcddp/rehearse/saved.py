@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hpcddp.errors import counted
 from hpcddp.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _SAFETENSORS: Final = ".safetensors"
 _FIRST_BYTES: Final = (b"PK\x03\x04", b"\x80")
 """How the files of torch.save begin: an archive, or a pickle of older versions."""
-_LONGEST_REASON: Final = 100
 GENERATORS: Final = re.compile(r"rng|random|generator|seed", re.IGNORECASE)
 """Names of the states of random generators: they may differ although nothing is drawn from them."""
 MEASURED: Final = re.compile(
@@ -95,21 +94,26 @@ def read_values(file: SavedFile) -> Values:
     """Return the tensors and numbers of a file, on the CPU.
 
     Raises:
-        ValueError: the file cannot be loaded without running code of its own; the message says why.
+        ValueError: the file is damaged, or cannot be loaded without running code of its own.
     """
+    try:
+        # torch warns of pickles that it does not read.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = _content_of(file.path)
+    except Exception as error:  # a damaged file, or one of another library, raises anything
+        raise ValueError(f"{file.name} cannot be loaded ({type(error).__name__})") from error
+    return dict(_flat(content, ""))
+
+
+def _content_of(path: Path) -> object:
     import torch
 
-    try:
-        if file.path.suffix == _SAFETENSORS:
-            from safetensors.torch import load_file
+    if path.suffix == _SAFETENSORS:
+        from safetensors.torch import load_file
 
-            content: object = load_file(file.path)
-        else:
-            content = torch.load(file.path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file, or one of another library, raises anything
-        reason = " ".join(str(error).split())[:_LONGEST_REASON]
-        raise ValueError(f"{file.name} cannot be loaded ({type(error).__name__}: {reason})") from error
-    return dict(_flat(content, ""))
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor | float]]:  # noqa: ANN401  what a file holds
@@ -157,16 +161,12 @@ class SavedComparison:
     Args:
         files: how many files were compared.
         differences: the values that differ, those of the oldest file first.
-        unreadable: a sentence for each file that cannot be loaded.
+        unreadable: the names of the files that cannot be loaded.
     """
 
     files: int
     differences: tuple[TensorDifference, ...]
     unreadable: tuple[str, ...]
-
-    def sentence(self) -> str:
-        """Return how many files were compared."""
-        return f"{counted(self.files, 'saved file')} compared"
 
 
 def compare_saved(reference: list[SavedFile], disturbed: list[SavedFile]) -> SavedComparison:
@@ -181,8 +181,8 @@ def compare_saved(reference: list[SavedFile], disturbed: list[SavedFile]) -> Sav
         try:
             differences += _differences(file.name, read_values(file), read_values(by_name[file.name]))
             compared += 1
-        except ValueError as error:
-            unreadable.append(str(error))
+        except ValueError:
+            unreadable.append(file.name)
     return SavedComparison(files=compared, differences=tuple(differences), unreadable=tuple(unreadable))
 
 

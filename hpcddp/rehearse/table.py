@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hpcddp.errors import counted
 from hpcddp.rehearse.rehearsal import RehearsalReport, TrialReport
 
+_NAMED = 3
 _HEADER = ("fault", "verdict", "after step", "repeated", "restart")
 
 
@@ -26,6 +27,7 @@ def lines_of(report: RehearsalReport) -> Iterator[str]:
             yield ""
             yield f"{trial.fault.name}: {details[0]}"
             yield from (f"    {line}" for line in details[1:])
+    yield from _not_compared(report)
     yield ""
     bad = [trial.fault.name for trial in report.trials if not trial.is_good]
     count = counted(len(report.trials), "fault")
@@ -34,6 +36,16 @@ def lines_of(report: RehearsalReport) -> Iterator[str]:
         if not bad
         else f"The run does not come back as it was after: {', '.join(bad)}."
     )
+
+
+def _not_compared(report: RehearsalReport) -> Iterator[str]:
+    """Yield a sentence about the saved files that could not be loaded, in any trial."""
+    comparisons = [trial.comparison for trial in report.trials if trial.comparison is not None]
+    names = list(dict.fromkeys(name for comparison in comparisons for name in comparison.saved.unreadable))
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield ""
+        yield f"not compared, because weights_only=True does not load them: {', '.join(names[:_NAMED])}{more}"
 
 
 def _row(trial: TrialReport) -> tuple[str, ...]:
@@ -51,6 +63,8 @@ def _row(trial: TrialReport) -> tuple[str, ...]:
 def _details(trial: TrialReport) -> Iterator[str]:
     """Yield what is to be known about a trial besides its row: a problem, a difference, its likely cause."""
     disturbed, comparison = trial.disturbed, trial.comparison
+    if disturbed.not_tried is not None:
+        yield disturbed.not_tried
     if disturbed.problem is not None:
         yield disturbed.problem
         yield from disturbed.output
@@ -63,4 +77,3 @@ def _details(trial: TrialReport) -> Iterator[str]:
         yield "with another number of ranks sums have another order, so the difference does not count"
     if trial.verdict == "not compared":
         yield "the program reports no metric (hpcddp.log) and saves no file with tensors, so nothing was compared"
-    yield from comparison.saved.unreadable

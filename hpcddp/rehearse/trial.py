@@ -179,6 +179,7 @@ class Disturbed:
         held: the names of the values in the newest file that the resumption found.
         restart_s: from the resumption to the first new step, else to the first new file; None without either.
         problem: why the run did not come back, a sentence; None if it did.
+        not_tried: why the fault could not be caused, a phrase; None if it was.
         output: the last lines that rank 0 has printed, of a run that did not come back.
     """
 
@@ -190,6 +191,7 @@ class Disturbed:
     held: tuple[str, ...] = ()
     restart_s: float | None = None
     problem: str | None = None
+    not_tried: str | None = None
     output: tuple[str, ...] = ()
 
 
@@ -247,18 +249,17 @@ def run_disturbed(stage: Stage, fault: Fault, reference: Undisturbed) -> Disturb
             return replace(_after_first_attempt(trial), problem=error.message)
         _wait_for_second_attempt(stage, trial)
         outcome = _after_first_attempt(trial)
-        if outcome.ended_as == FINISHED:
-            return replace(outcome, problem=_finished_too_early(outcome, reference))
-        return _finish(stage, trial, outcome, begun=begun)
+        return _without_rest(outcome, reference) or _finish(stage, trial, outcome, begun=begun)
     _disturb(fault, trial)
     end_processes(stage.root)
     outcome = _after_first_attempt(trial)
     newest = newest_to_damage(outcome.files)
-    if outcome.ended_as == FINISHED:
-        return replace(outcome, problem=_finished_too_early(outcome, reference))
+    if (ended := _without_rest(outcome, reference)) is not None:
+        return ended
     if fault.damages_newest:
         if newest is None:
-            return replace(outcome, problem="nothing was saved that could be damaged")
+            reason = "the program has saved no file with tensors that could be damaged; --fault names the other faults"
+            return replace(outcome, not_tried=reason)
         cut_in_half(newest.path)
         outcome = replace(outcome, damaged=newest.name)
     return _resume(stage, fault, trial, outcome)
@@ -352,14 +353,21 @@ def _after_first_attempt(trial: Trial) -> Disturbed:
     )
 
 
-def _finished_too_early(outcome: Disturbed, reference: Undisturbed) -> str:
+def _without_rest(outcome: Disturbed, reference: Undisturbed) -> Disturbed | None:
+    """Return the outcome of a run that has nothing left to do after the fault; None if it has."""
     last = reference.steps[-1] if reference.steps else None
-    if last is not None and outcome.step is not None and outcome.step < last:
-        return (
+    has_all_steps = last is None or outcome.step is None or outcome.step >= last
+    if outcome.ended_as == FINISHED and not has_all_steps:
+        problem = (
             f"the run counts as finished after step {outcome.step} of {last}: its program exits with code 0 as if all "
             "work were done"
         )
-    return "the run had finished before the fault came; give it more steps, or longer ones"
+        return replace(outcome, problem=problem)
+    if outcome.ended_as == FINISHED or (last is not None and outcome.step is not None and outcome.step >= last):
+        return replace(
+            outcome, not_tried="all steps were done before the run ended; give it more steps, or longer ones"
+        )
+    return None
 
 
 def _names_in(file: SavedFile | None) -> tuple[str, ...]:

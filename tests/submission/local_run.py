@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcddp.rehearse.faults import tasks_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, EventKind, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
@@ -91,13 +92,7 @@ class LocalRun:
 
     def tasks(self) -> dict[int, int]:
         """Return the process id of each rank that runs."""
-        found: dict[int, int] = {}
-        for entry in Path("/proc").iterdir():
-            variables = environment_of(entry) if entry.name.isdecimal() else {}
-            mine = variables.get("HPCDDP_ATTEMPT_DIR") == str(self.attempt.path)
-            if mine and "SUBMITIT_LOCAL_GLOBALID" in variables and parent_of(entry) != os.getpid():
-                found.setdefault(int(variables["SUBMITIT_LOCAL_GLOBALID"]), int(entry.name))
-        return found
+        return tasks_of(self.attempt)
 
     def wait_until_it_trains(self) -> None:
         wait_until(self.steps, "the first step", _TIMEOUT_S)
@@ -118,21 +113,6 @@ def script_process() -> Iterator[subprocess.Popen[bytes]]:
         wait_until(Path(f"/proc/{process.pid}/cmdline").read_bytes, "the command line", _TIMEOUT_S)
         yield process
         process.kill()
-
-
-def environment_of(entry: Path) -> dict[str, str]:
-    try:
-        words = (entry / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    return dict(word.decode(errors="replace").split("=", 1) for word in words if b"=" in word)
-
-
-def parent_of(entry: Path) -> int:
-    try:
-        return int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def start(directory: Path, faults: str = "", **lines: str) -> LocalRun:

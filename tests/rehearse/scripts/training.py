@@ -93,6 +93,11 @@ class Training:
             self.write(state, self.directory / f"step-{self.step:04d}.pt")
         dist.barrier()
 
+    def save_if_due(self) -> None:
+        """Save every few steps."""
+        if self.step % SAVE_EVERY == 0:
+            self.save()
+
     def write(self, state: dict[str, Any], path: Path) -> None:
         """Write a state."""
         temporary = path.with_name(f".{path.name}")
@@ -180,8 +185,7 @@ class Training:
             time.sleep(PAUSE_S)
             if self.must_stop():
                 self.stop()
-            if self.step % SAVE_EVERY == 0:
-                self.save()
+            self.save_if_due()
         hpcddp.log({"val_loss": self.evaluate()}, step=self.step)
         if self.rank == 0:
             self.write({"model": self.network.state_dict(), "averaged": self.averaged.state_dict()}, self.final)
