@@ -18,7 +18,7 @@ Target = Literal["tasks", "one rank", "script"]
 SlurmAct = Literal["requeue", "preemption", "lost node"]
 _KILL_WAIT_S: Final = 30.0
 """Seconds from SIGTERM to SIGKILL: the default of KillWait (slurm.conf(5))."""
-_WARNING_S: Final = 5.0
+_WARNING_S: Final = 1.0
 """Seconds from the warning of the time limit to SIGTERM; shorter than on a cluster, because the tasks are small."""
 
 
@@ -67,7 +67,7 @@ FAULTS: Final = (
     Fault(name="preemption", what="SIGTERM to every task, SIGKILL 30 s later", signals=_PREEMPTION),
     Fault(
         name="time-limit",
-        what="SIGUSR2 to every task, SIGTERM 5 s later, SIGKILL 35 s later",
+        what="SIGUSR2 to every task, SIGTERM 1 s later, SIGKILL 31 s later",
         signals=(
             SentSignal(signum=signal.SIGUSR2, target="tasks"),
             SentSignal(signum=signal.SIGTERM, target="tasks", after_s=_WARNING_S),

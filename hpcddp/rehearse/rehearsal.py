@@ -264,7 +264,7 @@ def _judge(fault: Fault, reference: Undisturbed, disturbed: Disturbed) -> TrialR
         return TrialReport(fault=fault, disturbed=disturbed, comparison=None, verdict="not tried")
     if disturbed.problem is not None:
         return TrialReport(fault=fault, disturbed=disturbed, comparison=None, verdict="lost")
-    saved = compare_saved(reference.files, disturbed.files)
+    saved = compare_saved(reference.files, [file for file in disturbed.files if file.name != disturbed.damaged])
     comparison = compare(reference.course, disturbed.course, saved)
     return TrialReport(
         fault=fault,

@@ -37,8 +37,11 @@ from hpcddp.submission.request import SubmitRequest
 from hpcddp.submission.resume import request_with_changes, resume, resume_with_job
 from hpcddp.submission.submit import Submission, new_run_id, submit
 
-MARK: Final = "HPCDDP_REHEARSAL"
-"""The variable that marks every process of a rehearsal; its value is the directory of the rehearsal."""
+MARK: Final = "REHEARSAL_OF_HPCDDP"
+"""The variable that marks every process of a rehearsal; its value is the directory of the rehearsal.
+
+A submission does not pass on variables that begin with HPCDDP.
+"""
 _POLL_S: Final = 0.02
 _LOOK_FOR_FILES_EVERY_S: Final = 0.2
 _END_S: Final = 10.0

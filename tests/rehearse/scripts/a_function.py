@@ -33,7 +33,7 @@ def main(context: hpcddp.Context) -> dict[str, float]:
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         context.log(step + 1, loss=mean.item() / context.world_size)
-        time.sleep(0.05)
+        time.sleep(0.1)
         if context.stopper.should_stop():
             checkpointer.save(step + 1)
             checkpointer.wait()

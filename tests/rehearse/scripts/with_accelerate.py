@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch import nn, optim
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,7 +22,9 @@ EPOCHS = 6
 
 def main() -> None:
     """Train a small network."""
-    accelerator = Accelerator(cpu=True)
+    # Without it the order of an epoch follows from what was drawn before, and is another one after a resumption.
+    seedable = DataLoaderConfiguration(use_seedable_sampler=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=seedable)
     set_seed(0)
     inputs = torch.randn(96, 6, generator=torch.Generator().manual_seed(1))
     network = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
@@ -45,11 +48,13 @@ def main() -> None:
             optimizer.step()
             schedule.step()
             hpcddp.log({"loss": loss}, step=epoch * len(data) + batch + 1)
-            time.sleep(0.05)
+            time.sleep(0.1)
         temporary = directory / f".epoch-{epoch}"
         accelerator.save_state(str(temporary))
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
+            # The state of this epoch may be there, damaged.
+            shutil.rmtree(directory / f"epoch-{epoch}", ignore_errors=True)
             temporary.rename(directory / f"epoch-{epoch}")
         accelerator.wait_for_everyone()
     accelerator.end_training()
