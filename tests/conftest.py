@@ -24,6 +24,7 @@ settings.load_profile("once")
 # Files that run jobs, shells by the hundred or long commands on this machine, build a wheel, or wait for processes.
 SLOW = {
     "manage/test_report_of_a_real_run.py",
+    "rehearse/test_rehearse.py",
     "submission/test_commands_local.py",
     "submission/test_render_environment_properties.py",
     "submission/test_render_properties.py",

@@ -20,6 +20,7 @@ def test_importing_the_command_line_loads_nothing_slow() -> None:
         ["--help"],
         ["submit", "--help"],
         ["checkpoints", "--help"],
+        ["rehearse", "--help"],
         ["status"],
         ["logs", "--help"],
         ["why", "--help"],
