@@ -19,7 +19,7 @@ from pathlib import Path
 STEPS = 40
 RUN = Path(os.environ["HPCDDP_RUN_DIR"])
 IS_FIRST = os.environ["RANK"] == "0"
-told = []
+told: list[bool] = []
 for signum in (signal.SIGTERM, signal.SIGUSR2):
     signal.signal(signum, lambda *_: told.append(True))
 

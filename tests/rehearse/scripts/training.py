@@ -42,7 +42,7 @@ class Training:
         self.targets = (self.inputs.sum(1) > 0).long()
         self.network = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
         self.model = DistributedDataParallel(self.network)
-        self.averaged = AveragedModel(self.network, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.averaged = AveragedModel(self.network, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1, momentum=0.9)
         self.scheduler = StepLR(self.optimizer, step_size=6, gamma=0.7)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=10)
@@ -136,7 +136,7 @@ class Training:
         """Make one optimizer step and return the loss over all ranks."""
         loss = functional.cross_entropy(self.model(inputs), targets)
         self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
