@@ -46,11 +46,9 @@ def rehearse(  # noqa: PLR0913  each is an option
     *,
     cluster: Annotated[
         _ClusterChoice,
-        typer.Option(metavar="WHERE", help="local, or slurm: requeue a job of two nodes once, on the cluster."),
+        typer.Option(metavar="WHERE", help="local, or slurm: requeue a job of two nodes once."),
     ] = _ClusterChoice.LOCAL,
-    sandbox: Annotated[
-        bool, typer.Option("--sandbox", help="Add the faults of a real Slurm, on two hosts of this machine.")
-    ] = False,
+    sandbox: Annotated[bool, typer.Option("--sandbox", help="Add the faults of a real Slurm on two hosts.")] = False,
     overrides: Overrides = None,
     faults: Annotated[
         list[str] | None,
@@ -58,19 +56,18 @@ def rehearse(  # noqa: PLR0913  each is an option
     ] = None,
     linked: Annotated[
         list[Path] | None,
-        typer.Option("--link", metavar="PATH", help="Data that git ignores and the program reads; repeatable."),
+        typer.Option("--link", metavar="PATH", help="Data that git ignores; repeatable."),
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Longest time of one attempt.")] = 300,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before jobs go to the cluster.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before jobs go to the cluster.", hidden=True)] = False,
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs in this new directory.")] = None,
     as_json: AsJson = False,
     words: JobWords,
 ) -> None:
     """Try whether a job comes back from faults, before it must.
 
-    The job runs small on this machine: once without a fault, then under a preemption, a time limit, a killed rank, a
-    damaged checkpoint, another world size and a cancel, after each of which it is resumed and compared. The exit code
-    is 0 if it comes back equal from all, 1 if not.
+    The job runs small on this machine: once without a fault, then under each fault, from preemption to cancel, after
+    which it is resumed and compared. The exit code is 0 if it comes back equal from all, 1 if not.
 
     Example: hpcddp rehearse job.yaml
 
