@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -246,9 +247,13 @@ def _directory_of_rehearsal(keep: Path | None, run_root: Path | None) -> Iterato
             raise UserError(
                 f"--keep is {keep}, and this directory cannot be made ({error.strerror}); name one that does not exist"
             ) from None
+    # SIGTERM and a closed terminal end it as Ctrl-C does, so that nothing stays behind.
+    before = {signum: signal.signal(signum, signal.default_int_handler) for signum in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield root
     finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
         try:
             end_jobs(root)
             end_processes(root)

@@ -60,7 +60,7 @@ def test_a_right_program_comes_back_from_every_fault_and_leaves_nothing(project:
     faults = {fault["fault"]: fault for fault in report["faults"]}
     # Saved at the signal; after a kill or a damage the newest periodic state is older.
     assert faults["preemption"]["steps_repeated"] == faults["cancel"]["steps_repeated"] == 0
-    assert 0 < faults["damaged-checkpoint"]["steps_repeated"] <= 8
+    assert 0 < faults["damaged-checkpoint"]["steps_repeated"] <= 16
     assert faults["damaged-checkpoint"]["damaged_file"].startswith("state-")
     assert faults["cancel"]["ended_as"] == "cancelled"
     assert all(fault["restart_s"] > 0 for fault in report["faults"])
@@ -153,7 +153,7 @@ def test_the_runs_of_a_rehearsal_can_be_kept(project: Path, tmp_path: Path) -> N
         (("rehearse", "--link", "nowhere", "--", "true"), "name a file or directory that exists"),
         (("rehearse", "--link", "/", "--", "true"), "absolute path"),
         (("rehearse", "--cluster", "slurm", "--", "true"), "--cluster local"),
-        (("rehearse", "--sweep", "lr=1,2", "--", "true"), "No such option"),
+        (("rehearse", "--sweep", "lr=1,2", "--", "true"), "--set sweep=lr=1,2"),
     ],
 )
 def test_bad_words_are_one_sentence_with_the_way_out(project: Path, words: tuple[str, ...], way_out: str) -> None:
