@@ -63,6 +63,7 @@ def test_the_number_of_files_does_not_grow_with_the_elements(slurm: FakeSlurm) -
     submission = submitted(slurm, 1000)
     files = sorted(str(path.relative_to("runs/demo")) for path in Path("runs/demo").rglob("*") if path.is_file())
     assert files == [
+        "s1/code.json",
         "s1/environment.json",
         "s1/job.sbatch",
         "s1/job.yaml",
