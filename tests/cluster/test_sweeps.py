@@ -170,7 +170,7 @@ def test_an_element_has_its_result_in_a_submitit_job(finished_sweep: FinishedSwe
     assert job.result()["steps"] == finished_sweep.tracked(0).result["steps"]
 
 
-def test_a_thousand_elements_are_one_call_of_sbatch_and_seven_files(
+def test_a_thousand_elements_are_one_call_of_sbatch_and_eight_files(
     sandbox: Sandbox, tmp_path: Path, count_of: tuple[dict[str, str], Path]
 ) -> None:
     environment, calls = count_of
@@ -179,7 +179,8 @@ def test_a_thousand_elements_are_one_call_of_sbatch_and_seven_files(
     assert len(calls.read_text().splitlines()) == 1
     runs = Path(submitted["sweep_dir"]).parent
     assert sorted(path.name for path in runs.rglob("*") if path.is_file()) == [
-        "environment.json", "job.sbatch", "job.yaml", "source.json", "submission.json", "submitted.pkl", "sweep.json",
+        "code.json", "environment.json", "job.sbatch", "job.yaml", "source.json", "submission.json", "submitted.pkl",
+        "sweep.json",
     ]  # fmt: skip
     (job_id,) = submitted["job_ids"]
     listed = sandbox.run("squeue", "--noheader", "--array", f"--jobs={job_id}").stdout.splitlines()
