@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Final, NoReturn
 
 from hpcddp.errors import HpcddpError, printable, write_message
 from hpcddp.jobfile.job import JobSpec
@@ -12,7 +13,7 @@ from hpcddp.run.events import append_event
 from hpcddp.run.result import resume_command
 from hpcddp.supervise.refusals import write_unfinished
 
-_LISTED = 20
+_LISTED: Final = 20
 
 
 def compare_code(run: RunDirectory, spec: JobSpec) -> CodeChanges:
@@ -37,23 +38,24 @@ def compare_code(run: RunDirectory, spec: JobSpec) -> CodeChanges:
             f"environment.code is frozen, and nothing is known of the code that the run {run.run_id} was submitted "
             "with; submit the job with hpcddp submit"
         )
-    changes = CodeChanges() if code is None else changes_since(code.record)
+    if code is None:
+        return CodeChanges()
+    changes = changes_since(code.record)
     if changes and mode == "frozen":
-        why = f"environment.code is frozen, and {printable(changes.sentence)}"
-        resume = f"{resume_command(run)} --code now"
-        write_unfinished(run, "stopped", why, CodeError.exit_code, resume=resume)
-        append_event(
-            run.events,
-            kind="refusal",
-            time=time.time(),
-            attempt=run.newest_attempt() or 0,
-            reason=why,
-        )
-        raise CodeError(
-            f"run {run.run_id} is not started: {why}. Undo the change and resume: {resume_command(run)}. Or run the "
-            f"code as it is now: {resume}"
-        )
+        _refuse_frozen(run, changes)
     return changes
+
+
+def _refuse_frozen(run: RunDirectory, changes: CodeChanges) -> NoReturn:
+    """Write the result of a run whose frozen code has changed, and refuse the attempt."""
+    why = f"environment.code is frozen, and {printable(changes.sentence)}"
+    resume = f"{resume_command(run)} --code now"
+    write_unfinished(run, "stopped", why, CodeError.exit_code, resume=resume)
+    append_event(run.events, kind="refusal", time=time.time(), attempt=run.newest_attempt() or 0, reason=why)
+    raise CodeError(
+        f"run {run.run_id} is not started: {why}. Undo the change and resume: {resume_command(run)}. Or run the code as "
+        f"it is now: {resume}"
+    )
 
 
 def record_changes(attempt: AttemptDirectory, spec: JobSpec, changes: CodeChanges) -> None:
