@@ -53,8 +53,8 @@ def _refuse_frozen(run: RunDirectory, changes: CodeChanges) -> NoReturn:
     write_unfinished(run, "stopped", why, CodeError.exit_code, resume=resume)
     append_event(run.events, kind="refusal", time=time.time(), attempt=run.newest_attempt() or 0, reason=why)
     raise CodeError(
-        f"run {run.run_id} is not started: {why}. Undo the change and resume: {resume_command(run)}. Or run the code as "
-        f"it is now: {resume}"
+        f"run {run.run_id} is not started: {why}. Undo the change and resume: {resume_command(run)}. Or run the code "
+        f"as it is now: {resume}"
     )
 
 
