@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.problems import Problem
 from hpcddp.submission.request import SubmitRequest
@@ -114,11 +116,11 @@ class Subject:
 
     @cached_property
     def plan(self) -> JobPlan | None:
-        """The batch plan; None for a job without a batch, and for one whose batch cannot be split."""
+        """The batch plan; None for a job without a batch, one whose batch cannot be split, and a sweep."""
         from hpcddp.batch.job import plan_job
-        from hpcddp.batch.refusals import PlanError
 
-        if self.request is None:
+        if self.request is None or self.request.job.spec.sweep is not None:
+            # The elements of a sweep may differ in what is planned.
             return None
         try:
             first_plan = self.request.plan
@@ -126,7 +128,7 @@ class Subject:
                 return first_plan
             spec, data = self.request.job.spec, self.data
             return plan_job(spec, samples=data.samples, smallest_group=data.smallest_group)
-        except PlanError:
+        except UserError:
             return None
 
     @cached_property
@@ -146,7 +148,8 @@ class Subject:
         if self.spec is None or self.plan is None:
             return None
         runs = self.directory / self.spec.run_root / self.spec.name
-        if not runs.is_dir():
+        # Also where a directory above it may not be read.
+        if not os.path.isdir(runs):  # noqa: PTH112  Path.is_dir raises there
             return None
         from hpcddp.check.measured import measured_in
 

@@ -132,3 +132,12 @@ def test_submit_reads_the_comments_of_the_job_file(tmp_path: Path) -> None:
     )
     done = hpcddp(tmp_path, "submit", "job.yaml", "--dry-run", "--cluster", "local")
     assert (done.returncode, "check:" in done.stderr) == (0, False)
+
+
+def test_the_batch_of_a_sweep_is_that_of_its_elements(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "name: a\nbatch: {global_batch_size: 2}\nresources: {tasks_per_node: 2}\n"
+        "train: {model: resnet18, dataset: digits}\nsweep: {batch.global_batch_size: [32, 64]}\n"
+    )
+    done = hpcddp(tmp_path, "submit", "job.yaml", "--dry-run", "--cluster", "local")
+    assert (done.returncode, "check:" in done.stderr) == (0, False)
