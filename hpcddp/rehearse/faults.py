@@ -169,5 +169,7 @@ def send(sent: SentSignal, attempt: AttemptDirectory, *, job_id: int) -> None:
 
 
 def cut_in_half(path: Path) -> None:
-    """Keep the first half of a file, as a process that is killed while it writes may leave it."""
-    os.truncate(path, path.stat().st_size // 2)
+    """Keep the first half of a file and its time, as a process that is killed while it writes may leave it."""
+    before = path.stat()
+    os.truncate(path, before.st_size // 2)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

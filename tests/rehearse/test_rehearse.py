@@ -36,8 +36,10 @@ def rehearse(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return hpcddp(project, "rehearse", "--tasks-per-node", "2", *options.split(), *program)
 
 
-def marked_processes() -> list[int]:
-    return [process.pid for process in own_processes() if MARK in environment_of(process.pid)]
+def processes_below(directory: Path) -> list[int]:
+    """Return the processes of rehearsals in a directory; other tests may rehearse at the same time."""
+    roots = ((process.pid, environment_of(process.pid).get(MARK, "")) for process in own_processes())
+    return [pid for pid, root in roots if root.startswith(f"{directory}/")]
 
 
 def test_a_right_program_comes_back_from_every_fault_and_leaves_nothing(project: Path, tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_a_right_program_comes_back_from_every_fault_and_leaves_nothing(project:
     assert faults["damaged-checkpoint"]["damaged_file"].startswith("state-")
     assert faults["cancel"]["ended_as"] == "cancelled"
     assert all(fault["restart_s"] > 0 for fault in report["faults"])
-    assert not marked_processes()
+    assert not processes_below(scratch)
     assert list(scratch.iterdir()) == []
     assert sorted(path.name for path in project.iterdir()) == ["program.py"]
     index = index_directory()
@@ -108,12 +110,12 @@ def test_a_program_that_fails_without_a_fault_is_bad_input_with_its_last_words(
     golden.message(message, {sys.executable: "PYTHON", os.uname().nodename: "HOST"})
 
 
-def test_a_job_that_does_not_end_is_ended(project: Path) -> None:
-    done = rehearse(project, "--timeout 3 --- waits")
+def test_a_job_that_does_not_end_is_ended(project: Path, tmp_path: Path) -> None:
+    done = rehearse(project, f"--timeout 3 --keep {tmp_path / 'kept'} --- waits")
     assert done.returncode == 2
     assert "has not ended after 3 s" in done.stderr
     assert "--timeout" in done.stderr
-    assert not marked_processes()
+    assert not processes_below(tmp_path)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -125,11 +127,11 @@ def test_whoever_ends_a_rehearsal_ends_all_that_it_started(
     words = [sys.executable, "-m", "hpcddp", "rehearse", "--", sys.executable, "program.py", "waits"]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with subprocess.Popen(words, cwd=project, env=environment, stderr=subprocess.DEVNULL) as process:
-        wait_until(marked_processes, "the processes of the rehearsal")
+        wait_until(lambda: processes_below(scratch), "the processes of the rehearsal")
         process.send_signal(signum)
         process.wait(60)
     assert process.returncode != 0
-    assert not marked_processes()
+    assert not processes_below(scratch)
     assert list(scratch.iterdir()) == []
 
 
