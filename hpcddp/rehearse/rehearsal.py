@@ -260,8 +260,11 @@ def _directory_of_rehearsal(keep: Path | None, run_root: Path | None) -> Iterato
         finally:
             if keep is None:
                 shutil.rmtree(root, ignore_errors=True)
-                with suppress(OSError):
-                    forget_missing_runs(root)
+                forget_missing_runs(root)
+                if run_root is not None:
+                    with suppress(OSError):
+                        # It is empty if it was made for this rehearsal.
+                        run_root.rmdir()
 
 
 def _judge(fault: Fault, reference: Undisturbed, disturbed: Disturbed) -> TrialReport:

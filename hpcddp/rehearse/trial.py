@@ -179,7 +179,8 @@ class Disturbed:
         step: the last step that was reported before the fault; None without metrics.
         ended_as: the status of the run after the fault; ``lost`` without a result.
         damaged: the name of the file that was cut in half; None if none was.
-        held: the names of the values in the newest file that the resumption found.
+        held: the names of the values in the newest file that the resumption found; not known after a fault of Slurm,
+            which does not wait for that.
         restart_s: from the resumption to the first new step, else to the first new file; None without either.
         problem: why the run did not come back, a sentence; None if it did.
         not_tried: why the fault could not be caused, a phrase; None if it was.
@@ -257,6 +258,7 @@ def run_disturbed(stage: Stage, fault: Fault, reference: Undisturbed) -> Disturb
     end_processes(stage.root)
     outcome = _after_first_attempt(trial)
     newest = newest_to_damage(outcome.files)
+    outcome = replace(outcome, held=_names_in(newest))
     if (ended := _without_rest(outcome, reference)) is not None:
         return ended
     if fault.damages_newest:
@@ -352,7 +354,6 @@ def _after_first_attempt(trial: Trial) -> Disturbed:
         files=files,
         step=steps[-1] if steps else None,
         ended_as=ended_as if result is None else result.status,
-        held=_names_in(newest_to_damage(files)),
     )
 
 
