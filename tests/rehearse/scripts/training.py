@@ -29,7 +29,7 @@ import hpcddp
 
 SAMPLES, BATCH, EPOCHS = 80, 8, 4
 SAVE_EVERY = 4
-PAUSE_S = 0.1
+PAUSE_S = 0.2
 
 
 class Training:

@@ -48,7 +48,7 @@ def main() -> None:
             optimizer.step()
             schedule.step()
             hpcddp.log({"loss": loss}, step=epoch * len(data) + batch + 1)
-            time.sleep(0.1)
+            time.sleep(0.15)
         temporary = directory / f".epoch-{epoch}"
         accelerator.save_state(str(temporary))
         accelerator.wait_for_everyone()

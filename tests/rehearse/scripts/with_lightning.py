@@ -30,7 +30,7 @@ class Classifier(lightning.LightningModule):
         inputs, targets = batch
         loss = functional.cross_entropy(self.layers(inputs), targets)
         hpcddp.log({"loss": loss}, step=self.global_step + 1)
-        time.sleep(0.1)
+        time.sleep(0.15)
         return loss
 
     def configure_optimizers(self) -> Any:
