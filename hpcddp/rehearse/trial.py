@@ -104,15 +104,26 @@ class Trial:
         self._phase = JobPoller(self.run) if submission.cluster == "slurm" else None
         self._metrics = RecordReader(self.run.metrics, MetricsLine)
         self._looked = 0.0
+        self._attempt: int | None = None
+        self._attempt_seen = 0.0
 
     def look(self) -> bool:
         """Read what is new; return whether the newest attempt still runs."""
         is_running = self._is_running()
+        attempt = self.run.newest_attempt()
+        if attempt != self._attempt:
+            self._attempt = attempt
+            self._attempt_seen = time.monotonic()
         self.steps += training_steps(self._metrics.new_records())
         if not is_running or time.monotonic() - self._looked >= _LOOK_FOR_FILES_EVERY_S:
             self.saves |= {(file.name, file.time) for file in self.files()}
             self._looked = time.monotonic()
         return is_running
+
+    @property
+    def seconds(self) -> float:
+        """How long the newest attempt has run when it was looked at last; 0 while the job waits in the queue."""
+        return 0.0 if self._attempt is None else time.monotonic() - self._attempt_seen
 
     def _is_running(self) -> bool:
         if self._phase is None:
@@ -212,7 +223,7 @@ def run_undisturbed(stage: Stage) -> Undisturbed:
     while trial.look():
         if trial.saves and first_saved_step is None and trial.steps:
             first_saved_step = trial.steps[-1]
-        if time.monotonic() - begun > stage.timeout_s:
+        if trial.seconds > stage.timeout_s:
             raise UndisturbedError(
                 f"without a fault the job has not ended after {stage.timeout_s:g} s; make it shorter (--set, or the "
                 "arguments of the command after --), or raise --timeout"
@@ -251,7 +262,7 @@ def run_disturbed(stage: Stage, fault: Fault, reference: Undisturbed) -> Disturb
             cause_by_slurm(fault.by_slurm, trial.run, stage.environment)
         except HpcddpError as error:
             return replace(_after_first_attempt(trial), problem=error.message)
-        _wait_for_second_attempt(stage, trial)
+        _wait_for_second_attempt(trial)
         outcome = _after_first_attempt(trial)
         return _without_rest(outcome, reference) or _finish(stage, trial, outcome, begun=begun)
     _disturb(fault, trial)
@@ -293,16 +304,14 @@ def _start(stage: Stage, name: str) -> Trial:
 def _wait_for_moment(stage: Stage, trial: Trial, reference: Undisturbed) -> None:
     """Wait until a run is about as far as the fault needs it, or has ended."""
     has_come = _moment_of(reference)
-    begun = time.monotonic()
     while trial.look():
-        seconds = time.monotonic() - begun
-        if has_come(trial, seconds) or seconds > stage.timeout_s:
+        if has_come(trial) or trial.seconds > stage.timeout_s:
             return
         time.sleep(_POLL_S)
 
 
-def _moment_of(reference: Undisturbed) -> Callable[[Trial, float], bool]:
-    """Return what tells from a run and the seconds since its start whether it is about in the middle.
+def _moment_of(reference: Undisturbed) -> Callable[[Trial], bool]:
+    """Return what tells from a run whether it is about in the middle.
 
     Its steps tell that, else the files that it has saved, else the time.
     """
@@ -310,13 +319,11 @@ def _moment_of(reference: Undisturbed) -> Callable[[Trial, float], bool]:
     if len(steps) >= _LEAST_STEPS:
         target = steps[int(len(steps) * _PART)]
         saved_before = reference.first_saved_step is not None and reference.first_saved_step < target
-        return lambda trial, _: (
-            bool(trial.steps) and trial.steps[-1] >= target and (bool(trial.saves) or not saved_before)
-        )
+        return lambda trial: bool(trial.steps) and trial.steps[-1] >= target and (bool(trial.saves) or not saved_before)
     if reference.saves > 1:
         count = max(1, int(reference.saves * _PART))
-        return lambda trial, _: len(trial.saves) >= count
-    return lambda _, seconds: seconds >= reference.seconds * _PART
+        return lambda trial: len(trial.saves) >= count
+    return lambda trial: trial.seconds >= reference.seconds * _PART
 
 
 def _disturb(fault: Fault, trial: Trial) -> None:
@@ -333,12 +340,9 @@ def _disturb(fault: Fault, trial: Trial) -> None:
         time.sleep(_POLL_S)
 
 
-def _wait_for_second_attempt(stage: Stage, trial: Trial) -> None:
-    """Wait until Slurm has run the job again, or it has ended."""
-    begun = time.monotonic()
+def _wait_for_second_attempt(trial: Trial) -> None:
+    """Wait until Slurm has run the job again, or it has ended; a job may wait in a queue for long."""
     while trial.look() and not trial.run.newest_attempt():
-        if time.monotonic() - begun > stage.timeout_s:
-            return
         time.sleep(_POLL_S)
 
 
@@ -405,11 +409,10 @@ def _finish(stage: Stage, trial: Trial, outcome: Disturbed, *, begun: float) -> 
     steps_before = len(trial.steps)
     restart_s: float | None = None
     while trial.look():
-        seconds = time.monotonic() - begun
         has_progress = len(trial.steps) > steps_before or (not trial.steps and len(trial.saves) > saves_before)
         if has_progress and restart_s is None:
-            restart_s = seconds
-        if seconds > stage.timeout_s:
+            restart_s = time.monotonic() - begun
+        if trial.seconds > stage.timeout_s:
             end_processes(stage.root)
             problem = f"the second attempt has not ended after {stage.timeout_s:g} s"
             return replace(outcome, problem=problem, output=tuple(trial.last_output()))

@@ -102,7 +102,7 @@ def test_a_program_that_fails_without_a_fault_is_bad_input_with_its_last_words(
     project: Path, golden: GoldenMessages
 ) -> None:
     (project / "data.bin").write_bytes(b"0")
-    done = rehearse(project, "--- fails")
+    done = hpcddp(project, "rehearse", "--", sys.executable, "program.py", "fails")
     assert done.returncode == 2
     assert "this program always fails" in done.stderr
     assert "data.bin" in done.stderr
