@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from hpcddp.rehearse.compare import Comparison, Course, Metrics, metrics_of
+from hpcddp.rehearse.compare import Comparison, Course, Metrics, metrics_of, training_steps
 from hpcddp.rehearse.saved import GENERATORS, SavedComparison
 from hpcddp.run.metrics import is_evaluation
 
@@ -87,7 +87,11 @@ def _cause_of_saved(saved: SavedComparison) -> str | None:
 def _cause_at_step(step: int, expected: Metrics, disturbed: Course, held: Sequence[str]) -> str:
     """Return the likely cause of the first difference of a training's metrics, which is at a step."""
     found = metrics_of(disturbed.after)
-    if _is_shifted(expected, found):
+    steps = sorted({at for at, _ in expected})
+    stride = min((second - first for first, second in pairwise(steps)), default=1)
+    first, done = disturbed.first_step_after, training_steps(disturbed.before)
+    skips_steps = first is not None and bool(done) and first > done[-1] + stride
+    if skips_steps or _is_shifted(expected, found, stride):
         return STEP_COUNTER
     is_first_step = step == disturbed.first_step_after
     has_optimizer = any(_OPTIMIZER.search(name) for name in held)
@@ -104,11 +108,15 @@ def _cause_at_step(step: int, expected: Metrics, disturbed: Course, held: Sequen
     return DATA_OR_RANDOM if has_generators or not held else f"{DATA_OR_RANDOM}{NO_GENERATORS}"
 
 
-def _is_shifted(expected: Metrics, found: Metrics) -> bool:
-    """Return whether the losses after the resumption are those of the neighbouring steps."""
+def _is_shifted(expected: Metrics, found: Metrics, stride: int) -> bool:
+    """Return whether the losses after the resumption are those of the neighbouring steps.
+
+    Args:
+        expected: the metrics of the undisturbed run.
+        found: the metrics after the resumption.
+        stride: the steps from one report to the next.
+    """
     losses = {place: value for place, value in found.items() if "loss" in place[1] and not is_evaluation(place[1])}
-    steps = sorted({step for step, _ in expected})
-    stride = min((second - first for first, second in pairwise(steps)), default=1)
     for shift in (-stride, stride):
         known = {
             (step, name): expected[step + shift, name] for step, name in losses if (step + shift, name) in expected

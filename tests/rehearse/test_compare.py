@@ -75,6 +75,7 @@ def test_the_first_step_that_differs_is_named_with_both_values() -> None:
         (resumed(lines(1, 20)), NOTHING_SAVED, FULL, causes.STARTS_OVER),
         (resumed(lines(1, 8, shift=12)), NOTHING_SAVED, FULL, causes.STEP_COUNTER),
         (resumed(lines(13, 19, shift=1)), NOTHING_SAVED, FULL, causes.STEP_COUNTER),
+        (resumed(lines(14, 20, add=0.1)), NOTHING_SAVED, FULL, causes.STEP_COUNTER),
         (resumed(lines(13, 20, add=0.1)), NOTHING_SAVED, FULL, causes.DATA_OR_RANDOM),
         (
             resumed(lines(13, 20, add=0.1)),
