@@ -29,7 +29,7 @@ _KEPT: Final = (
     "*_CA_BUNDLE", "*_PROXY", "*_proxy", "NETRC", "PIP_*", "SSL_CERT_*",
     "UV_CACHE_DIR", "UV_CONFIG_FILE", "UV_FIND_LINKS", "UV_*INDEX*",
     # The test run itself.
-    "CI", "COVERAGE_*", "HPCDDP_TEST_CHECKOUTS", "HYPOTHESIS_*", "PYTEST_*",
+    "CI", "COVERAGE_*", "HPCDDP_REHEARSALS", "HPCDDP_TEST_CHECKOUTS", "HYPOTHESIS_*", "PYTEST_*",
 )  # fmt: skip
 
 
