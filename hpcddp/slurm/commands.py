@@ -573,9 +573,15 @@ def slurmd_address(node: str) -> tuple[str, int]:
         SlurmCommandError: the controller does not know the node.
     """
     fields = parse_job(ask("scontrol", "show", "node", node, environment=os.environ))
-    # A node shows its port only if it differs from that of the cluster.
-    port = fields.get("Port") or _SLURMD_PORT.findall(ask("scontrol", "show", "config", environment=os.environ))[0]
-    return fields["NodeAddr"], int(port)
+    host = fields.get("NodeAddr")
+    port = fields.get("Port")
+    if port is None:
+        # A node shows its port only if it differs from that of the cluster.
+        port_of_cluster = _SLURMD_PORT.search(ask("scontrol", "show", "config", environment=os.environ))
+        port = None if port_of_cluster is None else port_of_cluster[1]
+    if host is None or port is None or not port.isdecimal():
+        raise SlurmCommandError(f"scontrol show node {node} does not say where its slurmd listens")
+    return host, int(port)
 
 
 def boot_times(nodes: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from hpcddp.run.events import Event, append_event
 from hpcddp.run.failure import cause_in_log
 from hpcddp.run.files import exists
 from hpcddp.run.job_records import Start, read_program_end, read_start
+from hpcddp.slurm.hostlist import HostListError
 from hpcddp.slurm.job import moment_of
 from hpcddp.stop.reasons import Cause
 from hpcddp.supervise.budgets import is_interruption, record_progress
@@ -85,7 +86,11 @@ def _lost_batch_host(attempt: AttemptDirectory) -> list[str]:
     start = read_start(attempt)
     if start is None:
         return []
-    return lost_nodes({"SLURM_JOB_NODELIST": start.host}, tasks_per_node=1, recorded=[], started_at=start.time)
+    try:
+        return lost_nodes({"SLURM_JOB_NODELIST": start.host}, tasks_per_node=1, recorded=[], started_at=start.time)
+    except HostListError:
+        # The record is damaged.
+        return []
 
 
 def _has_recorded_its_end(attempt: AttemptDirectory, events: Sequence[Event], spec: JobSpec) -> bool:

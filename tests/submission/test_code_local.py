@@ -172,13 +172,13 @@ def test_a_project_that_is_installed_from_its_source_runs_from_the_copy(project:
     assert result(run)["status"] == "finished"
 
 
-def test_a_module_that_would_be_imported_from_the_project_is_refused(project: Path, golden: GoldenMessages) -> None:
+def test_a_module_that_would_be_imported_from_the_project_is_refused(project: Path) -> None:
     python = installed_in(project, f"{project}/lib\n")
     write_files(project, {"lib/hidden/__init__.py": "", "train.py": "import hidden\nprint('ran')\n"})
     run = ended(submit(project, *SNAPSHOT, "--", str(python), "train.py"))
     assert result(run)["status"] == "failed"
-    reason = golden.message(result(run)["reason"], {str(project): "/project"})
-    assert_facts(reason, "module hidden", f"{project}/lib/hidden/__init__.py", "src")
+    # It is cut after a number of characters, so that its end depends on the length of the path.
+    assert_facts(result(run)["reason"], "module hidden", f"{project}/lib/hidden/__init__.py", "src")
     assert "\nran" not in log_of(run, 0)
 
 
