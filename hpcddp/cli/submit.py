@@ -148,6 +148,7 @@ def submit(  # noqa: PLR0913  each is an option
         dependency = _wait_for(after, after_any, run_root, environment)
         _resume_sweep(whole, environment, dependency, output, dry_run=dry_run, force=force, code=code_choice)
         return
+    submission: Submission | None = None
     if run is not None and unchanged and not dry_run:
         dependency = _wait_for(after, after_any, run_root, environment)
         submission = resume_run(run, environment=environment, dependency=dependency, force=force, code=code_choice)
@@ -155,16 +156,17 @@ def submit(  # noqa: PLR0913  each is an option
         request = _request_of(run, job_file, words, cluster, template, overrides, sweep, environment)
         dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
         request = replace(request, dependency=dependency, force=force, code=code_choice)
-        if run is None and not quiet:
-            _print_findings(job_file, request)
         if dry_run:
             _print_preview(request, run, as_json=as_json)
-            return
-        if run is None and request.job.spec.sweep is not None:
+        elif run is None and request.job.spec.sweep is not None:
             _submit_sweep(request, output)
-            return
-        submission = submit_new(request) if run is None else resume_with_job(run, request)
-    _show(submission, output)
+        else:
+            submission = submit_new(request) if run is None else resume_with_job(run, request)
+        # A job that is refused gets the one sentence about that.
+        if run is None and not quiet:
+            _print_findings(job_file, request)
+    if submission is not None:
+        _show(submission, output)
 
 
 def _print_findings(job_file: Path | None, request: SubmitRequest) -> None:

@@ -15,7 +15,7 @@ from tests.submission.git_projects import make_project
 
 # Its user edits the project while an attempt runs; the job is then requeued.
 TRAIN = """
-import os, sys, version
+import os, sys, time, version
 from pathlib import Path
 attempt = int(os.environ["HPCDDP_ATTEMPT"])
 print("ran version", version.NUMBER, flush=True)
@@ -23,6 +23,10 @@ Path("data/last.ckpt").write_text(str(attempt))
 Path("metrics.json").write_text(str(attempt))
 with open("steps.csv", "a") as steps:
     steps.write(f"{attempt}\\n")
+Path(f"data/started-{attempt}-{os.environ['RANK']}").touch()
+# The other rank must have imported the module before it is edited.
+while not Path(f"data/started-{attempt}-1").exists():
+    time.sleep(0.05)
 if os.environ["EDITS"] == "yes" and os.environ["RANK"] == "0":
     (Path(os.environ["PROJECT"]) / "version.py").write_text(f"NUMBER = {attempt + 1}\\n")
 Path(os.environ["HPCDDP_PROGRESS_FILE"]).touch()
