@@ -38,6 +38,7 @@ from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.submission.sweep_element import Element, complete_directory, element_of
+from hpcddp.supervise.budgets import why_exceeded
 from hpcddp.supervise.code import compare_code, record_changes
 from hpcddp.supervise.refusals import (
     PATIENCE_S,
@@ -312,8 +313,12 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
     else:
         # The runs before had finished at the first start of this job, and may have been deleted since.
         refuse_unfinished_predecessors(run, script.environment)
-    if previous is not None:
-        refuse_exceeded_budget(run, start, spec)
+    why = None if previous is None else why_exceeded(read_events(run.events), spec)
+    if why is not None:
+        if run.newest_attempt() != newest:
+            # The events may be those of another job that begins the run at this moment, and owns it.
+            raise _NumberTakenError
+        refuse_exceeded_budget(run, start, why)
     code_changes = compare_code(run, spec)
     # A result is written when a run has ended for good; this one is being continued.
     run.result.unlink(missing_ok=True)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NoReturn
 
 from hpcddp.errors import HpcddpError
-from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import cancelled_at
@@ -23,7 +22,6 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.job import is_being_requeued, moment_of
 from hpcddp.slurm.job_environment import runs_before
 from hpcddp.stop.reasons import Cause, ExitCode
-from hpcddp.supervise.budgets import why_exceeded
 from hpcddp.supervise.predecessors import PredecessorError, why_unfinished
 
 # Quotas are raised, and old files removed, by a person; nodes are not held for longer than that.
@@ -207,15 +205,17 @@ def _cancel_time(attempt: AttemptDirectory, events: Sequence[Event], cause: Caus
     return moment_of(cancelled_at(attempt))
 
 
-def refuse_exceeded_budget(run: RunDirectory, start: Start, spec: JobSpec) -> None:
+def refuse_exceeded_budget(run: RunDirectory, start: Start, why: str) -> NoReturn:
     """Refuse a start that the budgets do not allow: Slurm's own requeues do not check them.
+
+    Args:
+        run: the run.
+        start: the start.
+        why: which budget is exceeded (``why_exceeded``).
 
     Raises:
         BudgetError: says how to resume.
     """
-    why = why_exceeded(read_events(run.events), spec)
-    if why is None:
-        return
     exit_code = int(ExitCode.NO_PROGRESS)
     write_unfinished(run, "failed", why, exit_code)
     append_event(

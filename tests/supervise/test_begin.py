@@ -591,3 +591,22 @@ def test_of_two_jobs_that_begin_a_run_at_the_same_moment_one_is_refused(tmp_path
     assert sorted(entry.name for entry in run.attempts.iterdir()) == [
         str(number) for number in range(earlier_attempts + 1)
     ]
+
+
+def test_a_budget_that_another_job_has_used_meanwhile_is_not_that_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(tmp_path)
+    run = RunDirectory(tmp_path / "demo" / "r1")
+    seen = []
+
+    def why_exceeded_meanwhile(_: object, __: object) -> str:
+        seen.append(run.newest_attempt())
+        # Another job begins the run between two steps of this one.
+        run.attempt(1).path.mkdir()
+        return "two attempts saved no new step"
+
+    monkeypatch.setattr(begin_module, "why_exceeded", why_exceeded_meanwhile)
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, environment=another_process()))
+    assert (attempt.number, seen[0]) == (2, 0)
+    assert not run.result.exists()
