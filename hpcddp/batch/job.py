@@ -173,8 +173,8 @@ def plan_each_node_count(spec: JobSpec, plan_one: Callable[[JobSpec], JobPlan]) 
         except PlanError as error:
             if len(spec.node_counts) == 1:
                 raise
-            place = f"with {counted(nodes, 'node')} of resources.nodes {spec.resources.nodes}"
-            raise PlanError(f"{place}: {error.message}", hint=error.hint, **error.values) from None
+            context = f"with {counted(nodes, 'node')} of resources.nodes {spec.resources.nodes}"
+            raise PlanError(f"{context}: {error.message}", hint=error.hint, **error.values) from None
     return plans
 
 

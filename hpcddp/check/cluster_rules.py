@@ -24,9 +24,9 @@ def _limits(subject: Subject) -> Iterator[Hit]:
 
 def _facts(subject: Subject) -> ClusterFacts | None:
     """Return the facts about the cluster: those of the job's profile, else those that Slurm states now."""
-    known = None if subject.request is None else subject.request.job.cluster
-    if known is not None and is_about(known, subject.environment):
-        return known
+    cluster = None if subject.request is None else subject.request.job.cluster
+    if cluster is not None and is_about(cluster, subject.environment):
+        return cluster
     if not subject.has_slurm:
         return None
     user, groups = user_and_groups()

@@ -76,15 +76,15 @@ def _after_command(subject: Subject) -> Iterator[Hit]:
     """Yield directives behind the first command."""
     script = subject.script
     read_lines = [line.number for line in script.directive_lines if not line.is_ignored]
-    place = read_lines[-1] if read_lines else 1
+    last_line = read_lines[-1] if read_lines else 1
     for line in script.directive_lines:
         if line.is_ignored and line.flags:
             yield Hit(
                 line=line.number,
                 problem=f"{line.text.strip()} stands behind the command in line {script.first_command}",
-                fix=f"move it to line {place + 1}",
+                fix=f"move it to line {last_line + 1}",
                 edits=(
-                    Edit(line=place, lines=(script.lines[place - 1], line.text)),
+                    Edit(line=last_line, lines=(script.lines[last_line - 1], line.text)),
                     Edit(line=line.number, lines=()),
                 ),
             )
@@ -250,7 +250,8 @@ def _known_directory(pattern: str) -> Path:
 def _truncated_log(subject: Subject) -> Iterator[Hit]:
     """Yield a log that a requeue empties."""
     script = subject.script
-    requeue, mode = last_flag(script, "requeue", "no-requeue"), last_flag(script, "open-mode")
+    requeue = last_flag(script, "requeue", "no-requeue")
+    mode = last_flag(script, "open-mode")
     if requeue is None or requeue.name != "requeue" or (mode is not None and mode.value == "append"):
         return
     text = script.lines[requeue.line - 1]

@@ -126,7 +126,8 @@ class Subject:
             first_plan = self.request.plan
             if first_plan is None or first_plan.batch.samples is not None or self.data is None:
                 return first_plan
-            spec, data = self.request.job.spec, self.data
+            spec = self.request.job.spec
+            data = self.data
             return plan_job(spec, samples=data.samples, smallest_group=data.smallest_group)
         except UserError:
             return None
@@ -241,10 +242,14 @@ class Finding:
         return self.rule.severity is not Severity.NOTE
 
     @property
+    def location(self) -> str:
+        """The file, and the line if it has one."""
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+    @property
     def in_short(self) -> str:
         """The finding in one line."""
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{place}: {self.rule.severity} {self.rule.code}: {self.hit.problem}; {self.hit.fix}"
+        return f"{self.location}: {self.rule.severity} {self.rule.code}: {self.hit.problem}; {self.hit.fix}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding as ``hpcddp check --json`` prints it."""

@@ -34,8 +34,8 @@ def gpu_memory_gib(gpu_type: str) -> int | None:
     """
     words = _WORD.findall(gpu_type.lower())
     stated = [int(match[1]) for word in words if (match := _STATED_GIB.fullmatch(word))]
-    known = [_LARGEST_GIB[word] for word in words if word in _LARGEST_GIB]
-    return next(iter([*stated, *known]), None)
+    listed = [_LARGEST_GIB[word] for word in words if word in _LARGEST_GIB]
+    return next(iter([*stated, *listed]), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

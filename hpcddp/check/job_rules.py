@@ -27,7 +27,8 @@ def _job_file(subject: Subject) -> Iterator[Hit]:
 
 def _single_sample(subject: Subject) -> Iterator[Hit]:
     """Yield a batch that leaves BatchNorm one sample."""
-    spec, plan = subject.spec, subject.plan
+    spec = subject.spec
+    plan = subject.plan
     if spec is None or spec.train is None or plan is None or not has_batch_norm(spec.train.model):
         return
     refuse = refuse_single_sample if spec.train.batch_norm == "local" else refuse_single_over_ranks
@@ -40,7 +41,9 @@ def _single_sample(subject: Subject) -> Iterator[Hit]:
 
 def _time_limit(subject: Subject) -> Iterator[Hit]:
     """Yield a time limit within which the training cannot end, as an earlier run was measured."""
-    spec, plan, measured = subject.spec, subject.plan, subject.measured
+    spec = subject.spec
+    plan = subject.plan
+    measured = subject.measured
     if spec is None or plan is None or measured is None or plan.total_steps is None:
         return
     limit = spec.resources.time_limit
@@ -63,7 +66,8 @@ def _time_limit(subject: Subject) -> Iterator[Hit]:
 
 def _save_before_the_end(subject: Subject) -> Iterator[Hit]:
     """Yield a time limit or a preemption of which the job is warned too late to save."""
-    spec, measured = subject.spec, subject.measured
+    spec = subject.spec
+    measured = subject.measured
     if spec is None or measured is None or measured.save_s is None:
         return
     lead = spec.signal_lead
@@ -85,7 +89,8 @@ def _save_before_the_end(subject: Subject) -> Iterator[Hit]:
 
 def _partitions(subject: Subject) -> dict[str, Partition]:
     """Return the partitions that the job names, as its profile knows them."""
-    spec, facts = subject.spec, None if subject.request is None else subject.request.job.cluster
+    spec = subject.spec
+    facts = None if subject.request is None else subject.request.job.cluster
     if spec is None or facts is None:
         return {}
     names = (spec.resources.partition or facts.default_partition or "").split(",")
@@ -94,7 +99,8 @@ def _partitions(subject: Subject) -> dict[str, Partition]:
 
 def _cpus(subject: Subject) -> Iterator[Hit]:
     """Yield a rank with too few CPUs for what loads its data; ``submit`` warns where the job states none."""
-    spec, request = subject.spec, subject.request
+    spec = subject.spec
+    request = subject.request
     if spec is None or request is None or request.cluster == "local":
         return
     key = "resources.cpus_per_task"
@@ -116,7 +122,8 @@ def _cpus(subject: Subject) -> Iterator[Hit]:
 
 def _data(subject: Subject) -> Iterator[Hit]:
     """Yield data that cannot be opened as the job says, and data with more classes than the model has."""
-    spec, data = subject.spec, subject.data
+    spec = subject.spec
+    data = subject.data
     if spec is None or spec.train is None or data is None:
         return
     train = spec.train

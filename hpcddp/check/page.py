@@ -97,10 +97,14 @@ def _is_mechanical(rule: Rule) -> bool:
 def _example_lines(name: str, example: Example) -> Iterator[str]:
     yield f"{name}, {example.given}:" if example.given else f"{name}:"
     yield ""
-    is_script = "#SBATCH" in example.text or example.text.startswith("#!")
-    # A block of YAML on a page is a job file that can be loaded.
-    language = "yaml" if name == "Good" else "text"
-    yield f"```{'sh' if is_script else language}"
+    if "#SBATCH" in example.text or example.text.startswith("#!"):
+        language = "sh"
+    elif name == "Good":
+        # A block of YAML on a page is a job file that can be loaded.
+        language = "yaml"
+    else:
+        language = "text"
+    yield f"```{language}"
     yield example.text.rstrip()
     yield "```"
 

@@ -90,12 +90,14 @@ _ROLES: dict[str, Role] = {"error": "bad", "warning": "waiting", "note": "quiet"
 
 
 def _print_finding(finding: Finding) -> None:
-    place = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
     severity = finding.rule.severity.value
-    write(f"{printable(place)}: {styled(severity, _ROLES[severity])} {styled(finding.rule.code, 'name')}")
+    write(f"{printable(finding.location)}: {styled(severity, _ROLES[severity])} {styled(finding.rule.code, 'name')}")
     echo(f"    {finding.hit.problem}")
     echo(f"    otherwise: {finding.rule.otherwise}")
-    echo(f"    instead: {finding.hit.fix}{' (--fix does it)' if finding.hit.edits else ''}")
+    instead = finding.hit.fix
+    if finding.hit.edits:
+        instead += " (--fix does it)"
+    echo(f"    instead: {instead}")
 
 
 def _summary(report: Report) -> Iterator[str]:

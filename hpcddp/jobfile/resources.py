@@ -245,7 +245,8 @@ def _node_count(value: object) -> int | NodeRange:
         except ValidationError as error:
             details = error.errors()[0]
             raise PydanticKnownError(details["type"], details.get("ctx")) from None  # type: ignore[arg-type]
-    least, most = int(match[1]), int(match[2])
+    least = int(match[1])
+    most = int(match[2])
     if least < 1 or most > LARGEST_NODE_COUNT or least > most:
         raise refusal("a range begins with 1 or more nodes, and ends with more", "write for example 2-8")
     if most - least >= MOST_NODE_COUNTS:

@@ -487,7 +487,8 @@ def _lost_node_is_survived(spec: JobSpec) -> Iterator[Finding]:
     """Reject ``resources.min_nodes`` and ``spare_nodes`` in a job that does not go on without a lost node."""
     if not spec.may_lose_nodes:
         return
-    min_nodes, nodes = spec.resources.min_nodes, spec.nodes
+    min_nodes = spec.resources.min_nodes
+    nodes = spec.nodes
     key = "resources.spare_nodes" if min_nodes is None else "resources.min_nodes"
     if min_nodes is not None and min_nodes >= nodes:
         yield key, f"is {min_nodes}, and resources.nodes is {nodes}: no node may be lost; write a smaller number"

@@ -38,7 +38,7 @@ OTHER_STATE: Final = "the steps are right, and a state that is saved beside the 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _StatePart:
     """A part of a training, by the names of its metrics or of its saved values."""
 
     name: re.Pattern[str]
@@ -46,12 +46,12 @@ class _Part:
 
 
 _MEASURED_PARTS: Final = (
-    _Part(name=re.compile(r"(^|[_/.-])(lr|learning_rate)", re.IGNORECASE), cause=SCHEDULER),
-    _Part(name=re.compile(r"scale", re.IGNORECASE), cause=SCALER),
+    _StatePart(name=re.compile(r"(^|[_/.-])(lr|learning_rate)", re.IGNORECASE), cause=SCHEDULER),
+    _StatePart(name=re.compile(r"scale", re.IGNORECASE), cause=SCALER),
 )
 _SAVED_PARTS: Final = (
-    _Part(name=re.compile(r"running_mean|running_var|num_batches_tracked"), cause=BUFFERS),
-    _Part(name=re.compile(r"ema|shadow|averaged", re.IGNORECASE), cause=AVERAGE),
+    _StatePart(name=re.compile(r"running_mean|running_var|num_batches_tracked"), cause=BUFFERS),
+    _StatePart(name=re.compile(r"ema|shadow|averaged", re.IGNORECASE), cause=AVERAGE),
 )
 _OPTIMIZER: Final = re.compile(r"optim|exp_avg|momentum_buffer|param_groups", re.IGNORECASE)
 
@@ -86,19 +86,22 @@ def _cause_of_saved(saved: SavedComparison) -> str | None:
 
 def _cause_at_step(step: int, expected: Metrics, disturbed: Course, held: Sequence[str]) -> str:
     """Return the likely cause of the first difference of a training's metrics, which is at a step."""
-    found = metrics_of(disturbed.after)
+    resumed = metrics_of(disturbed.after)
     steps = sorted({at for at, _ in expected})
     stride = min((second - first for first, second in pairwise(steps)), default=1)
-    first, done = disturbed.first_step_after, training_steps(disturbed.before)
-    skips_steps = first is not None and bool(done) and first > done[-1] + stride
-    if skips_steps or _is_shifted(expected, found, stride):
+    first_step = disturbed.first_step_after
+    steps_before = training_steps(disturbed.before)
+    skips_steps = first_step is not None and bool(steps_before) and first_step > steps_before[-1] + stride
+    if skips_steps or _is_shifted(expected, resumed, stride):
         return STEP_COUNTER
-    is_first_step = step == disturbed.first_step_after
+    is_first_step = step == first_step
     has_optimizer = any(_OPTIMIZER.search(name) for name in held)
     if held and not has_optimizer and not is_first_step:
         # Before the learning rate, which is a part of that state.
         return OPTIMIZER_MISSING
-    differing = [name for (at, name), value in found.items() if at == step and expected.get((at, name), value) != value]
+    differing = [
+        name for (at, name), value in resumed.items() if at == step and expected.get((at, name), value) != value
+    ]
     for part in _MEASURED_PARTS:
         if any(part.name.search(name) for name in differing):
             return part.cause
@@ -108,20 +111,23 @@ def _cause_at_step(step: int, expected: Metrics, disturbed: Course, held: Sequen
     return DATA_OR_RANDOM if has_generators or not held else f"{DATA_OR_RANDOM}{NO_GENERATORS}"
 
 
-def _is_shifted(expected: Metrics, found: Metrics, stride: int) -> bool:
+def _is_shifted(expected: Metrics, resumed: Metrics, stride: int) -> bool:
     """Return whether the losses after the resumption are those of the neighbouring steps.
 
     Args:
         expected: the metrics of the undisturbed run.
-        found: the metrics after the resumption.
+        resumed: the metrics after the resumption.
         stride: the steps from one report to the next.
     """
-    losses = {place: value for place, value in found.items() if "loss" in place[1] and not is_evaluation(place[1])}
+    losses = {
+        (step, name): value for (step, name), value in resumed.items() if "loss" in name and not is_evaluation(name)
+    }
     for shift in (-stride, stride):
-        known = {
+        neighbours = {
             (step, name): expected[step + shift, name] for step, name in losses if (step + shift, name) in expected
         }
+        changes = len(set(neighbours.values())) > 1
         # Losses that do not change say nothing.
-        if len(set(known.values())) > 1 and all(losses[place] == value for place, value in known.items()):
+        if changes and all(losses[key] == value for key, value in neighbours.items()):
             return True
     return False

@@ -113,7 +113,10 @@ class Comparison:
             yield str(self.metric)
         if self.saved.differences:
             others = len(self.saved.differences) - 1
-            yield f"{self.saved.differences[0]}{f', and {others} others differ' if others else ''}"
+            sentence = str(self.saved.differences[0])
+            if others:
+                sentence += f", and {others} others differ"
+            yield sentence
         elif self.same_parameters is False:
             yield "the parameters differ"
 

@@ -43,7 +43,8 @@ class SmallJob:
         """Return the changes that give the job another number of ranks: half of them, or two in place of one."""
         field = "gpus_per_node" if self.spec.uses_gpus else "tasks_per_node"
         ranks = self.spec.ranks_per_node
-        return [f"resources.{field}={ranks // 2 if ranks > 1 else 2}"]
+        other_ranks = ranks // 2 if ranks > 1 else 2
+        return [f"resources.{field}={other_ranks}"]
 
 
 def gpus_here() -> int:

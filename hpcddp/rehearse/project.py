@@ -67,10 +67,10 @@ def read_project(directory: Path, *, linked: Sequence[Path]) -> Project:
         UserError: an entry to link does not exist or is outside of the directory.
     """
     links = tuple(_relative(link, directory) for link in linked)
-    known = _files_of_git(directory)
+    files_of_git = _files_of_git(directory)
     files = [
         file
-        for file in (_files_like_code(directory) if known is None else known)
+        for file in (_files_like_code(directory) if files_of_git is None else files_of_git)
         if not any(file.is_relative_to(link) for link in links)
     ]
     kept = {path.parts[0] for path in (*files, *links)}

@@ -63,7 +63,8 @@ class TrialReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON document."""
-        disturbed, comparison = self.disturbed, self.comparison
+        disturbed = self.disturbed
+        comparison = self.comparison
         document: dict[str, Any] = {
             "fault": self.fault.name,
             "verdict": self.verdict,
@@ -150,10 +151,12 @@ def choose_faults(names: Sequence[str], places: Sequence[Place]) -> dict[Place, 
     Raises:
         UserError: no place has such a fault.
     """
-    known = [fault.name for place in places for fault in FAULTS_IN[place]]
+    fault_names = [fault.name for place in places for fault in FAULTS_IN[place]]
     for name in names:
-        if name not in known:
-            raise UserError(f"--fault is {name!r}, and there is no such fault here; write one of {', '.join(known)}")
+        if name not in fault_names:
+            raise UserError(
+                f"--fault is {name!r}, and there is no such fault here; write one of {', '.join(fault_names)}"
+            )
     chosen: dict[Place, tuple[Fault, ...]] = {}
     for place in places:
         faults = tuple(fault for fault in FAULTS_IN[place] if not names or fault.name in names)

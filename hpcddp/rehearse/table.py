@@ -62,7 +62,8 @@ def _row(trial: TrialReport) -> tuple[str, ...]:
 
 def _details(trial: TrialReport) -> Iterator[str]:
     """Yield what is to be known about a trial besides its row: a problem, a difference, its likely cause."""
-    disturbed, comparison = trial.disturbed, trial.comparison
+    disturbed = trial.disturbed
+    comparison = trial.comparison
     if disturbed.not_tried is not None:
         yield disturbed.not_tried
     if disturbed.problem is not None:

@@ -100,7 +100,8 @@ class Trial:
         self.steps: list[int] = []
         self.saves: set[tuple[str, int]] = set()
         self.job_id = submission.job_id
-        self._copy, self._started = copy, started
+        self._copy = copy
+        self._started = started
         self._phase = JobPoller(self.run) if submission.cluster == "slurm" else None
         self._metrics = RecordReader(self.run.metrics, MetricsLine)
         self._looked = 0.0

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import ClassVar, Final
 
 from hpcddp.errors import UserError
@@ -66,7 +66,7 @@ class CodeRecord(Record):
     def __post_init__(self) -> None:
         if not self.root.startswith("/"):
             raise ValueError("its root is no absolute path")
-        if self.directory.startswith("/"):
+        if self.directory.startswith("/") or ".." in PurePath(self.directory).parts:
             raise ValueError("its directory is not in the project")
         if self.copy is not None and not self.copy.isdecimal():
             raise ValueError("its copy is no number")

@@ -89,12 +89,12 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     draft = Draft()
     flags = effective_flags(script, draft)
     _note_foreign_directives(script, draft)
-    launch, place = _find_launch(script)
-    call = _place_behind(script.statements, place)
+    launch, launch_index = _find_launch(script)
+    call = _index_behind_call(script.statements, launch_index)
     surroundings = Surroundings(draft)
-    for statement in (*script.statements[:place], *script.statements[place + 1 : call - 1]):
+    for statement in (*script.statements[:launch_index], *script.statements[launch_index + 1 : call - 1]):
         surroundings.read_before(statement)
-    read_around(script.statements[place], launch.command, surroundings)
+    read_around(script.statements[launch_index], launch.command, surroundings)
     surroundings.substituted = surroundings.variables.names_behind(launch.command.text)
     launch = launch_of(launch.command, surroundings.variables)
     for statement in launch.before:
@@ -102,7 +102,7 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     _take_chdir(flags, surroundings)
     surroundings.read_prefix(launch.command.line, launch.command.assignments)
     used = _take_launch(launch, flags, surroundings)
-    if call > place + 1:
+    if call > launch_index + 1:
         called = script.statements[call - 1]
         draft.drop(called.line, called.text, "it calls the function that starts the program")
     for statement in script.statements[call:]:
@@ -181,20 +181,20 @@ def _find_launch(script: Script) -> tuple[Launch, int]:
     """
     variables = Variables()
     best: Launch | None = None
-    place = 0
+    launch_index = 0
     for number, statement in enumerate(script.statements):
         for command in statement.commands:
             launch = launch_of(command, variables)
             if launch.certainty and (best is None or launch.certainty > best.certainty):
                 best = launch
-                place = number
+                launch_index = number
         _follow(statement, variables)
     if best is None:
         raise ConversionError(
             "no line starts a program with srun, torchrun, accelerate, mpirun or python; write the job file "
             "yourself: docs/from-a-script.md says how"
         )
-    return best, place
+    return best, launch_index
 
 
 def _follow(statement: Statement, variables: Variables) -> None:
@@ -204,19 +204,26 @@ def _follow(statement: Statement, variables: Variables) -> None:
         variables.forget_all_of(statement)
         return
     is_export = bool(command.words) and command.words[0].text == "export"
-    for word in command.words[1:] if is_export else () if command.words else command.assignments:
+    if is_export:
+        assignments = command.words[1:]
+    elif command.words:
+        # They hold for this one command.
+        assignments = ()
+    else:
+        assignments = command.assignments
+    for word in assignments:
         variables.assign(word)
 
 
-def _place_behind(statements: Sequence[Statement], place: int) -> int:
-    """Return the place behind the call of the function that holds the launch; behind the launch, if it is in none."""
-    function = re.match(r"(?:function\s+)?([A-Za-z_][\w.-]*)", statements[place].text)
-    if statements[place].compound == "function" and function is not None:
-        for number, statement in enumerate(statements[place + 1 :], place + 1):
+def _index_behind_call(statements: Sequence[Statement], launch_index: int) -> int:
+    """Return the index behind the call of the function that holds the launch; behind the launch, if it is in none."""
+    function = re.match(r"(?:function\s+)?([A-Za-z_][\w.-]*)", statements[launch_index].text)
+    if statements[launch_index].compound == "function" and function is not None:
+        for number, statement in enumerate(statements[launch_index + 1 :], launch_index + 1):
             command = statement.command
             if command is not None and command.texts[:1] == (function[1],):
                 return number + 1
-    return place + 1
+    return launch_index + 1
 
 
 def _note_unknown_variables(launch: Launch, used: set[str], surroundings: Surroundings) -> None:

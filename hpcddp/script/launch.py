@@ -174,15 +174,15 @@ def _read_shell_text(launch: Launch, variables: Variables) -> Launch:
 def _launch_in_text(launch: Launch, text: str, variables: Variables) -> Launch | None:
     """Return the last command of a text that starts a program, with the statements in front of it."""
     statements, _ = read_shell(variables.resolve_program(text))
-    found: Launch | None = None
+    best_launch: Launch | None = None
     for index, statement in enumerate(statements):
         for command in statement.commands:
             words = program_words(tuple(variables.resolve(command.words)))
             inner = _read_launch(replace(launch, words=words, certainty=_NO_LAUNCH), variables)
-            if inner.certainty and (found is None or inner.certainty >= found.certainty):
+            if inner.certainty and (best_launch is None or inner.certainty >= best_launch.certainty):
                 before = [*statements[:index], *_commands_in_front(statement, command)]
-                found = replace(inner, before=(*before, *inner.before))
-    return found
+                best_launch = replace(inner, before=(*before, *inner.before))
+    return best_launch
 
 
 def _commands_in_front(statement: Statement, last: Command) -> Iterator[Statement]:

@@ -397,8 +397,8 @@ def read_around(statement: Statement, launch: Command, surroundings: Surrounding
         surroundings: gets what they become.
     """
     draft = surroundings.draft
-    place = statement.commands.index(launch)
-    for command in statement.commands[:place]:
+    launch_index = statement.commands.index(launch)
+    for command in statement.commands[:launch_index]:
         kind = kind_of(command)
         if kind == "control":
             surroundings.assigned |= {word.text for word in command.words[1:2]}
@@ -411,7 +411,7 @@ def read_around(statement: Statement, launch: Command, surroundings: Surrounding
             surroundings.forget(command)
             draft.leave_open(command.line, command.text, "the script runs it in a loop or under a condition")
     is_piped = launch.end == "|"
-    for command in statement.commands[place + 1 :]:
+    for command in statement.commands[launch_index + 1 :]:
         if is_piped:
             draft.drop(command.line, command.text, "each rank has a log of its own")
         elif launch_of(command, surroundings.variables).certainty:

@@ -244,7 +244,8 @@ def _gpu_type(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Parti
 
 
 def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition], needs: Sequence[Need]) -> Iterator[Finding]:
-    asked, most = spec.node_counts[0], max(nodes_that_fit(one, spec, needs) for one in candidates.values())
+    asked = spec.node_counts[0]
+    most = max(nodes_that_fit(one, spec, needs) for one in candidates.values())
     if most < asked <= max(_most_nodes(one) for one in candidates.values()):
         where, needed = " or ".join(candidates), what_a_node_needs(spec)
         if most == 0:

@@ -107,7 +107,8 @@ def _problem_of_allocation(spec: JobSpec, job_id: str, environment: Mapping[str,
 
 def _too_small(spec: JobSpec, job_id: str, capacities: list[NodeCapacity]) -> str | None:
     """Return what the job needs more of than the allocation has, or None."""
-    nodes, gpus = spec.nodes, spec.resources.gpus_per_node if spec.uses_gpus else 0
+    nodes = spec.nodes
+    gpus = spec.resources.gpus_per_node if spec.uses_gpus else 0
     cpus = spec.tasks_per_node * spec.cpus_per_task
     if len(capacities) < nodes:
         return f"resources.nodes is {nodes}, and the allocation, job {job_id}, has {len(capacities)}"

@@ -352,16 +352,16 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
         SubmissionError: the job cannot run; every reason is named.
         PlanError: its batch cannot be split as the job asks.
     """
-    found = obstacles_to(request, checks)
+    obstacles = obstacles_to(request, checks)
     forced = request.force
-    errors = [obstacle for obstacle in found if obstacle.certain and not (forced and obstacle.can_force)]
+    errors = [obstacle for obstacle in obstacles if obstacle.certain and not (forced and obstacle.can_force)]
     if errors:
         # A job on this machine gets no other node.
         may_force = request.cluster != "local" and all(obstacle.can_force for obstacle in errors)
         raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=_FORCE if may_force else None)
     # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
     plan = request.plan
-    return (*(obstacle.sentence for obstacle in found), *(() if plan is None else short_epoch(plan.batch)))
+    return (*(obstacle.sentence for obstacle in obstacles), *(() if plan is None else short_epoch(plan.batch)))
 
 
 def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:

@@ -84,7 +84,9 @@ class _CopyWriter:
     """
 
     def __init__(self, project: Project, copy: Path) -> None:
-        self._project, self._root, self._copy = project, project.root, copy
+        self._project = project
+        self._root = project.root
+        self._copy = copy
         self._folders: set[str] = set()
         self.files = 0
         self.inodes = 0

@@ -38,7 +38,8 @@ def avoid_failing_nodes(attempt: AttemptDirectory, job_id: str, environment: Map
         sentence, nodes = _exclude(attempt, job_id, environment)
     except HpcddpError as error:
         # The list that was set before still holds.
-        sentence, nodes = f"the nodes on which the run fails are not excluded: {error.message}", None
+        sentence = f"the nodes on which the run fails are not excluded: {error.message}"
+        nodes = None
     if not sentence:
         return
     write_message(sentence)

@@ -17,7 +17,8 @@ class JobNodes:
     """
 
     def __init__(self, names: Sequence[str], *, min_nodes: int, slurm_answers: Callable[[], bool]) -> None:
-        self._min_nodes, self._slurm_answers = min_nodes, slurm_answers
+        self._min_nodes = min_nodes
+        self._slurm_answers = slurm_answers
         self._used: set[str] = set()
         self._spare = list(names)
         self._replaced: dict[str, str] = {}

@@ -154,7 +154,9 @@ class MemberService:
         self._failures_left = most_failures
         self._nodes = nodes
         self._has_lost_node = False
-        self._exit_of, self._start_newcomer, self._on_new_generation = exit_of, start_newcomer, on_new_generation
+        self._exit_of = exit_of
+        self._start_newcomer = start_newcomer
+        self._on_new_generation = on_new_generation
         self._monotonic = monotonic
         self._greeting = threading.Semaphore(_MOST_GREETING)
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -390,11 +392,12 @@ class MemberService:
 
     def _go_on_if_newcomers_are_there(self) -> None:
         awaited = self._change.awaited - self._newcomers.keys()
-        ended = [number for number in awaited if self._exit_of(number) is not None]
+        exits = {number: self._exit_of(number) for number in awaited}
+        ended = [number for number, how in exits.items() if how is not None]
         if len(self._members.keys() | self._newcomers.keys()) >= self._smallest_world:
             self._go_on()
         elif ended:
-            self.end(f"the new process of rank {ended[0]} has ended ({self._exit_of(ended[0])})")
+            self.end(f"the new process of rank {ended[0]} has ended ({exits[ended[0]]})")
         elif self._monotonic() > self._change.deadline:
             self.end("the new processes were not there in time")
 
@@ -449,7 +452,8 @@ class MemberService:
             member.left = None
         self._rank_0 = numbers[0]
         self._members, self._newcomers = everyone, {}
-        self._joined, self._step = joining, position[0]
+        self._joined = joining
+        self._step = position[0]
         self._formed = set()
         self._phase = "forming"
         self._change.deadline = self._monotonic() + _FORM_S

@@ -56,9 +56,9 @@ def enter_copy(run: RunDirectory, environment: MutableMapping[str, str]) -> None
     environment[_SEARCH_PATH] = os.pathsep.join(dict.fromkeys(search_path))
     # Behind the standard library, which no module of the project hides, and before every installed package.
     installed = (index for index, path in enumerate(sys.path) if PurePath(path).name in _INSTALLED)
-    place = next(installed, len(sys.path))
+    first_installed = next(installed, len(sys.path))
     sys.path[:] = [in_copy(path, record.root, copy) if path in given else path for path in sys.path]
-    sys.path[place:place] = roots
+    sys.path[first_installed:first_installed] = roots
     sys.meta_path.insert(0, _CopyGuard(record, copy))
 
 

@@ -197,11 +197,13 @@ class ExchangeServer:
             ValueError: it is not a rank of this attempt.
             OSError: it has closed the connection.
         """
-        number, hello = bytes(client.received[:NUMBER_BYTES]), bytes(client.received[NUMBER_BYTES:])
+        number = bytes(client.received[:NUMBER_BYTES])
+        hello = bytes(client.received[NUMBER_BYTES:])
         if len(hello) < HEAD_BYTES:
             return
         (length,) = LENGTH.unpack_from(hello)
-        code, content = hello[LENGTH.size : HEAD_BYTES], hello[HEAD_BYTES:]
+        code = hello[LENGTH.size : HEAD_BYTES]
+        content = hello[HEAD_BYTES:]
         if length > LONGEST_MESSAGE or len(content) > length:
             raise ValueError("too long")
         if len(content) < length:

@@ -146,7 +146,9 @@ def test_a_damaged_record_is_told_where_the_job_does_not_depend_on_it(
         assert submitted.run.newest_attempt() is None
 
 
-@pytest.mark.parametrize("field", [{"root": "relative"}, {"copy": "../../x"}, {"files": {"a": 1}}])
+@pytest.mark.parametrize(
+    "field", [{"root": "relative"}, {"directory": "a/../../x"}, {"copy": "../../x"}, {"files": {"a": 1}}]
+)
 def test_a_record_that_names_another_place_is_damaged(field: dict[str, object], tmp_path: Path) -> None:
     submitted = Submitted(tmp_path, "snapshot")
     document = json.loads(submitted.run.code.read_text())
