@@ -492,6 +492,8 @@ def _lost_node_is_survived(spec: JobSpec) -> Iterator[Finding]:
     key = "resources.spare_nodes" if min_nodes is None else "resources.min_nodes"
     if min_nodes is not None and min_nodes >= nodes:
         yield key, f"is {min_nodes}, and resources.nodes is {nodes}: no node may be lost; write a smaller number"
+    elif nodes == 1:
+        yield key, "is given, and resources.nodes is 1, the node of the batch script; write more nodes, or leave it out"
     elif spec.train is None or spec.device != "cpu":
         yield key, "is given, and only a built-in training on CPUs goes on without a lost node; leave it out"
     elif spec.sweep is not None or spec.environment.container is not None:

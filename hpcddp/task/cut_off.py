@@ -71,8 +71,11 @@ def _takes_the_requeue(attempt: AttemptDirectory) -> bool:
     """Return whether this rank is the first that wants to requeue the job."""
     try:
         attempt.requeue_by_rank.touch(mode=0o600, exist_ok=False)
-    except OSError:
+    except FileExistsError:
         return False
+    except OSError as error:
+        # Nobody else asks for it on a full disk; a second request changes nothing.
+        write_to_stderr(f"hpcddp: {attempt.requeue_by_rank} cannot be written ({error.strerror})\n")
     return True
 
 

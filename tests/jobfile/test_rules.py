@@ -51,6 +51,11 @@ BETWEEN = {
         "requeue.recovery is restart",
         "leave one of the two out",
     ),
+    "resources: {nodes: 1, spare_nodes: 1}": (
+        "resources.spare_nodes: is given",
+        "resources.nodes is 1, the node of the batch script",
+        "write more nodes",
+    ),
     "resources: {nodes: 2-3, spare_nodes: 1}": (
         "resources.spare_nodes: is given",
         "resources.nodes is a range",
