@@ -36,7 +36,9 @@ class Rank:
         monkeypatch.setattr(PROCESS_STATE, "save_last_step", self.save)
         monkeypatch.setattr(commands, "show_job", self._show_job)
         monkeypatch.setattr(commands, "requeue", lambda job_id: self.calls.append(f"requeue {job_id}"))
-        monkeypatch.setattr(commands, "update_job", lambda job_id, **fields: self.calls.append(f"update {fields}"))
+        monkeypatch.setattr(
+            commands, "update_job", lambda job_id, **fields: self.calls.append(f"update {job_id} {fields}")
+        )
         monkeypatch.setattr(cut_off, "exit_process", self._exit)
         monkeypatch.setattr(cut_off, "_POLL_S", 0.0)
 
