@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.rehearse.cause import likely_cause
 from hpcddp.rehearse.compare import Comparison, compare
 from hpcddp.rehearse.faults import FAULTS, REQUEUE, SANDBOX_FAULTS, Fault
+from hpcddp.rehearse.interrupts import interrupted_by_signals
 from hpcddp.rehearse.plan import Place, gpus_here, make_small
 from hpcddp.rehearse.project import read_project
 from hpcddp.rehearse.saved import compare_saved
@@ -250,13 +250,10 @@ def _directory_of_rehearsal(keep: Path | None, run_root: Path | None) -> Iterato
             raise UserError(
                 f"--keep is {keep}, and this directory cannot be made ({error.strerror}); name one that does not exist"
             ) from None
-    # SIGTERM and a closed terminal end it as Ctrl-C does, so that nothing stays behind.
-    before = {signum: signal.signal(signum, signal.default_int_handler) for signum in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield root
+        with interrupted_by_signals():
+            yield root
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
         try:
             end_jobs(root)
             end_processes(root)

@@ -23,6 +23,7 @@ from hpcddp.polling import wait_until
 from hpcddp.processes import environment_of, find, own_processes
 from hpcddp.rehearse.compare import Course, training_steps
 from hpcddp.rehearse.faults import Fault, cut_in_half, send
+from hpcddp.rehearse.interrupts import interrupted_afterwards
 from hpcddp.rehearse.plan import SmallJob
 from hpcddp.rehearse.project import Project
 from hpcddp.rehearse.requeue import cause_by_slurm
@@ -299,7 +300,9 @@ def _start(stage: Stage, name: str) -> Trial:
         environment=stage.environment,
     )
     started = time.time_ns()
-    return Trial(submit(request), copy, started)
+    with interrupted_afterwards():
+        submission = submit(request)
+    return Trial(submission, copy, started)
 
 
 def _wait_for_moment(stage: Stage, trial: Trial, reference: Undisturbed) -> None:
@@ -391,7 +394,8 @@ def _resume(stage: Stage, fault: Fault, trial: Trial, outcome: Disturbed) -> Dis
     """Resume a run after a fault, wait for its end, and add what it shows to its outcome."""
     begun = time.monotonic()
     try:
-        trial.job_id = _submit_again(stage, fault, trial.run).job_id
+        with interrupted_afterwards():
+            trial.job_id = _submit_again(stage, fault, trial.run).job_id
     except HpcddpError as error:
         return replace(outcome, problem=f"the run cannot be resumed: {error.message}")
     return _finish(stage, trial, outcome, begun=begun)

@@ -66,8 +66,11 @@ class CodeRecord(Record):
     def __post_init__(self) -> None:
         if not self.root.startswith("/"):
             raise ValueError("its root is no absolute path")
-        if self.directory.startswith("/") or ".." in PurePath(self.directory).parts:
+        if self.directory.startswith("/"):
             raise ValueError("its directory is not in the project")
+        if self.copy is not None and ".." in PurePath(self.directory).parts:
+            # Without a copy, the script may be in another directory than that of the submission.
+            raise ValueError("its directory is not in the copy")
         if self.copy is not None and not self.copy.isdecimal():
             raise ValueError("its copy is no number")
 

@@ -83,6 +83,7 @@ def flag_text(flag: Flag) -> str:
 def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
     name = _ALIASES.get(flag.name, flag.name)
     if flag.is_unknown:
+        _drop_earlier(flags.get(name), flag, draft)
         flags[name] = flag
     elif flag.problem is not None:
         draft.leave_open(flag.line, flag_text(flag), f"sbatch refuses it: the line {flag.problem}")
@@ -96,10 +97,15 @@ def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
             # sbatch adds them up (measured on Slurm 22.05.8).
             flag = replace(flag, value=f"{flags[name].value},{flag.value}")
             draft.note_taken(flags[name].line, flag_text(flags[name]), ("resources", "mail_type"))
-        elif name in flags:
-            earlier = flags[name]
-            draft.drop(earlier.line, flag_text(earlier), f"line {flag.line} gives --{name} again, and that counts")
+        else:
+            _drop_earlier(flags.get(name), flag, draft)
         flags[name] = replace(flag, name=name)
+
+
+def _drop_earlier(earlier: Flag | None, flag: Flag, draft: Draft) -> None:
+    """Say in the row of an earlier flag of the same name that a later one counts."""
+    if earlier is not None:
+        draft.drop(earlier.line, flag_text(earlier), f"line {flag.line} gives --{flag.name} again, and that counts")
 
 
 def read_counts(flags: Mapping[str, Flag], launch: Launch | None, draft: Draft) -> Counts:

@@ -204,7 +204,8 @@ def _without_git(directory: Path, run_root: Path, spec: JobSpec) -> Project:
         if suffix_of(word) in PROGRAMS and script.is_file():
             root = script.resolve().parent
             break
-    project = Project(root=root, directory=os.path.relpath(directory, root).removeprefix("."))
+    below_root = "" if directory == root else os.path.relpath(directory, root)
+    project = Project(root=root, directory=below_root)
     files: list[ProjectFile] = []
     for path in _programs_in(root, run_root):
         files.append(ProjectFile(name=path.relative_to(root).as_posix(), is_tracked=False))

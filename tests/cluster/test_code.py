@@ -94,12 +94,16 @@ def test_frozen_code_that_was_edited_is_not_requeued(sandbox: Sandbox, tmp_path:
 
 
 KILLED = """
-import os, signal, version
+import os, signal, time, version
 from pathlib import Path
 print("ran version", version.NUMBER, flush=True)
 if os.environ["HPCDDP_ATTEMPT"] == "0":
     (Path(os.environ["PROJECT"]) / "version.py").write_text("NUMBER = 1\\n")
+    Path(f"started-{os.environ['RANK']}").touch()
     if os.environ["RANK"] == "1":
+        # srun kills the other rank then.
+        while not Path("started-0").exists():
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
 """

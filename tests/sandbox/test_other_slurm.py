@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,6 +57,10 @@ def root(request: pytest.FixtureRequest) -> Path:
     path = CACHE / str(request.param)
     if not (path / "slurm-version").exists():
         pytest.skip(f"there is no root in {path}; scripts/slurm-root {request.param} makes one")
+    interpreter = Path(sys.executable).resolve()
+    is_the_systems = Path(sys.base_prefix).resolve() == Path("/usr")
+    if is_the_systems and not (path / interpreter.relative_to("/")).exists():
+        pytest.skip(f"the Python of this environment is the system's {interpreter.name}, which the root does not have")
     return path
 
 

@@ -26,6 +26,9 @@ def linux(tmp_path: Path) -> Path:
         (root / "usr" / "bin" / name).touch(mode=0o755)
     for name in ("slurmctld", "slurmd", "munged", "ip"):
         (root / "usr" / "sbin" / name).touch(mode=0o755)
+    if Path(sys.base_prefix).resolve() == Path("/usr"):
+        # As a root of the same Debian has it.
+        (root / Path(sys.executable).resolve().relative_to("/")).touch(mode=0o755)
     return root
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcddp.errors import UserError
@@ -292,6 +292,7 @@ LINES = st.sampled_from(
 )  # fmt: skip
 
 
+@example(["#SBATCH --image=a", "#SBATCH --image=a", "srun python x.py"])
 @given(st.lists(LINES, max_size=12))
 def test_any_script_becomes_a_job_with_a_row_for_every_line_or_is_refused(lines: list[str]) -> None:
     text = "\n".join(["#!/bin/bash", *lines, ""])

@@ -191,7 +191,9 @@ def test_no_handler_of_ours_does_anything_whatever_file_installs_it() -> None:
         ("hpcddp/stop/listener.py", "signal.SIG_DFL if handler is None else handler"),
         ("hpcddp/stop/listener.py", "signal.SIG_IGN if warning or handler is None else handler"),
         ("hpcddp/cli/follow.py", "previous"),
-        ("hpcddp/rehearse/rehearsal.py", "handler"),
+        ("hpcddp/rehearse/interrupts.py", "handler_before"),
+        # default_int_handler or do_nothing.
+        ("hpcddp/rehearse/interrupts.py", "handler"),
         # This one ends its process, which has no collectives.
         ("hpcddp/supervise/stage.py", "_exit"),
     }

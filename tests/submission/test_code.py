@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.run.code import changes_since
+from hpcddp.run.code import CodeRecord, changes_since
 from hpcddp.submission.code import take_code
 from hpcddp.submission.request import SubmissionError
 from tests.messages import GoldenMessages
@@ -177,3 +177,11 @@ def test_of_many_changes_the_first_are_named(project: Path) -> None:
     record = take_code(request_in(project)).record
     write_files(project, {f"m{number}.py": "x" for number in range(5)})
     assert changes_since(record).sentence == "m0.py, m1.py, m2.py and 2 more changed since the submission"
+
+
+def test_a_script_in_another_directory_than_that_of_the_submission_has_code_too(tmp_path: Path) -> None:
+    write_files(tmp_path, {"code/train.py": "", "code/model.py": "", "work/notes.txt": ""})
+    record = take_code(request_in(tmp_path / "work", "live", "python", str(tmp_path / "code" / "train.py"))).record
+    assert record.files.keys() == {"train.py", "model.py"}
+    assert record.directory == "../work"
+    assert CodeRecord.from_document(record.as_document()) == record
