@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ _MOST_CANDIDATES = 1000
 _MOST_WRITTEN = 6
 _MOST_SHARES = 8
 Remainder = Literal["keep", "drop"]
-_LOADERS: tuple[Remainder, Remainder] = ("keep", "drop")
 _ROUNDED = {"keep": "ceil", "drop": "floor"}
 _OPTION = {"keep": "", "drop": "(drop_last=True)"}
 
@@ -61,45 +60,79 @@ def explain_steps(*, steps: int, samples: int, world_size: int, intended_batch: 
         PlanError: no batch results in that number of steps.
     """
     refuse_below_one(steps=steps, samples=samples, world_size=world_size, global_batch_size=intended_batch)
-    # (sampler, M, smallest batch). If W divides N, both kinds of sampler give the same shares.
-    equal: list[tuple[Remainder | None, int, int]] = [("keep", ceil_div(samples, world_size), 1)]
-    if samples > world_size and samples % world_size:
-        equal.append(("drop", samples // world_size, 1))
-    for table in (equal, [(None, samples, world_size)]):
-        found = [_rounding(*row, loader, steps) for row in table for loader in _LOADERS]
-        if roundings := tuple(rounding for rounding in found if rounding is not None):
-            return ObservedBatch(
-                steps=steps, samples=samples, world_size=world_size, roundings=roundings, intended_batch=intended_batch
-            )
-    share = ceil_div(samples, world_size)
-    size, (here, above) = _nearest_size(share, steps)
-    makes = f"{counted(size, 'sample')} per device {'makes' if size == 1 else 'make'} {here:,} and {size + 1:,} make"
-    why = "1 sample per device, the fewest, makes" if steps > share else makes
-    made = counted(here if steps > share else above, "step")
-    raise PlanError(
-        f"{counted(steps, 'step')} per epoch cannot come from {counted(samples, 'sample')} on "
-        f"{counted(world_size, 'rank')}: each rank has {share:,}, and {why} {made}; check the three numbers, and "
-        "where the run accumulates, multiply its optimizer steps by the micro-steps",
+    roundings = _roundings_with_sampler(steps, samples, world_size)
+    if not roundings:
+        roundings = _roundings_without_sampler(steps, samples, world_size)
+    if not roundings:
+        raise PlanError(
+            _explain_impossible(steps, samples, world_size), steps=steps, samples=samples, world_size=world_size
+        )
+    return ObservedBatch(
         steps=steps,
         samples=samples,
         world_size=world_size,
+        roundings=tuple(roundings),
+        intended_batch=intended_batch,
     )
 
 
-def _rounding(sampler: Remainder | None, samples: int, least: int, loader: Remainder, steps: int) -> Rounding | None:
-    """Return the sizes n >= ``least`` with ``ceil(M/n) = S`` (keep) or ``floor(M/n) = S`` (drop); None without any."""
-    if loader == "keep":
-        first, last = ceil_div(samples, steps), None if steps == 1 else (samples - 1) // (steps - 1)
+def _roundings_with_sampler(steps: int, samples: int, world_size: int) -> list[Rounding]:
+    """Return the ways of rounding of DistributedSampler and DataLoader that result in the observed steps."""
+    roundings = _roundings("keep", ceil_div(samples, world_size), 1, steps)
+    # If W divides N, both kinds of sampler give the same shares.
+    if samples > world_size and samples % world_size:
+        roundings += _roundings("drop", samples // world_size, 1, steps)
+    return roundings
+
+
+def _roundings_without_sampler(steps: int, samples: int, world_size: int) -> list[Rounding]:
+    """Return the ways of rounding of a global batch, with a sample for each rank, that result in the observed steps."""
+    return _roundings(None, samples, world_size, steps)
+
+
+def _roundings(sampler: Remainder | None, samples: int, least: int, steps: int) -> list[Rounding]:
+    """Return the sizes n >= ``least`` with ``ceil(M/n) = S`` (loader: keep) or ``floor(M/n) = S`` (loader: drop)."""
+    smallest_with_ceil = ceil_div(samples, steps)
+    largest_with_ceil = None if steps == 1 else (samples - 1) // (steps - 1)
+    smallest_with_floor = samples // (steps + 1) + 1
+    largest_with_floor = samples // steps
+    ways: list[tuple[Remainder, int, int | None]] = [
+        ("keep", smallest_with_ceil, largest_with_ceil),
+        ("drop", smallest_with_floor, largest_with_floor),
+    ]
+    roundings = []
+    for loader, smallest, largest in ways:
+        rounding = Rounding(
+            sampler=sampler, loader=loader, samples=samples, smallest=max(smallest, least), largest=largest
+        )
+        if rounding.covers(rounding.smallest):
+            roundings.append(rounding)
+    return roundings
+
+
+def _explain_impossible(steps: int, samples: int, world_size: int) -> str:
+    """Return why no batch results in the observed steps."""
+    share = ceil_div(samples, world_size)
+    size, steps_with_size, steps_above = _nearest_size(share, steps)
+    if steps > share:
+        nearest = f"1 sample per device, the fewest, makes {counted(steps_with_size, 'step')}"
     else:
-        first, last = samples // (steps + 1) + 1, samples // steps
-    rounding = Rounding(sampler=sampler, loader=loader, samples=samples, smallest=max(first, least), largest=last)
-    return rounding if rounding.covers(rounding.smallest) else None
+        verb = "makes" if size == 1 else "make"
+        nearest = (
+            f"{counted(size, 'sample')} per device {verb} {steps_with_size:,} and {size + 1:,} make "
+            f"{counted(steps_above, 'step')}"
+        )
+    return (
+        f"{counted(steps, 'step')} per epoch cannot come from {counted(samples, 'sample')} on "
+        f"{counted(world_size, 'rank')}: each rank has {share:,}, and {nearest}; check the three numbers, and "
+        "where the run accumulates, multiply its optimizer steps by the micro-steps"
+    )
 
 
-def _nearest_size(share: int, steps: int) -> tuple[int, tuple[int, int]]:
-    """Return n = ``floor(M/S)``, at least 1, and the numbers of steps with n and with n + 1 samples per device."""
+def _nearest_size(share: int, steps: int) -> tuple[int, int, int]:
+    """Return n = ``floor(M/S)``, at least 1, the number of steps with n samples per device, and that with n + 1."""
     size = max(1, share // steps)
-    return size, (ceil_div(share, size), ceil_div(share, size + 1))
+    return size, ceil_div(share, size), ceil_div(share, size + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,38 +166,38 @@ class ObservedBatch:
     @property
     def candidates(self) -> tuple[int, ...] | None:
         """All sizes that fit, in order: per device, or global if ``uneven``; None when there are too many to list."""
-        spans = [(rounding.smallest, rounding.largest) for rounding in self.roundings]
-        if any(last is None or last - first >= _MOST_CANDIDATES for first, last in spans):
-            return None
-        return tuple(sorted({size for first, last in spans for size in range(first, (last or first) + 1)}))
+        sizes: set[int] = set()
+        for rounding in self.roundings:
+            if rounding.largest is None or rounding.largest - rounding.smallest >= _MOST_CANDIDATES:
+                return None
+            sizes.update(range(rounding.smallest, rounding.largest + 1))
+        return tuple(sorted(sizes))
 
     @property
     def missed_batch(self) -> int | None:
         """The intended global batch if the run has another one: as given, or else a likely power of two."""
-        if self.intended_batch is not None:
-            size, rest = divmod(self.intended_batch, self._factor)
-            return (
-                None if rest == 0 and any(rounding.covers(size) for rounding in self.roundings) else self.intended_batch
-            )
+        if self.intended_batch is None:
+            return self._likely_batch()
+        size, remainder = divmod(self.intended_batch, self._factor)
+        if remainder == 0 and any(rounding.covers(size) for rounding in self.roundings):
+            return None
+        return self.intended_batch
+
+    def _likely_batch(self) -> int | None:
+        """Return the power of two from which ``int(B / W)`` has made the only size; None if the run has it, or none."""
         if self.uneven or self.candidates is None or len(self.candidates) != 1:
             return None
-        first = self.world_size * self.candidates[0]
-        # int(B/W) is the same n for several B, of which a power of two is the most likely choice.
-        power = 1 << (first + self.world_size - 1).bit_length() - 1
-        return power if first < power else None
+        # int(B/W) is the same n for each B from W * n to W * n + W - 1.
+        smallest = self.world_size * self.candidates[0]
+        largest = smallest + self.world_size - 1
+        power = 1 << (largest.bit_length() - 1)
+        return power if smallest < power else None
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``hpcddp plan --explain-steps --json``; a size of uneven shares is global."""
-        equal = () if self.uneven else self.roundings
-        candidates = [
-            {
-                "per_device_batch_size": None if self.uneven else size,
-                "global_batch_size": self._factor * size,
-                "recipes": [[rounding.sampler, rounding.loader] for rounding in equal if rounding.covers(size)],
-            }
-            for size in self.candidates or ()
-        ]
-        only = candidates[0] if len(candidates) == 1 else {}
+        candidates = [self._candidate_as_json(size) for size in self.candidates or ()]
+        only: Mapping[str, Any] = candidates[0] if len(candidates) == 1 else {}
+        missed = self.missed_batch
         return {
             "steps_per_epoch": self.steps,
             "samples": self.samples,
@@ -180,22 +213,38 @@ class ObservedBatch:
                     "smallest_per_device_batch_size": rounding.smallest,
                     "largest_per_device_batch_size": rounding.largest,
                 }
-                for rounding in equal
+                for rounding in self._equal_roundings
             ],
-            "meant_global_batch_size": self.missed_batch,
-            "meant_steps_per_epoch": None if self.missed_batch is None else ceil_div(self.samples, self.missed_batch),
+            "meant_global_batch_size": missed,
+            "meant_steps_per_epoch": None if missed is None else ceil_div(self.samples, missed),
+        }
+
+    @property
+    def _equal_roundings(self) -> tuple[Rounding, ...]:
+        """The ways of rounding with equal batches per device."""
+        return () if self.uneven else self.roundings
+
+    def _candidate_as_json(self, size: int) -> dict[str, Any]:
+        recipes = [[rounding.sampler, rounding.loader] for rounding in self._equal_roundings if rounding.covers(size)]
+        return {
+            "per_device_batch_size": None if self.uneven else size,
+            "global_batch_size": self._factor * size,
+            "recipes": recipes,
         }
 
     def explain(self) -> str:
         """Return the text of ``hpcddp plan --explain-steps``, lines of about 100 columns."""
-        seen = f"{counted(self.steps, 'step')} per epoch, from {counted(self.samples, 'sample')}"
-        per_device = self._sizes(1), " (world size x per device)"
-        local, product = ("uneven shares", "") if self.uneven else per_device
+        per_device = "uneven shares"
+        global_batch = self._sizes_text(self._factor)
+        if not self.uneven:
+            per_device = self._sizes_text(1)
+            global_batch += " (world size x per device)"
+        steps = f"{counted(self.steps, 'step')} per epoch, from {counted(self.samples, 'sample')}"
         lines = [
             "Actual batch of this run",
-            f"  seen             {seen} on {counted(self.world_size, 'rank')}",
-            f"  per device       {local}",
-            f"  global batch     {self._sizes(self._factor)}{product}",
+            f"  seen             {steps} on {counted(self.world_size, 'rank')}",
+            f"  per device       {per_device}",
+            f"  global batch     {global_batch}",
             "",
             "Why",
         ]
@@ -203,48 +252,73 @@ class ObservedBatch:
             lines += textwrap.wrap(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
         return "\n".join(lines) + "\n"
 
-    def _sizes(self, factor: int) -> str:
+    def _sizes_text(self, factor: int) -> str:
+        """Return the sizes that fit, each multiplied by ``factor``: a short list, or a range."""
         if self.candidates is not None and len(self.candidates) <= _MOST_WRITTEN:
-            *first, last = self.candidates
-            return " or ".join([*(f"{factor * size:,}" for size in first), counted(factor * last, "sample")])
-        smallest, largest = min(one.smallest for one in self.roundings), [one.largest for one in self.roundings]
-        most = "samples or more" if None in largest else f"to {factor * max(filter(None, largest)):,} samples"
-        return f"{factor * smallest:,} {most}{'' if factor == 1 else f', in steps of {factor}'}"
+            sizes = [f"{factor * size:,}" for size in self.candidates[:-1]]
+            sizes.append(counted(factor * self.candidates[-1], "sample"))
+            return " or ".join(sizes)
+        smallest = factor * min(rounding.smallest for rounding in self.roundings)
+        limits = [rounding.largest for rounding in self.roundings if rounding.largest is not None]
+        text = f"{smallest:,} samples or more"
+        if len(limits) == len(self.roundings):
+            text = f"{smallest:,} to {factor * max(limits):,} samples"
+        if factor > 1:
+            text += f", in steps of {factor}"
+        return text
 
     def _reasons(self) -> Iterator[str]:
         if self.uneven:
-            size, (here, above) = _nearest_size(ceil_div(self.samples, self.world_size), self.steps)
+            share = ceil_div(self.samples, self.world_size)
+            size, steps_with_size, steps_above = _nearest_size(share, self.steps)
             yield (
                 f"No equal batch per device makes them: with DistributedSampler and DataLoader n = {size:,} gives "
-                f"{counted(here, 'step')}, and n = {size + 1:,} gives {above:,}."
+                f"{counted(steps_with_size, 'step')}, and n = {size + 1:,} gives {steps_above:,}."
             )
-        yield from map(self._reason, self.roundings)
-        if (missed := self.missed_batch) is not None:
-            cut = f" (int({missed} / {self.world_size}) is {missed // self.world_size})"
-            yield (
-                f"A global batch of {missed:,} is not what it has{cut if missed % self._factor else ''}: with "
-                f"{missed:,} an epoch would be ceil({self.samples:,} / {missed:,}) = "
-                f"{ceil_div(self.samples, missed):,} steps."
-            )
+        for rounding in self.roundings:
+            yield self._rounding_text(rounding)
+        missed = self.missed_batch
+        if missed is not None:
+            yield self._missed_text(missed)
         if not self.uneven:
             yield (
                 "Steps are batches of the loader. Where a run accumulates and counts optimizer steps, multiply them by "
                 "its micro-steps first; its global batch is as many times larger."
             )
 
-    def _reason(self, rounding: Rounding) -> str:
-        rounded, first, last = _ROUNDED[rounding.loader], rounding.smallest, rounding.largest
+    def _missed_text(self, missed: int) -> str:
+        cut = ""
+        if missed % self._factor:
+            cut = f" (int({missed} / {self.world_size}) is {missed // self.world_size})"
+        return (
+            f"A global batch of {missed:,} is not what it has{cut}: with "
+            f"{missed:,} an epoch would be ceil({self.samples:,} / {missed:,}) = "
+            f"{ceil_div(self.samples, missed):,} steps."
+        )
+
+    def _rounding_text(self, rounding: Rounding) -> str:
         if rounding.sampler is None:
-            few = self.world_size <= _MOST_SHARES
-            shares = ", ".join(f"{share:,}" for share in divide(first, self.world_size)) if few else ""
-            return (
-                f"{rounded}({self.samples:,} / {first:,}) is {self.steps:,}: a global batch that is split without "
-                f"rounding, as hpcddp does{f', in shares of {shares}' if few else ''}."
-            )
-        span = f"every n from {first:,} on" if last is None else f"n = {first:,} to {last:,}"
+            return self._uneven_text(rounding)
+        smallest, largest = rounding.smallest, rounding.largest
+        if largest is None:
+            sizes = f"every n from {smallest:,} on"
+        elif smallest == largest:
+            sizes = f"n = {smallest:,} alone"
+        else:
+            sizes = f"n = {smallest:,} to {largest:,}"
         return (
             f"DistributedSampler{_OPTION[rounding.sampler]} gives each rank {_ROUNDED[rounding.sampler]}(N / W) = "
-            f"{counted(rounding.samples, 'sample')}; DataLoader{_OPTION[rounding.loader]} makes {rounded}"
-            f"({rounding.samples:,} / n) steps of n, which is {self.steps:,} for "
-            f"{f'n = {first:,} alone' if first == last else span}."
+            f"{counted(rounding.samples, 'sample')}; DataLoader{_OPTION[rounding.loader]} makes "
+            f"{_ROUNDED[rounding.loader]}({rounding.samples:,} / n) steps of n, which is {self.steps:,} for {sizes}."
         )
+
+    def _uneven_text(self, rounding: Rounding) -> str:
+        size = rounding.smallest
+        text = (
+            f"{_ROUNDED[rounding.loader]}({self.samples:,} / {size:,}) is {self.steps:,}: a global batch that is split "
+            "without rounding, as hpcddp does"
+        )
+        if self.world_size <= _MOST_SHARES:
+            shares = ", ".join(f"{share:,}" for share in divide(size, self.world_size))
+            text += f", in shares of {shares}"
+        return f"{text}."
