@@ -76,13 +76,13 @@ class GlobalBatches:
         """
         plan, first = self.steps.plan_of(epoch), self.steps.offset(epoch, step)
         end = first + plan.batch_size(step)
-        known_epoch, begin, known = self._block
-        if epoch != known_epoch or not begin <= first <= end <= begin + len(known):
+        known_epoch, begin, block = self._block
+        if epoch != known_epoch or not begin <= first <= end <= begin + len(block):
             last = self.steps.count(epoch) - 1
             epoch_end = self.steps.offset(epoch, last) + plan.batch_size(last)
-            begin, known = first, self._indices_at(epoch, first, max(end, min(first + _BLOCK, epoch_end)))
-            self._block = epoch, begin, known
-        return known[first - begin : end - begin]
+            begin, block = first, self._indices_at(epoch, first, max(end, min(first + _BLOCK, epoch_end)))
+            self._block = epoch, begin, block
+        return block[first - begin : end - begin]
 
     def _indices_at(self, epoch: int, first: int, end: int) -> Indices:
         # A tail that wraps continues at the beginning of the order, several times if B > N.

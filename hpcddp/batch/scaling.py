@@ -203,15 +203,15 @@ def scaling_of(
         PlanError: the chosen rule does not hold.
     """
     scaled = scale(rate, optimizer, ema_decay=ema_decay, global_batch_size=global_batch_size)
-    known = Scaling(base=rate.base, tuned_for=rate.base_global_batch_size, scaled=scaled)
+    scaling = Scaling(base=rate.base, tuned_for=rate.base_global_batch_size, scaled=scaled)
     if optimizer is None:
-        return known
+        return scaling
     fitted = rate.model_copy(update={"rule": fitting_rule(optimizer)})
     try:
         fitting = scale(fitted, optimizer, ema_decay=ema_decay, global_batch_size=global_batch_size)
     except PlanError as error:
-        return replace(known, optimizer=optimizer.name, refused=error.message)
-    return replace(known, optimizer=optimizer.name, fitting=fitting)
+        return replace(scaling, optimizer=optimizer.name, refused=error.message)
+    return replace(scaling, optimizer=optimizer.name, fitting=fitting)
 
 
 def learning_rate_at(spec_lr: LearningRate, *, step: float, steps_per_epoch: int, epochs: int) -> float:

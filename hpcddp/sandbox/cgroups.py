@@ -41,9 +41,9 @@ def make(directory: Path, token: str) -> tuple[Command, ...]:
             # A new group has no processors, and then accepts no process.
             for setting in ("cpuset.cpus", "cpuset.mems"):
                 (group / setting).write_text((group.parent / setting).read_text())
-        place = _mount_point(directory) / controller
-        place.mkdir(parents=True)
-        commands.append(Command(argv=("mount", "--bind", str(group), str(place))))
+        mount_point = _mount_point(directory) / controller
+        mount_point.mkdir(parents=True)
+        commands.append(Command(argv=("mount", "--bind", str(group), str(mount_point))))
     return tuple(commands)
 
 

@@ -32,11 +32,11 @@ class StillRunningError(HpcddpError):
 def members(token: str, slurm_conf: Path) -> frozenset[Process]:
     """Return every process of the sandbox except the caller."""
     everything = {process.pid: process for process in all_processes()}
-    found = {pid for pid in everything if _is_marked(pid, token, slurm_conf)}
+    pids = {pid for pid in everything if _is_marked(pid, token, slurm_conf)}
     # Parents may be listed after their children: repeat until nothing is new.
-    while new := {pid for pid, process in everything.items() if process.parent in found and pid not in found}:
-        found |= new
-    return frozenset(everything[pid] for pid in found - {os.getpid()})
+    while new := {pid for pid, process in everything.items() if process.parent in pids and pid not in pids}:
+        pids |= new
+    return frozenset(everything[pid] for pid in pids - {os.getpid()})
 
 
 def end(process: Process, number: signal.Signals = signal.SIGKILL) -> None:
@@ -64,11 +64,11 @@ def end_all(token: str, slurm_conf: Path, *, manager: int | None) -> None:
         StillRunningError: a process is left after 30 s.
     """
     deadline = time.monotonic() + _TIMEOUT_S
-    while found := members(token, slurm_conf):
-        for process in {one for one in found if one.pid != manager} or found:
+    while processes := members(token, slurm_conf):
+        for process in {one for one in processes if one.pid != manager} or processes:
             end(process)
         if time.monotonic() > deadline:
-            pids = ", ".join(str(one.pid) for one in sorted(found, key=lambda one: one.pid))
+            pids = ", ".join(str(one.pid) for one in sorted(processes, key=lambda one: one.pid))
             raise StillRunningError(
                 f"process {pids} of the sandbox is still there {_TIMEOUT_S:.0f} s after SIGKILL, "
                 "it waits for a device or a file system; run hpcddp sandbox down again"

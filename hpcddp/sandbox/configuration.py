@@ -217,7 +217,7 @@ def parse_overrides(entries: Sequence[str]) -> dict[str, str]:
     Raises:
         UserError: an entry is not of that form, or the sandbox needs its own value.
     """
-    found: dict[str, tuple[str, str]] = {}
+    written: dict[str, tuple[str, str]] = {}
     for entry in entries:
         key, equals, value = (part.strip() for part in entry.partition("="))
         if not equals or not _KEY.fullmatch(key) or not value:
@@ -230,8 +230,8 @@ def parse_overrides(entries: Sequence[str]) -> dict[str, str]:
             )
         if key.lower() in _KEPT:
             raise UserError(f"--conf {key} cannot be changed, the sandbox needs its own; leave it out")
-        found[key.lower()] = (key, value)
-    overrides = dict(found.values())
+        written[key.lower()] = (key, value)
+    overrides = dict(written.values())
     _check_auth_info(overrides)
     return overrides
 

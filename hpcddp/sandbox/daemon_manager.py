@@ -63,8 +63,8 @@ def start(sandbox: Sandbox, *, log: Path, environment: Mapping[str, str]) -> int
         manager = root.command_in(sandbox.slurm_root, manager)
     if sandbox.isolated:
         # ip netns exec would hide /sys/fs/cgroup, without which slurmd does not start.
-        own = ("--mount", "--uts", "--net", "--pid", "--fork", "--kill-child=SIGKILL")
-        manager = ("unshare", *own, "--", *manager)
+        namespaces = ("--mount", "--uts", "--net", "--pid", "--fork", "--kill-child=SIGKILL")
+        manager = ("unshare", *namespaces, "--", *manager)
     read_end, write_end = os.pipe()
     try:
         # setsid exits at once; its child is adopted by the init process or a subreaper.
@@ -101,10 +101,10 @@ def main(directory: Path) -> None:
 def _register(sandbox: Sandbox) -> None:
     """Record this process as the daemon manager, and set up its namespaces or adopt orphans."""
     # /proc is still the one of the machine: it has this process under its id there.
-    own = find(int(Path("/proc/self").readlink().name))
-    if own is None:
+    manager = find(int(Path("/proc/self").readlink().name))
+    if manager is None:
         raise programs.ProcessError("the daemon manager does not find itself in /proc")
-    state.write_manager(sandbox, own)
+    state.write_manager(sandbox, manager)
     if not sandbox.isolated:
         _adopt_orphans()
         return
@@ -178,9 +178,9 @@ def _unmount(sandbox: Sandbox) -> None:
     environment = programs.daemon_environment(sandbox.token)
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         # The fifth field is the mount point (proc_pid_mountinfo(5)).
-        place = Path(line.split()[4])
-        if place.is_relative_to(sandbox.directory):
-            programs.run(Command(argv=("umount", "--lazy", str(place))), environment)
+        mount_point = Path(line.split()[4])
+        if mount_point.is_relative_to(sandbox.directory):
+            programs.run(Command(argv=("umount", "--lazy", str(mount_point))), environment)
 
 
 def _reap_forever() -> None:

@@ -111,7 +111,7 @@ def build_commands(cluster: Cluster) -> tuple[Command, ...]:
 
     A bridge joins the nodes, slurmctld and this machine. Each node gets a network and a host name of its own.
     """
-    own = [
+    lines = [
         "link set lo up",
         f"link add {_BRIDGE} type bridge",
         f"address add {cluster.controller_address}/{_PREFIX} dev {_BRIDGE}",
@@ -120,7 +120,7 @@ def build_commands(cluster: Cluster) -> tuple[Command, ...]:
     ]
     commands = [
         Command(argv=("mount", "--bind", str(cluster.directory / "hosts"), "/etc/hosts")),
-        Command(argv=("ip", "-batch", "-"), standard_input=_lines(own)),
+        Command(argv=("ip", "-batch", "-"), standard_input=_lines(lines)),
     ]
     for number, node in enumerate(cluster.nodes, start=1):
         commands += _node_commands(cluster.directory, node, interface=f"cable{number}")
@@ -195,13 +195,13 @@ def free_ports(count: int, *, start: int) -> list[int]:
     Raises:
         ProcessError: there are not that many.
     """
-    found: list[int] = []
+    ports: list[int] = []
     for offset in range(len(_PORTS)):
         port = _PORTS[(start + offset) % len(_PORTS)]
         if _is_free(port):
-            found.append(port)
-        if len(found) == count:
-            return found
+            ports.append(port)
+        if len(ports) == count:
+            return ports
     raise ProcessError(f"fewer than {count} ports from {_PORTS.start} to {_PORTS.stop - 1} are free on this machine")
 
 

@@ -258,7 +258,7 @@ def _key_of(cluster: Cluster) -> Path:
 
 
 def _munged(cluster: Cluster) -> Daemon:
-    own = cluster.directory / "munge"
+    munge = cluster.directory / "munge"
     return Daemon(
         name="munged",
         argv=(
@@ -268,9 +268,9 @@ def _munged(cluster: Cluster) -> Daemon:
             "--force",
             f"--key-file={_key_of(cluster)}",
             f"--socket={cluster.munge_socket}",
-            f"--pid-file={own}/pid",
+            f"--pid-file={munge}/pid",
             f"--log-file={cluster.log_of('munged')}",
-            f"--seed-file={own}/seed",
+            f"--seed-file={munge}/seed",
         ),
         output=cluster.output_of("munged"),
         ready_socket=cluster.munge_socket,

@@ -121,8 +121,8 @@ def write_daemons(sandbox: Sandbox, daemons: Mapping[str, int]) -> None:
 
 def read_daemons(sandbox: Sandbox) -> dict[str, int] | None:
     """Return the daemons' process ids as the daemon manager sees them, or None if not every one was started yet."""
-    found: dict[str, int] | None = read_json(sandbox.directory / _DAEMONS)
-    return found
+    daemons: dict[str, int] | None = read_json(sandbox.directory / _DAEMONS)
+    return daemons
 
 
 def remove_files(sandbox: Sandbox) -> None:

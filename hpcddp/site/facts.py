@@ -150,9 +150,9 @@ def read_nodes(text: str) -> dict[str, tuple[NodeKind, ...]]:
             continue
         name, count, state, *kind = words
         nodes = _number(count) or 0
-        known = counts.setdefault(name, {})
-        before, available = known.get(tuple(kind), (0, 0))
-        known[tuple(kind)] = before + nodes, available + (nodes if _in_service(state) else 0)
+        kinds_of_partition = counts.setdefault(name, {})
+        nodes_before, available = kinds_of_partition.get(tuple(kind), (0, 0))
+        kinds_of_partition[tuple(kind)] = nodes_before + nodes, available + (nodes if _in_service(state) else 0)
     return {
         name: tuple(_kind(key, *found) for key, found in kinds.items() if found[0]) for name, kinds in counts.items()
     }
@@ -178,7 +178,7 @@ def read_gpus(gres: str) -> dict[str, int]:
     Args:
         gres: the node's GRES, such as ``gpu:a100:4(S:0-1),shard:8``.
     """
-    found: dict[str, int] = {}
+    gpus: dict[str, int] = {}
     for entry in re.sub(r"\([^)]*\)", "", gres).split(","):
         name, *rest = entry.strip().split(":")
         if name != "gpu":
@@ -186,8 +186,8 @@ def read_gpus(gres: str) -> dict[str, int]:
         count = int(rest.pop()) if rest and rest[-1].isdecimal() else 1
         words = [word for word in rest if word != "no_consume"]
         kind = words[0] if words else ""
-        found[kind] = found.get(kind, 0) + count
-    return found
+        gpus[kind] = gpus.get(kind, 0) + count
+    return gpus
 
 
 def _in_service(state: str) -> bool:
@@ -229,8 +229,8 @@ def _preemption(config: Mapping[str, str]) -> Preemption:
 def _default_memory(fields: Mapping[str, str]) -> str | None:
     """Return the default memory of jobs, in words."""
     per_gpu = re.search(r"DefMemPerGPU=([0-9]+)", fields.get("JobDefaults", ""))
-    found = {"CPU": fields.get("DefMemPerCPU"), "node": fields.get("DefMemPerNode"), "GPU": per_gpu and per_gpu[1]}
-    words = [f"{mem}M per {what}" for what, mem in found.items() if mem and mem.isdecimal() and int(mem)]
+    defaults = {"CPU": fields.get("DefMemPerCPU"), "node": fields.get("DefMemPerNode"), "GPU": per_gpu and per_gpu[1]}
+    words = [f"{mem}M per {what}" for what, mem in defaults.items() if mem and mem.isdecimal() and int(mem)]
     return ", ".join(words) or None
 
 

@@ -50,10 +50,10 @@ def choose(facts: ClusterFacts, *, partition: str | None, account: str | None, q
     Raises:
         UnknownChoiceError: the cluster does not have a choice of the user.
     """
-    place = _chosen_partition(facts, partition)
-    runs_in = place[0] if place else facts.default_partition
+    chosen = _chosen_partition(facts, partition)
+    runs_in = chosen[0] if chosen else facts.default_partition
     return Choice(
-        partition=place,
+        partition=chosen,
         account=_chosen_account(facts, account, runs_in),
         qos=(_known("--qos", qos, facts.accounts.qos, "none of your accounts has it"), _ASKED) if qos else None,
         time_limit=_time_limit(facts, runs_in),
@@ -102,8 +102,8 @@ _FIRST_LIMIT_S = HOUR
 def _time_limit(facts: ClusterFacts, partition: str | None) -> tuple[str, str] | None:
     if _REQUIRE_TIME_LIMIT not in facts.submit_plugins:
         return None
-    place = facts.partitions[partition] if partition is not None else None
-    return str(time_limit_of(place, _FIRST_LIMIT_S)), "the site refuses jobs without one"
+    facts_of_partition = facts.partitions[partition] if partition is not None else None
+    return str(time_limit_of(facts_of_partition, _FIRST_LIMIT_S)), "the site refuses jobs without one"
 
 
 def time_limit_of(partition: Partition | None, wanted_s: int) -> TimeLimit:

@@ -34,8 +34,8 @@ class SiteError(UserError):
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints, with a list of what was found."""
         document = super().as_json()
-        found: tuple[Finding, ...] = self.values.get("findings", ())
-        document["error"]["problems"] = [{"key": key, "sentence": sentence} for key, sentence in found]
+        broken: tuple[Finding, ...] = self.values.get("findings", ())
+        document["error"]["problems"] = [{"key": key, "sentence": sentence} for key, sentence in broken]
         return document
 
 
@@ -53,15 +53,15 @@ def check_site(job: ResolvedJob, cluster: Cluster, environment: Mapping[str, str
     facts = job.cluster
     if facts is None or cluster != "slurm" or not is_about(facts, environment):
         return
-    found = list(broken_site_rules(job.spec, facts))
-    if not found:
+    broken = list(broken_site_rules(job.spec, facts))
+    if not broken:
         return
-    lines = [f"{_named(key, job.origins)} {sentence}" for key, sentence in found]
+    lines = [f"{_named(key, job.origins)} {sentence}" for key, sentence in broken]
     hint = (
         f"Profile {job.profile} knows {facts.name} as of {facts.looked_at}; if it has changed: "
         f"hpcddp init {job.profile} --force"
     )
-    raise SiteError("\n".join(lines), hint=hint, findings=tuple(found))
+    raise SiteError("\n".join(lines), hint=hint, findings=tuple(broken))
 
 
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
@@ -132,7 +132,7 @@ def _who_may(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partit
     account = spec.resources.account or facts.accounts.default
     if account is None or not facts.accounts.required:
         return
-    closed = {name: one for name, one in candidates.items() if not one.takes(account)}
+    closed = {name: partition for name, partition in candidates.items() if not partition.takes(account)}
     if len(closed) == len(candidates):
         name = next(iter(closed))
         mine = facts.accounts_for(name)
@@ -230,26 +230,29 @@ def _shape(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partitio
 
 def _gpu_type(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
     key, wanted = "resources.gpu_type", spec.resources.gpu_type
-    if wanted is None or any(wanted in one.gpu_types for one in candidates.values()):
+    if wanted is None or any(wanted in partition.gpu_types for partition in candidates.values()):
         return
-    here = tuple(sorted({kind for one in candidates.values() for kind in one.gpu_types}))
+    here = tuple(sorted({kind for partition in candidates.values() for kind in partition.gpu_types}))
     with_it = [name for name in facts.open_partitions if wanted in facts.partitions[name].gpu_types]
     where = " or ".join(candidates)
     if with_it:
         yield key, f"is {wanted!r}, which partition {where} does not have; use partition {' or '.join(with_it)}"
     elif here:
         yield key, f"is {wanted!r}, and the GPUs of partition {where} are {', '.join(here)}; {_meant(wanted, here)}"
-    elif any(one.gpus_per_node for one in candidates.values()):
+    elif any(partition.gpus_per_node for partition in candidates.values()):
         yield key, f"is {wanted!r}, and cluster {facts.name} gives the GPUs of {where} no type; leave it out"
 
 
 def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition], needs: Sequence[Need]) -> Iterator[Finding]:
     asked = spec.node_counts[0]
-    most = max(nodes_that_fit(one, spec, needs) for one in candidates.values())
-    if most < asked <= max(_most_nodes(one) for one in candidates.values()):
+    most = max(nodes_that_fit(partition, spec, needs) for partition in candidates.values())
+    if most < asked <= max(_most_nodes(partition) for partition in candidates.values()):
         where, needed = " or ".join(candidates), what_a_node_needs(spec)
         if most == 0:
-            yield "resources.nodes", f"is {asked}, and no node of {where} has all of {needed}; ask for less of one"
+            yield (
+                "resources.nodes",
+                f"is {asked}, and no node of {where} has all of {needed}; ask for less of one",
+            )
         else:
             yield "resources.nodes", f"is {asked}, and {most} nodes of {where} have {needed}; write {most} or less"
 
@@ -265,9 +268,9 @@ def _one_of(names: Iterable[str]) -> str:
     return f"one of {', '.join(listed[:_LISTED])}{more}"
 
 
-def _meant(name: str, known: tuple[str, ...]) -> str:
-    near = nearest(name, known)
-    return f"did you mean {near}?" if near else f"write {_one_of(known)}"
+def _meant(name: str, names: tuple[str, ...]) -> str:
+    near = nearest(name, names)
+    return f"did you mean {near}?" if near else f"write {_one_of(names)}"
 
 
 _MB_PER_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
@@ -296,7 +299,7 @@ class Need:
 
     def sentence(self, spec: JobSpec, partitions: Mapping[str, Partition], elsewhere: str) -> str:
         """Return the message for a job that requests more than any node has."""
-        most = max(self.stock(kind, spec) for one in partitions.values() for kind in one.kinds)
+        most = max(self.stock(kind, spec) for partition in partitions.values() for kind in partition.kinds)
         where = f"partition {' or '.join(partitions)}"
         has = f"a node of {where} has {self.unit(most, spec)} at most" if most else f"the nodes of {where} have none"
         way_out = f"use partition {elsewhere}" if elsewhere else self.instead(spec, most)

@@ -260,14 +260,14 @@ def _records_of(output: str) -> list[str]:
 
 def _fields_of(line: str) -> list[tuple[str, str]]:
     """Return the (key, value) pairs of one line."""
-    found: list[tuple[str, str]] = []
+    fields: list[tuple[str, str]] = []
     position = 0
     while match := _KEY.search(line, position):
         following = _KEY.search(line, match.end())
         whole = following is None or match[1] in _TO_THE_END_OF_THE_LINE
         position = len(line) if following is None or whole else following.start()
-        found.append((match[1], line[match.end() : position]))
-    return found
+        fields.append((match[1], line[match.end() : position]))
+    return fields
 
 
 def sbatch(

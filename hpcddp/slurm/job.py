@@ -189,17 +189,17 @@ def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *
         now: seconds since the epoch.
     """
     limit_s = environment.get("SUBMITIT_LOCAL_TIMEOUT_S")
-    own = now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
+    end_by_limit = now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
     if job is not None:
         text = job.get("EndTime", "")
         limited = job.get("TimeLimit") != "UNLIMITED" and text not in _UNKNOWN_TIMES
         end = time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if limited else None
         if allocation_of(environment) is None:
             return end
-        return min((each for each in (end, own) if each is not None), default=None)
+        return min((each for each in (end, end_by_limit) if each is not None), default=None)
     if environment.get("SLURM_JOB_END_TIME"):
         return float(environment["SLURM_JOB_END_TIME"])
-    return own
+    return end_by_limit
 
 
 def ask_end(job_id: str) -> KnownEnd | None:

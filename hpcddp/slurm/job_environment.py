@@ -67,8 +67,8 @@ def foreign_step_options(flags: Iterable[str]) -> list[str]:
     Args:
         flags: the flags of the job's own directives, without dashes.
     """
-    own = {name for flag in flags for name in _SET_BY_FLAG.get(flag, ())}
-    return [name for name in _STEP_OPTIONS if name not in own]
+    set_by_job = {name for flag in flags for name in _SET_BY_FLAG.get(flag, ())}
+    return [name for name in _STEP_OPTIONS if name not in set_by_job]
 
 
 def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -37,11 +37,11 @@ def signals_held() -> Iterator[None]:
 
     The process itself still receives them in its other threads.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, REASONS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, REASONS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 # submitit installs a handler for it.

@@ -19,10 +19,10 @@ def buffers_restored(model: nn.Module, *, exclude: Collection[nn.Module] = ()) -
         exclude: layers whose own buffers keep the values that the block gives them.
     """
     kept = {id(buffer) for layer in exclude for buffer in layer.buffers(recurse=False)}
-    before = copy_buffers(model)
+    values = copy_buffers(model)
     yield
     with torch.no_grad():
-        for buffer, value in zip(model.buffers(), before, strict=True):
+        for buffer, value in zip(model.buffers(), values, strict=True):
             if id(buffer) not in kept:
                 buffer.copy_(value)
 

@@ -34,11 +34,11 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
-        found = (
+        given = (
             "no such name" if function is None else f"a {type(function).__name__} of that name, which is no function"
         )
         raise UserCodeError(
-            f"{key} is {name}, but {module_name} ({module.__file__}) has {found}; write the name of a function in it"
+            f"{key} is {name}, but {module_name} ({module.__file__}) has {given}; write the name of a function in it"
         )
     return cast("Callable[..., Any]", function)
 

@@ -132,8 +132,8 @@ def _diagnose(comparison: Comparison, alone: Report, ranks: list[Report]) -> Ddp
     if refused:
         raise ComparisonError(f"the job does not run on {comparison.world_size} ranks: {refused[0]}")
     if errors:
-        found = (failure(errors, comparison),)
-        return DdpDiagnosis(comparison=comparison, steps=0, gradient_error=None, findings=found)
+        findings = (failure(errors, comparison),)
+        return DdpDiagnosis(comparison=comparison, steps=0, gradient_error=None, findings=findings)
     return DdpDiagnosis(
         comparison=comparison,
         steps=len(ranks[0]["observed"].get("fixed_statistics", {}).get("steps", ())),

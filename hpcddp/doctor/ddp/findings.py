@@ -51,10 +51,10 @@ def _note(kind: str, sentence: str, way_out: str = "") -> DdpFinding:
 def judge(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> list[DdpFinding]:
     """Return all findings in the order of ``Severity``."""
     judges = (_initialisation, _unused, _noise, _samples, _gradients, _drift, _buffers, _batch_norm)
-    found = [finding for find in judges for finding in find(alone, ranks, comparison)]
-    if any(finding.kind in _CAUSES_OF_GRADIENTS for finding in found):
-        found = [finding for finding in found if finding.kind != "gradient"]
-    return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
+    findings = [finding for find in judges for finding in find(alone, ranks, comparison)]
+    if any(finding.kind in _CAUSES_OF_GRADIENTS for finding in findings):
+        findings = [finding for finding in findings if finding.kind != "gradient"]
+    return sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
 
 
 def failure(errors: Sequence[Mapping[str, Any]], comparison: Comparison) -> DdpFinding:
@@ -98,14 +98,14 @@ def _unused(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpF
             set(report["unused"]) - set(ranks[0]["unused"]) or set(ranks[0]["unused"]) - set(report["unused"])
         )
         if only:
-            known = ranks[0]["finds_unused"]
+            is_allowed = ranks[0]["finds_unused"]
             yield DdpFinding(
                 kind="unused_on_some_ranks",
-                severity="note" if known else "defect",
+                severity="note" if is_allowed else "defect",
                 sentence=f"{_named(only)} gets a gradient on some ranks only: rank {report['rank']} and rank 0 differ"
-                + (" on the same samples." if known else "; DDP waits for the others indefinitely."),
+                + (" on the same samples." if is_allowed else "; DDP waits for the others indefinitely."),
                 way_out="Use every parameter on every rank"
-                + ("." if known else ", or give the model an attribute find_unused_parameters = True."),
+                + ("." if is_allowed else ", or give the model an attribute find_unused_parameters = True."),
             )
             return
     if ranks[0]["unused"]:
@@ -278,8 +278,8 @@ def _other_cause(
     ratio = gradients[worst]["ratio"]
     length = "" if math.isnan(ratio) else f"; its component along the right one is {ratio:.4g} times as long"
     train = comparison.job.train
-    own = None if train is None else train.loss
-    where = "the model" if own is None else f"the loss {own}, then in the model,"
+    loss = None if train is None else train.loss
+    where = "the model" if loss is None else f"the loss {loss}, then in the model,"
     return _defect(
         "gradient",
         f"{seen}{length}.",
@@ -365,5 +365,5 @@ def _named(names: Sequence[str]) -> str:
     return names[0] + ("" if not others else f" and {others} more parameter{'s' if others > 1 else ''}")
 
 
-def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
-    return next((name for name, value in one.items() if other.get(name) != value), None)
+def _first_difference(first: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+    return next((name for name, value in first.items() if other.get(name) != value), None)

@@ -150,18 +150,18 @@ def _compare(gradients: Mapping[str, NDArray[Any]], record: NDArray[Any]) -> dic
     """
     whole = float(np.linalg.norm(record))
     floor = whole * _FLOORS.get(torch.from_numpy(record).dtype, 1e-2)
-    found, first = {}, 0
+    comparison, first = {}, 0
     for name, gradient in gradients.items():
         expected = record[first : first + gradient.size]
         first += gradient.size
         length = float(np.linalg.norm(expected))
         ratio = float(gradient @ expected) / length**2 if length > floor else math.nan
-        found[name] = {
+        comparison[name] = {
             "error": _relative(gradient - expected, max(length, floor)),
             "ratio": ratio,
             "rest": _relative(gradient - ratio * expected, length),
         }
-    return found
+    return comparison
 
 
 def _relative(difference: NDArray[Any], length: float) -> float:
@@ -184,14 +184,14 @@ _BRANCHES: Final = ("StochasticDepth", "DropPath")
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Disable dropout within the block, in layers and in functions."""
-    before = {name: getattr(functional, name) for name in _FUNCTIONS}
+    functions = {name: getattr(functional, name) for name in _FUNCTIONS}
     restored = [_disable_dropout(layer) for layer in model.modules()]
     for name in _FUNCTIONS:
         setattr(functional, name, _unchanged)
     try:
         yield
     finally:
-        for name, function in before.items():
+        for name, function in functions.items():
             setattr(functional, name, function)
         for layer, attribute, value in filter(None, restored):
             setattr(layer, attribute, value)
@@ -200,9 +200,9 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 def _disable_dropout(layer: nn.Module) -> tuple[nn.Module, str, Any] | None:
     """Disable the dropout of one layer; return the layer, the changed attribute and its old value, or None."""
     if type(layer).__name__ in _BRANCHES:
-        before = (layer, "training", layer.training)
+        attribute = (layer, "training", layer.training)
         layer.training = False
-        return before
+        return attribute
     if isinstance(layer, nn.MultiheadAttention | nn.RNNBase):
         attention = (layer, "dropout", layer.dropout)
         layer.dropout = 0.0

@@ -195,8 +195,8 @@ def verdict_on_loss(train: Train, classes: int) -> Verdict | None:
 
 
 def _scalar(declared: DeclaredLoss, outputs: Tensor, labels: Tensor) -> Tensor:
-    found = declared.function(outputs, labels)
-    return found.mean() if declared.reduction is Reduction.PER_SAMPLE else found
+    loss = declared.function(outputs, labels)
+    return loss.mean() if declared.reduction is Reduction.PER_SAMPLE else loss
 
 
 if __name__ == "__main__":

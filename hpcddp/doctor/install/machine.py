@@ -222,7 +222,7 @@ def _run_root(run_root: Path) -> Iterator[Finding]:
     kind = file_system(directory)
     local = kind in _LOCAL
     try:
-        found = measure(directory)
+        speed = measure(directory)
     except OSError as error:
         yield Finding(
             name="run root",
@@ -237,7 +237,7 @@ def _run_root(run_root: Path) -> Iterator[Finding]:
         found=f"{run_root.absolute()} is on {kind}" + (", which one machine usually has for itself" if local else ""),
         remedy="hpcddp doctor install --on-nodes shows whether the nodes see it" if local else None,
     )
-    yield speed_finding(found)
+    yield speed_finding(speed)
 
 
 def existing_part(path: Path) -> Path:
@@ -251,9 +251,9 @@ def file_system(path: Path, table: Path = Path("/proc/self/mountinfo")) -> str:
     best, kind = "", "an unknown file system"
     wanted = f"{path.resolve()}/"
     for line in table.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        before, _, after = line.partition(" - ")
+        mount, _, after = line.partition(" - ")
         # Blanks in a path are written as \040.
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4])
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount.split()[4])
         # A later line covers an earlier one.
         if wanted.startswith(f"{point.rstrip('/')}/") and len(point) >= len(best):
             best, kind = point, after.split()[0]

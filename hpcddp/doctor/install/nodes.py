@@ -77,9 +77,9 @@ def examine_nodes(
         wait_s: seconds to wait for the nodes.
     """
     options = [
-        f"--{one.flag}" if one.value is None else f"--{one.flag}={one.value}"
-        for one in directives_for(spec, run_id=None)
-        if one.flag not in _OTHERS
+        f"--{directive.flag}" if directive.value is None else f"--{directive.flag}={directive.value}"
+        for directive in directives_for(spec, run_id=None)
+        if directive.flag not in _OTHERS
     ]
     options += ["--ntasks-per-node=1", f"--time={_TIME_LIMIT}", "--job-name=hpcddp-doctor", "--kill-on-bad-exit=1"]
     words = [*options, python, "-P", "-u", "-m", "hpcddp.doctor.install.probe"]
@@ -117,15 +117,15 @@ class _SrunPipes:
         self._errors: list[str] = []
         streams = ((srun.stdout, None), (srun.stderr, self._errors))
         self._open = len(streams)
-        for stream, place in streams:
-            threading.Thread(target=self._read, args=(stream, place), daemon=True).start()
+        for stream, lines in streams:
+            threading.Thread(target=self._read, args=(stream, lines), daemon=True).start()
 
-    def _read(self, stream: IO[str], place: list[str] | None) -> None:
+    def _read(self, stream: IO[str], lines: list[str] | None) -> None:
         for line in stream:
-            if place is None:
+            if lines is None:
                 self._lines.put(line)
             else:
-                place.append(line.strip())
+                lines.append(line.strip())
         self._lines.put(None)
 
     def ask(self, question: Mapping[str, Any]) -> None:
@@ -144,14 +144,14 @@ class _SrunPipes:
         Raises:
             NodesError: the job has ended, or not all have answered within the time.
         """
-        found: dict[int, Mapping[str, Any]] = {}
+        answers: dict[int, Mapping[str, Any]] = {}
         deadline = time.monotonic() + timeout_s
-        while len(found) < self._nodes:
+        while len(answers) < self._nodes:
             try:
                 line = self._lines.get(timeout=max(deadline - time.monotonic(), 0))
             except queue.Empty:
                 raise NodesError(
-                    self._last_output(f"{len(found)} of {self._nodes} nodes have answered within {timeout_s:.0f} s"),
+                    self._last_output(f"{len(answers)} of {self._nodes} nodes have answered within {timeout_s:.0f} s"),
                     hint="if the nodes are busy, add --wait SECONDS; else try srun --nodes=2 hostname",
                 ) from None
             if line is None:
@@ -161,8 +161,8 @@ class _SrunPipes:
                     raise NodesError(self._last_output("the job on the nodes has ended before its answers"))
             elif line.startswith(MARK):
                 answer = json.loads(line.removeprefix(MARK))
-                found[answer["task"]] = answer
-        return [found[task] for task in sorted(found)]
+                answers[answer["task"]] = answer
+        return [answers[task] for task in sorted(answers)]
 
     def _last_output(self, what: str) -> str:
         """Return a sentence with the last output of srun."""
@@ -227,12 +227,12 @@ def judge(answers: Answers, run_root: Path) -> Iterator[Finding]:
 
 
 def _versions(answers: Answers) -> Finding:
-    found = {f"Python {node['python']}, hpcddp {node['hpcddp']}" for node in answers.hello}
-    same = len(found) == 1 and all(node["hpcddp"] == __version__ for node in answers.hello)
+    versions = {f"Python {node['python']}, hpcddp {node['hpcddp']}" for node in answers.hello}
+    same = len(versions) == 1 and all(node["hpcddp"] == __version__ for node in answers.hello)
     return Finding(
         name="versions",
         verdict="ok" if same else "error",
-        found=" and ".join(sorted(found)) + ("" if same else f", and hpcddp {__version__} here"),
+        found=" and ".join(sorted(versions)) + ("" if same else f", and hpcddp {__version__} here"),
         remedy=None if same else "install the same versions on all nodes and here",
     )
 
@@ -242,8 +242,8 @@ def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     remedy = "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
     without_file = [host for host, node in zip(hosts, answers.first, strict=True) if not node["login_file"]]
     if without_file:
-        found = f"{', '.join(without_file)} cannot see the file that this machine wrote into {where}"
-        return Finding(name="run root", verdict="error", found=found, remedy=remedy)
+        sentence = f"{', '.join(without_file)} cannot see the file that this machine wrote into {where}"
+        return Finding(name="run root", verdict="error", found=sentence, remedy=remedy)
     refused = [(host, node["refused"]) for host, node in zip(hosts, answers.first, strict=True) if node["refused"]]
     if refused:
         host, why = refused[0]
@@ -252,8 +252,8 @@ def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     views = {"this machine": answers.seen, **{h: n["seen"] for h, n in zip(hosts, answers.last, strict=True)}}
     partial = [host for host, seen in views.items() if not set(wanted) <= set(seen)]
     if partial:
-        found = f"{', '.join(partial)} cannot see the file that a node wrote into {where}"
-        return Finding(name="run root", verdict="error", found=found, remedy=remedy)
+        sentence = f"{', '.join(partial)} cannot see the file that a node wrote into {where}"
+        return Finding(name="run root", verdict="error", found=sentence, remedy=remedy)
     return Finding(name="run root", verdict="ok", found=f"{', '.join(hosts)} and this machine share {where}")
 
 
@@ -270,8 +270,8 @@ def _network(answers: Answers, hosts: Sequence[str]) -> Iterator[Finding]:
             )
         else:
             through = f" through {node['interface']}" if node["interface"] else ""
-            found = f"{hosts[task]} reaches a free port of {peer} at {node['reached']}{through}"
-            yield Finding(name="network", verdict="ok", found=found)
+            sentence = f"{hosts[task]} reaches a free port of {peer} at {node['reached']}{through}"
+            yield Finding(name="network", verdict="ok", found=sentence)
 
 
 def _clocks(answers: Answers, hosts: Sequence[str]) -> Finding:

@@ -59,24 +59,26 @@ class Batch:
                 return [leaf[row] for row in chosen]
             return leaf
 
-        own = self.dimension
+        dimension = self.dimension
         arguments = tuple(
-            map_tree(argument, partial(take, dimensions=(own, 0) if place < self.differentiable else (0, own)))
-            for place, argument in enumerate(self.arguments)
+            map_tree(
+                argument, partial(take, dimensions=(dimension, 0) if position < self.differentiable else (0, dimension))
+            )
+            for position, argument in enumerate(self.arguments)
         )
         return replace(self, arguments=arguments, samples=len(rows))
 
     @property
     def outputs(self) -> list[Tensor]:
         """The outputs that have gradients."""
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def collect(output: Tensor) -> Tensor:
-            found.append(output)
+            outputs.append(output)
             return output
 
         self.with_outputs(collect)
-        return found
+        return outputs
 
     def with_outputs(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with other outputs; ``change`` gets those that have gradients, one by one."""
@@ -162,15 +164,15 @@ def map_tree(tree: object, function: Callable[[object], object]) -> object:
 
 def tensors_in(tree: object) -> list[Tensor]:
     """Return the tensors of a tree, in order."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def collect(leaf: object) -> object:
         if isinstance(leaf, Tensor):
-            found.append(leaf)
+            tensors.append(leaf)
         return leaf
 
     map_tree(tree, collect)
-    return found
+    return tensors
 
 
 def make_batch(pair: object, *, name: str, arguments: int | None = None, dimension: int = 0) -> Batch:
@@ -334,7 +336,7 @@ class Kind:
 
     def _relabelled(self, batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with other class indices."""
-        arguments = tuple(change(a) if place == self.labels else a for place, a in enumerate(batch.arguments))
+        arguments = tuple(change(a) if position == self.labels else a for position, a in enumerate(batch.arguments))
         return replace(batch, arguments=arguments)
 
 

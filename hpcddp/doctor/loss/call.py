@@ -84,9 +84,9 @@ class Loss:
         """
         function = copy.deepcopy(self.function) if copied and isinstance(self.function, nn.Module) else self.function
         arguments, leaves = _copies(batch)
-        before = _versions(arguments)
+        versions = _versions(arguments)
         loss = self._call(function, arguments, seed)
-        changed = _versions(arguments) != before
+        changed = _versions(arguments) != versions
         parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
         gradients = self._differentiate(loss, [*leaves, *(p for p in parameters if p.requires_grad)])
         return Evaluation(
@@ -100,9 +100,9 @@ class Loss:
     def changed_state(self, batch: Batch) -> list[str]:
         """Return the names of what a call of the loss changes in itself."""
         loss = self._copy()
-        before = kept_state(loss.function)
+        state = kept_state(loss.function)
         loss.evaluate(batch, copied=False)
-        return changed_names(before, kept_state(loss.function))
+        return changed_names(state, kept_state(loss.function))
 
     def evaluate_in_turn(self, batches: Sequence[Batch]) -> list[Evaluation]:
         """Call one copy of the loss on several batches, one after the other."""
@@ -130,8 +130,8 @@ class Loss:
 
     def _differentiate(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
         with as_doctor_error(f"the backward of {self.name} failed", UnusableError):
-            found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        return [as_real(gradient).double() for gradient in found]
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        return [as_real(gradient).double() for gradient in gradients]
 
 
 def _versions(arguments: Sequence[Any]) -> list[int]:
@@ -198,7 +198,7 @@ def load_object(name: str, *, what: str) -> object:
         raise DoctorError(f"{name!r} does not name {what}; write module:function, for example losses:dice_loss")
     with as_doctor_error(f"importing {module_name} failed"):
         try:
-            found: object = importlib.import_module(module_name)
+            value: object = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
@@ -207,11 +207,11 @@ def load_object(name: str, *, what: str) -> object:
                 "in the folder that holds it"
             ) from error
     for part in path.split("."):
-        if not hasattr(found, part):
-            where = getattr(found, "__file__", None) or module_name
+        if not hasattr(value, part):
+            where = getattr(value, "__file__", None) or module_name
             raise DoctorError(f"{name} is not there: {where} has no {part!r}; write the name of {what} in it")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def load_loss(name: str) -> Callable[..., Any]:
@@ -220,18 +220,18 @@ def load_loss(name: str) -> Callable[..., Any]:
     Raises:
         DoctorError: the loss cannot be imported, created or called.
     """
-    found: Any = load_object(name, what="a loss")
-    if isinstance(found, type) and parameters_needed(found):
+    loss: Any = load_object(name, what="a loss")
+    if isinstance(loss, type) and parameters_needed(loss):
         raise DoctorError(
-            f"{name} is a class that is not made without arguments: {inspect.signature(found)}; name an instance, or a "
+            f"{name} is a class that is not made without arguments: {inspect.signature(loss)}; name an instance, or a "
             "function without parameters that returns one"
         )
-    if isinstance(found, type) or (callable(found) and parameters_needed(found) == 0 and inspect.isfunction(found)):
-        with as_doctor_error(f"{name} is a {'class' if isinstance(found, type) else 'function'}, and {name}() failed"):
-            found = found()
-    if not callable(found):
-        raise DoctorError(f"{name} is a {type(found).__name__}, which cannot be called; write the name of a loss")
-    return found.double() if isinstance(found, nn.Module) else found
+    if isinstance(loss, type) or (callable(loss) and parameters_needed(loss) == 0 and inspect.isfunction(loss)):
+        with as_doctor_error(f"{name} is a {'class' if isinstance(loss, type) else 'function'}, and {name}() failed"):
+            loss = loss()
+    if not callable(loss):
+        raise DoctorError(f"{name} is a {type(loss).__name__}, which cannot be called; write the name of a loss")
+    return loss.double() if isinstance(loss, nn.Module) else loss
 
 
 def collective_of(name: str) -> str | None:
@@ -274,23 +274,23 @@ def parameters_needed(function: Callable[..., Any]) -> int | None:
 def ignored_labels(function: Callable[..., Any]) -> set[int]:
     """Return the values of ``ignore_index`` of a loss: attributes of modules, or the default of a parameter."""
     modules = function.modules() if isinstance(function, nn.Module) else ()
-    found = [getattr(module, "ignore_index", None) for module in modules]
+    labels = [getattr(module, "ignore_index", None) for module in modules]
     with contextlib.suppress(TypeError, ValueError):
         parameter = inspect.signature(function).parameters.get("ignore_index")
-        found.append(None if parameter is None else parameter.default)
-    return {label for label in found if isinstance(label, int)}
+        labels.append(None if parameter is None else parameter.default)
+    return {label for label in labels if isinstance(label, int)}
 
 
 @contextlib.contextmanager
 def found_first(directory: Path) -> Iterator[None]:
     """Put ``directory`` first on ``sys.path`` within the block, with float64 as torch's default dtype."""
-    before = torch.get_default_dtype()
+    dtype = torch.get_default_dtype()
     sys.path.insert(0, str(directory))
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(dtype)
         with contextlib.suppress(ValueError):
             sys.path.remove(str(directory))
 

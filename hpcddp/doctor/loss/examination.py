@@ -100,8 +100,10 @@ def _examine(
     if data is not None:
         if samples is not None:
             raise DoctorError(f"--batch is {samples}, but the batches of --data {data} have a size; leave it out")
-        own = load_batches(data, directory=directory, arguments=parameters_needed(loss.function), dimension=batch_dim)
-        finding, notes = _examine_own(loss, own, data, world_size), list[str]()
+        batches = load_batches(
+            data, directory=directory, arguments=parameters_needed(loss.function), dimension=batch_dim
+        )
+        finding, notes = _examine_own(loss, batches, data, world_size), list[str]()
     else:
         size = 32 if samples is None else samples
         _refuse_small(size, world_size, "--batch")
@@ -122,12 +124,12 @@ def _examine(
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """Compute on one thread within the block, which is faster for hundreds of small calls."""
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 def load_batches(data: str, *, directory: Path, arguments: int | None = None, dimension: int = 0) -> list[Batch]:
@@ -139,7 +141,7 @@ def load_batches(data: str, *, directory: Path, arguments: int | None = None, di
     path = directory / data
     if path.is_file():
         with as_doctor_error(f"reading {data} failed"):
-            found: Any = torch.load(path, map_location="cpu", weights_only=True)
+            given: Any = torch.load(path, map_location="cpu", weights_only=True)
     elif ":" not in data:
         raise DoctorError(f"--data is {data}, and there is no such file; write the name of a file, or module:function")
     else:
@@ -147,8 +149,8 @@ def load_batches(data: str, *, directory: Path, arguments: int | None = None, di
         if not callable(function):
             raise DoctorError(f"{data} is a {type(function).__name__}, which cannot be called; name a function")
         with as_doctor_error(f"{data}() failed"):
-            found = function()
-    pairs = found if isinstance(found, list) else [found]
+            given = function()
+    pairs = given if isinstance(given, list) else [given]
     if not pairs:
         raise DoctorError(f"{data} gives no batches; return (outputs, targets) or a list of such pairs")
     return [make_batch(pair, name=data, arguments=arguments, dimension=dimension) for pair in pairs]
@@ -173,7 +175,7 @@ def _refuse_small(samples: int, world_size: int, where: str) -> None:
 
 def _notes(finding: Finding, batch: Batch, world_size: int) -> Iterator[str]:
     judgement = finding.judgement
-    bad = next((found.bad_share for found in finding.judgements if found.bad_share is not None), None)
+    bad = next((other.bad_share for other in finding.judgements if other.bad_share is not None), None)
     if bad is not None:
         yield (
             f"On a share of {bad} samples it is not finite, though it is on the whole batch: a rank with such a share "
@@ -311,11 +313,11 @@ class _Trial:
         drawn = [kind.batch(self._samples, _SEEDS[0])]
         near = [batch for one in drawn if (batch := one.near_targets(factors)) is not None]
         for how, batches in (("of very different sizes", [one.scaled(factors) for one in drawn]), ("near them", near)):
-            found = self._judge(batches, f"{kind.name}, {how}") if batches else None
-            if found is None or found.judgement.bad_share is not None:
+            finding = self._judge(batches, f"{kind.name}, {how}") if batches else None
+            if finding is None or finding.judgement.bad_share is not None:
                 continue
-            if found.judgement.verdict is not Verdict.MEAN:
-                return found
+            if finding.judgement.verdict is not Verdict.MEAN:
+                return finding
         return None
 
     def _with_other_labels(self, kind: Kind, finding: Finding) -> tuple[Finding, list[str]]:
@@ -470,7 +472,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
             "dtype": str(judgement.dtype).removeprefix("torch."),
             "batches": len(finding.batches),
         },
-        "deviations": {name: _deviation(found) for name, found in judgement.deviations.items()},
+        "deviations": {name: _deviation(deviation) for name, deviation in judgement.deviations.items()},
         "plain_ddp": {
             "world_size": diagnosis.world_size,
             "global_batch_size": batch.samples,
@@ -517,8 +519,8 @@ def _off(fraction: float) -> str:
     return "same" if fraction < _SAME_BELOW else percent(fraction)
 
 
-def _deviation(found: Deviation) -> dict[str, float | None]:
-    return {"value": _number(found.value), "gradient": _number(found.gradient)}
+def _deviation(deviation: Deviation) -> dict[str, float | None]:
+    return {"value": _number(deviation.value), "gradient": _number(deviation.gradient)}
 
 
 def _number(value: float) -> float | None:

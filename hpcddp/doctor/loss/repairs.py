@@ -138,8 +138,8 @@ def _for_whole_batches(loss: Loss, batch: Batch, call: str, splits: Sequence[Spl
 def _gather(call: str, batch: Batch, why: str) -> Repair:
     names = _TWO_NAMES if len(batch.arguments) <= len(_TWO_NAMES) else _MORE_NAMES
     gathered = ", ".join(
-        _gathered(name, part, batch.dimension if place < batch.differentiable else 0)
-        for place, (name, part) in enumerate(zip(names, batch.arguments, strict=False))
+        _gathered(name, part, batch.dimension if position < batch.differentiable else 0)
+        for position, (name, part) in enumerate(zip(names, batch.arguments, strict=False))
     )
     return Repair(
         helper="gather_with_grad", why=why, code=("from hpcddp import gather_with_grad", f"loss = {call}({gathered})")
@@ -252,10 +252,10 @@ def _has_true_gradient(loss: Loss, batch: Batch) -> bool:
     for _ in range(_TRIALS):
         directions = [torch.randn(output.shape, generator=g, dtype=output.dtype) for output in batch.outputs]
         above, below = (_value_beside(loss, batch, directions, step) for step in (_STEP, -_STEP))
-        found = (above - below) / (2 * _STEP)
+        slope = (above - below) / (2 * _STEP)
         pairs = zip(whole.gradients, directions, strict=True)
         right = sum(float((gradient * batch.rows_first(as_real(direction))).sum()) for gradient, direction in pairs)
-        if abs(found - right) > tolerance * float(flat_gradient(whole).norm()):
+        if abs(slope - right) > tolerance * float(flat_gradient(whole).norm()):
             return False
     return True
 
@@ -271,8 +271,8 @@ def _is_smooth(loss: Loss, batch: Batch) -> bool:
 
     Where a loss takes the largest sample, or compares, they jump when another sample is taken.
     """
-    one, other = even_split(batch.samples, 2, seed=0).rows
-    moves = [(one, moving) for moving in other[:_MOVING]] + [(other, moving) for moving in one[:_MOVING]]
+    first, other = even_split(batch.samples, 2, seed=0).rows
+    moves = [(first, moving) for moving in other[:_MOVING]] + [(other, moving) for moving in first[:_MOVING]]
     return not any(_jumps(loss, batch, fixed, moving) for fixed, moving in moves)
 
 
@@ -281,10 +281,10 @@ def _jumps(loss: Loss, batch: Batch, fixed: torch.Tensor, moving: torch.Tensor) 
     for factor in torch.logspace(-1, 1, _PLACES, dtype=torch.float64):
         factors = torch.ones(batch.samples, dtype=torch.float64)
         factors[moving] = factor
-        found = loss.evaluate(batch.scaled(factors))
-        if not found.finite:
+        evaluation = loss.evaluate(batch.scaled(factors))
+        if not evaluation.finite:
             return False
-        rows.append(torch.cat([part[fixed].reshape(-1) for part in found.gradients if part.dim()]))
+        rows.append(torch.cat([part[fixed].reshape(-1) for part in evaluation.gradients if part.dim()]))
     steps = torch.stack([(after - before).norm() for before, after in pairwise(rows)])
     return float(steps.max()) > _JUMP * float(steps.quantile(0.9)) + _TOLERANCE * float(rows[0].norm())
 
@@ -304,10 +304,10 @@ def _is_function_of_few_sums(loss: Loss, batch: Batch) -> bool:
         size, different = (int(torch.randint(1, most + 1, (), generator=g)) for most in (3 * len(others), len(others)))
         company = others[torch.randint(0, different, (size,), generator=g)]
         others = others[torch.randperm(len(others), generator=g)]
-        found = loss.evaluate(batch.part(torch.cat((fixed, company))))
-        row = torch.cat([part[: len(fixed)].reshape(-1) for part in found.gradients if part.dim()])
+        evaluation = loss.evaluate(batch.part(torch.cat((fixed, company))))
+        row = torch.cat([part[: len(fixed)].reshape(-1) for part in evaluation.gradients if part.dim()])
         rows.append(row / row.norm().clamp(min=torch.finfo(row.dtype).tiny))
-        tolerance = tolerance_of(found.dtype)
+        tolerance = tolerance_of(evaluation.dtype)
     lengths = torch.linalg.svdvals(torch.stack(rows))
     return int((lengths > tolerance * lengths[0]).sum()) <= min(_FEW_SUMS, batch.samples // _SAMPLES_PER_SUM)
 

@@ -140,11 +140,11 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return _TOLERANCE.get(dtype, _COARSE_TOLERANCE)
 
 
-def deviation(right: Evaluation, found: Evaluation) -> Deviation:
+def deviation(right: Evaluation, evaluation: Evaluation) -> Deviation:
     """Return the relative deviation of an evaluation from the correct one of the same samples."""
-    a, b = flat_gradient(right), flat_gradient(found)
+    a, b = flat_gradient(right), flat_gradient(evaluation)
     return Deviation(
-        value=_ratio(abs(found.value - right.value), abs(right.value)),
+        value=_ratio(abs(evaluation.value - right.value), abs(right.value)),
         gradient=_ratio(float((b - a).norm()), float(a.norm())),
     )
 
@@ -256,12 +256,12 @@ def _add(shares: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def _compare_ddp(whole: Evaluation, average: Evaluation) -> Ddp:
-    right, found = flat_gradient(whole), flat_gradient(average)
-    lengths = float(right.norm()), float(found.norm())
+    right, averaged = flat_gradient(whole), flat_gradient(average)
+    lengths = float(right.norm()), float(averaged.norm())
     return Ddp(
         deviation=deviation(whole, average),
         ratio=_ratio(lengths[1], lengths[0]),
-        cosine=_ratio(float(right @ found), lengths[0] * lengths[1]),
+        cosine=_ratio(float(right @ averaged), lengths[0] * lengths[1]),
     )
 
 

@@ -400,9 +400,11 @@ class Checkpointer:
 
     def _claim(self) -> int:
         """Return the attempt of the surrounding run, or create the next attempt, which fences earlier ones."""
-        own = os.environ.get(_ATTEMPT)
-        if own and is_same_directory(AttemptDirectory.from_text(own).run.path, self._run.path):
-            return AttemptDirectory.from_text(own).number
+        attempt_directory = os.environ.get(_ATTEMPT)
+        if attempt_directory and is_same_directory(
+            AttemptDirectory.from_text(attempt_directory).run.path, self._run.path
+        ):
+            return AttemptDirectory.from_text(attempt_directory).number
         for folder in (self._run.path, self._run.attempts):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:

@@ -274,8 +274,8 @@ class CheckpointWriter:
                 with suppress(RuntimeError, OSError, ValueError):
                     torch.load(published.path / name, map_location="cpu", weights_only=True, mmap=True)
             except pickle.UnpicklingError as error:
-                found = _NOT_LOADED.search(str(error))
-                what = "objects" if found is None else found[1]
+                type_name = _NOT_LOADED.search(str(error))
+                what = "objects" if type_name is None else type_name[1]
                 self._warnings.append(
                     f"no restore will load {published.path / name}: it holds {what}, and only tensors, numbers, texts "
                     "and their containers are loaded; let state_dict return those"

@@ -169,7 +169,7 @@ class Batches:
 
 
 def _place_ahead(
-    batches: Iterator[MicroBatch], place: Callable[[MicroBatch], MicroBatch], device: torch.device
+    batches: Iterator[MicroBatch], move: Callable[[MicroBatch], MicroBatch], device: torch.device
 ) -> Iterator[MicroBatch]:
     """Place each batch on a GPU while the one before it is in use, on a stream of its own."""
     # torch leaves the class without types.
@@ -181,7 +181,7 @@ def _place_ahead(
         if batch is None:
             return None
         with torch.cuda.stream(stream):
-            return place(batch)
+            return move(batch)
 
     coming = place_next()
     while coming is not None:

@@ -82,8 +82,8 @@ def _data_dir(train: Train) -> Path:
     # Below environment.stage.target, which may begin with a variable of the node.
     path = Path(os.path.expandvars(train.data_dir))
     if not path.is_dir():
-        found = "is not a folder" if path.exists() else "does not exist on this host"
-        raise DataError(f"train.data_dir is {path}, which {found}; write a folder that every node sees")
+        problem = "is not a folder" if path.exists() else "does not exist on this host"
+        raise DataError(f"train.data_dir is {path}, which {problem}; write a folder that every node sees")
     return path
 
 

@@ -75,9 +75,12 @@ def count_classes(name: str, parts: Mapping[str, MapStyle], num_classes: int | N
                 f"labels {int(labels.min())}..{int(labels.max())}; write train.num_classes {int(labels.max()) + 1} or "
                 "more, with labels from 0 on"
             )
-    own = _own_classes(parts["train"])
-    if own is not None and classes < own:
-        raise DataError(f"train.num_classes is {classes}, and dataset {name} has {own} classes; write {own} or more")
+    classes_of_dataset = _own_classes(parts["train"])
+    if classes_of_dataset is not None and classes < classes_of_dataset:
+        raise DataError(
+            f"train.num_classes is {classes}, and dataset {name} has {classes_of_dataset} classes; "
+            f"write {classes_of_dataset} or more"
+        )
     return classes
 
 
@@ -112,8 +115,8 @@ def _sample(source: str, part: MapStyle, index: int, classes: int) -> tuple[Tens
         sample: Any = part[index]
     is_pair = isinstance(sample, tuple | list) and len(sample) == _PAIR
     if not is_pair or not isinstance(sample[0], Tensor) or not _is_label(sample[1]):
-        found = f"({', '.join(type(item).__name__ for item in sample)})" if is_pair else type(sample).__name__
-        raise UserCodeError(f"{source} gives {found} at sample {index}; give a pair (tensor, int label)")
+        given = f"({', '.join(type(item).__name__ for item in sample)})" if is_pair else type(sample).__name__
+        raise UserCodeError(f"{source} gives {given} at sample {index}; give a pair (tensor, int label)")
     if not 0 <= int(sample[1]) < classes:
         raise DataError(
             f"{source} has label {int(sample[1])} at sample {index}, and the model has {classes} "

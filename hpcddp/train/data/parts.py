@@ -106,9 +106,9 @@ class Keyed(Dataset[Any]):
             began = time.perf_counter()
             batches = self._read_together(several) if len(several) > 1 else [self[several[0]]]
             if batches is None:
-                for one in several:
+                for index in several:
                     # A sample that raises does so when its batch is next.
-                    yield self[one]
+                    yield self[index]
                 count = 1
             else:
                 fitting = int(_READ_S / (time.perf_counter() - began) * len(batches))
@@ -142,9 +142,9 @@ class Keyed(Dataset[Any]):
         return [[*itertools.islice(samples, len(keys.indices))] for keys in several]
 
 
-def _are_equal(one: Sequence[object], other: Sequence[object]) -> bool:
+def _are_equal(first: Sequence[object], other: Sequence[object]) -> bool:
     try:
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(first, other, rtol=0, atol=0, equal_nan=True)
     except (AssertionError, TypeError, ValueError):
         return False
     return True
@@ -284,17 +284,17 @@ class Data:
         return isinstance(self.train, WholeBatches)
 
 
-def refuse_unknown(dataset: str, arguments: Mapping[str, Any], known: Sequence[str]) -> None:
+def refuse_unknown(dataset: str, arguments: Mapping[str, Any], names: Sequence[str]) -> None:
     """Refuse an argument that the data set does not have.
 
     Raises:
         DataError: names it, and the closest argument or all of them.
     """
     for name in arguments:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
             advice = (
-                f"did you mean {near[0]}" if near else f"write one of {', '.join(known)}" if known else "leave it out"
+                f"did you mean {near[0]}" if near else f"write one of {', '.join(names)}" if names else "leave it out"
             )
             raise DataError(f"train.dataset_args.{name} is given, but dataset {dataset} has no such argument; {advice}")
 

@@ -198,9 +198,9 @@ def _refuse_none(micro_batches: Sequence[object]) -> None:
 def _gather_rows(rows: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | None) -> tuple[list[Tensor], int]:
     """Return each output of the global batch, and where this rank's samples begin in it."""
     # A scalar cannot be concatenated; what is wrong with it is said by all ranks at once.
-    own = [torch.cat(z) if all(part.dim() for part in z) else z[0] for z in zip(*rows, strict=True)]
-    sizes = agree_on_sizes(own, group=group)
-    return [gather_shares(column, sizes, group) for column in own], sum(sizes[: distributed.rank(group)])
+    columns = [torch.cat(z) if all(part.dim() for part in z) else z[0] for z in zip(*rows, strict=True)]
+    sizes = agree_on_sizes(columns, group=group)
+    return [gather_shares(column, sizes, group) for column in columns], sum(sizes[: distributed.rank(group)])
 
 
 def _loss_and_gradients(
@@ -210,8 +210,8 @@ def _loss_and_gradients(
     leaves = [z.detach().requires_grad_(z.is_floating_point() or z.is_complex()) for z in gathered]
     loss = function(*leaves)
     wanted = [z for z in leaves if z.requires_grad]
-    found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
-    return loss.detach(), [next(found) if z.requires_grad else None for z in leaves]
+    gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+    return loss.detach(), [next(gradients) if z.requires_grad else None for z in leaves]
 
 
 def _surrogate(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], begin: int, factor: int) -> Tensor:

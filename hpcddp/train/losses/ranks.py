@@ -187,19 +187,19 @@ def _layout_to_gather(shares: Sequence[object], sizes: Sequence[int] | None, ran
 def _why_not_gathered(layouts: Sequence[Layout]) -> str | None:
     rank = first_misuse(layouts)
     if rank is not None:
-        one, where = layouts[rank], on_rank(rank, layouts)
+        layout, where = layouts[rank], on_rank(rank, layouts)
         return {
             _Misuse.NO_TENSOR: f"what is to be gathered{where} is no tensor; give the outputs of the model, [n, ...]",
             _Misuse.SCALAR: f"what is to be gathered{where} is a scalar, and a gather needs one row for each sample; "
             "give the outputs [n, ...] before they are reduced (numbers are added over ranks by additive_loss)",
-            _Misuse.NOT_AS_MANY: f"the outputs{where} have {one.first:g} and {one.second:g} rows, and each needs one "
-            "row for each sample of the micro-batch; give outputs of the same samples",
-            _Misuse.SIZES_OF_OTHER_RANKS: f"sizes holds {one.first:g} numbers{where}, and there are {len(layouts)} "
+            _Misuse.NOT_AS_MANY: f"the outputs{where} have {layout.first:g} and {layout.second:g} rows, and each needs "
+            "one row for each sample of the micro-batch; give outputs of the same samples",
+            _Misuse.SIZES_OF_OTHER_RANKS: f"sizes holds {layout.first:g} numbers{where}, and there are {len(layouts)} "
             "ranks; give the samples of every rank, in rank order, or leave sizes out",
-            _Misuse.ANOTHER_SIZE: f"sizes holds {one.second:g} for rank {rank}, which gives {one.first:g} rows; give "
-            "the samples of this very step, of every rank (the last one of an epoch may be smaller), or leave sizes "
-            "out",
-        }[_Misuse(one.misuse)]
+            _Misuse.ANOTHER_SIZE: f"sizes holds {layout.second:g} for rank {rank}, which gives {layout.first:g} rows; "
+            "give the samples of this very step, of every rank (the last one of an epoch may be smaller), or leave "
+            "sizes out",
+        }[_Misuse(layout.misuse)]
     rank = first_other(layouts)
     if rank is None:
         return None
@@ -222,8 +222,8 @@ def first_misuse(layouts: Sequence[Layout]) -> int | None:
 
 def first_other(layouts: Sequence[Layout]) -> int | None:
     """Return the first rank that gives other shapes, or was given other sizes, than rank 0."""
-    own = layouts[0].shapes, layouts[0].sizes
-    return next((rank for rank, layout in enumerate(layouts) if (layout.shapes, layout.sizes) != own), None)
+    first = layouts[0].shapes, layouts[0].sizes
+    return next((rank for rank, layout in enumerate(layouts) if (layout.shapes, layout.sizes) != first), None)
 
 
 def on_rank(rank: int, layouts: Sequence[Layout]) -> str:
@@ -329,8 +329,8 @@ def gather_with_grad(
         LossError: the share is a scalar, the sizes are not those of the shares, or a rank's rows have another shape or
             dtype; the same error on every rank.
     """
-    known = agree_on_sizes([share], sizes=sizes, group=group)
+    agreed_sizes = agree_on_sizes([share], sizes=sizes, group=group)
     if not dist.is_initialized():
         return share
-    gathered: Tensor = _Gather.apply(share, known, group)
+    gathered: Tensor = _Gather.apply(share, agreed_sizes, group)
     return gathered

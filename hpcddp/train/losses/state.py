@@ -22,13 +22,13 @@ _DEEPEST: Final = 6
 
 def kept_state(loss: object) -> dict[str, object]:
     """Return copies of all that a loss keeps, by name; what cannot be copied is left out."""
-    found: dict[str, object] = {}
+    state: dict[str, object] = {}
     for name, value in _kept(loss):
         try:
-            found[name] = copy.deepcopy(value)
+            state[name] = copy.deepcopy(value)
         except Exception:  # noqa: BLE001, S112  it may be a lock, a file, or anything else
             continue
-    return found
+    return state
 
 
 def changed_names(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
@@ -79,10 +79,10 @@ def copy_of(loss: Callable[..., Any]) -> Callable[..., Any]:
 def _influential(probe: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> list[str]:
     """Return what the calls of a loss change in it, if its value depends on that."""
     half = len(labels) // 2
-    before = kept_state(probe)
+    state = kept_state(probe)
     whole = _rows(outputs, len(labels))
     first = _value(probe, whole, labels)
-    changed = changed_names(before, kept_state(probe))
+    changed = changed_names(state, kept_state(probe))
     if not changed:
         return []
     _value(probe, _rows(outputs, half), labels[:half])
@@ -116,31 +116,31 @@ def _kept(loss: object) -> Iterator[tuple[str, object]]:
         for path, module in loss.named_modules():
             prefix = f"{path}." if path else ""
             yield from ((f"{prefix}{name}", buffer) for name, buffer in module.named_buffers(recurse=False))
-            own = vars(module).keys() - vars(nn.Module()).keys()
-            yield from ((f"{prefix}{name}", vars(module)[name]) for name in sorted(own))
+            names = vars(module).keys() - vars(nn.Module()).keys()
+            yield from ((f"{prefix}{name}", vars(module)[name]) for name in sorted(names))
     elif not isinstance(loss, type) and hasattr(loss, "__dict__"):
         yield from sorted(vars(loss).items())
 
 
-def _same(one: object, other: object, depth: int = _DEEPEST) -> bool:
+def _same(first: object, other: object, depth: int = _DEEPEST) -> bool:
     """Return whether two values are equal; what is nested deeper, or cannot be compared, counts as equal."""
-    if type(one) is not type(other):
+    if type(first) is not type(other):
         return False
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
+    if isinstance(first, Tensor) and isinstance(other, Tensor):
         # NaN is what it was.
-        return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.tobytes() == other.tobytes()
-    if isinstance(one, _PLAIN):
-        return one == other or (one != one and other != other)  # noqa: PLR0124
-    return depth == 0 or _same_parts(one, other, depth - 1)
+        return first.shape == other.shape and bool(((first == other) | (first.isnan() & other.isnan())).all())
+    if isinstance(first, np.ndarray) and isinstance(other, np.ndarray):
+        return first.tobytes() == other.tobytes()
+    if isinstance(first, _PLAIN):
+        return first == other or (first != first and other != other)  # noqa: PLR0124
+    return depth == 0 or _same_parts(first, other, depth - 1)
 
 
-def _same_parts(one: object, other: object, depth: int) -> bool:
+def _same_parts(first: object, other: object, depth: int) -> bool:
     """Return whether two values of one type have equal parts."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key], depth) for key in one)
-    if isinstance(one, _SEQUENCES) and isinstance(other, _SEQUENCES):
-        return len(one) == len(other) and all(_same(*pair, depth) for pair in zip(one, other, strict=True))
-    kept = getattr(one, "__dict__", None)
+    if isinstance(first, Mapping) and isinstance(other, Mapping):
+        return first.keys() == other.keys() and all(_same(first[key], other[key], depth) for key in first)
+    if isinstance(first, _SEQUENCES) and isinstance(other, _SEQUENCES):
+        return len(first) == len(other) and all(_same(*pair, depth) for pair in zip(first, other, strict=True))
+    kept = getattr(first, "__dict__", None)
     return kept is None or _same(kept, getattr(other, "__dict__", None), depth)

@@ -58,9 +58,9 @@ class ReplicaGuard:
         if self._every is None or steps % self._every or dist.get_world_size() == 1:
             return
         names, digests = zip(*_digests(replica), strict=True)
-        own = torch.stack(digests)
-        rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, own)
+        digests_here = torch.stack(digests)
+        rows = [torch.empty_like(digests_here) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, digests_here)
         table = torch.stack(rows)
         if bool((table == table[0]).all()):
             return
@@ -74,12 +74,12 @@ def _digests(replica: Replica) -> Iterator[tuple[str, Tensor]]:
     if replica.scaler.is_enabled():
         yield "the scale of fp16", digest(torch.tensor(replica.scaler.get_scale(), device=device))
     for prefix, model in replica.models.items():
-        before = "" if prefix == "model" else "averaged "
-        yield from ((f"{before}{name}", digest(parameter)) for name, parameter in model.named_parameters())
-        own = {id(buffer) for layer in local_norms(model) for buffer in layer.buffers(recurse=False)}
+        kind = "" if prefix == "model" else "averaged "
+        yield from ((f"{kind}{name}", digest(parameter)) for name, parameter in model.named_parameters())
+        local_buffers = {id(buffer) for layer in local_norms(model) for buffer in layer.buffers(recurse=False)}
         for name, buffer in model.named_buffers():
-            if id(buffer) not in own:
-                yield f"{before}{name}", digest(buffer)
+            if id(buffer) not in local_buffers:
+                yield f"{kind}{name}", digest(buffer)
 
 
 def drift_error(names: tuple[str, ...], table: list[list[int]], steps: int) -> DriftError:

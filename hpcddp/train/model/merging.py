@@ -64,15 +64,15 @@ class OrderedStatistics:
         steps = before.new_zeros(dist.get_world_size(), len(self._layers))
         steps[dist.get_rank()] = new_count - count
         dist.all_reduce(steps)
-        total, own = steps.sum(dim=0), steps[dist.get_rank()]
+        total, steps_here = steps.sum(dim=0), steps[dist.get_rank()]
         later = steps[dist.get_rank() + 1 :].sum(dim=0)
         kept = 1 - self._momentum_of_layers()
         cumulative = kept.isnan()
         all_counted = (count + total).clamp(min=1)
         # What remains of r, of this rank's r in its own statistics, and how much of the rest counts.
         remains = torch.where(cumulative, count / all_counted, kept**total)
-        remains_here = torch.where(cumulative, count / (count + own).clamp(min=1), kept**own)
-        part = torch.where(cumulative, (count + own) / all_counted, kept**later)
+        remains_here = torch.where(cumulative, count / (count + steps_here).clamp(min=1), kept**steps_here)
+        part = torch.where(cumulative, (count + steps_here) / all_counted, kept**later)
         added = (after - self._per_channel(remains_here) * before) * self._per_channel(part)
         dist.all_reduce(added)
         merged = torch.where(self._per_channel(total) == 0, before, self._per_channel(remains) * before + added)
@@ -199,7 +199,7 @@ def merged_buffers(model: nn.Module, samples: int | None) -> Iterator[None]:
     if dist.get_world_size() == 1:
         yield
         return
-    own = copy_buffers(model)
+    values = copy_buffers(model)
     merged = [] if samples is None else _merged_statistics(model, samples)
     broadcast_buffers(model)
     for buffer, value in merged:
@@ -208,7 +208,7 @@ def merged_buffers(model: nn.Module, samples: int | None) -> Iterator[None]:
         yield
     finally:
         # A stop ends an evaluation with an exception, and saves each rank's own.
-        restore_buffers(model, own)
+        restore_buffers(model, values)
 
 
 def _merged_statistics(model: nn.Module, samples: int) -> list[tuple[Tensor, Tensor]]:
@@ -281,10 +281,10 @@ def _by_dtype(named: Iterable[tuple[str, Tensor]]) -> Iterable[dict[str, Tensor]
 
 def _differing(buffers: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the buffers that differ from rank 0's on some rank; the same list on every rank."""
-    own = torch.cat([buffer.reshape(-1) for buffer in buffers.values()])
-    first = own.clone()
+    values = torch.cat([buffer.reshape(-1) for buffer in buffers.values()])
+    first = values.clone()
     dist.broadcast(as_real(first), src=0)
-    parts = torch.split(first != own, [buffer.numel() for buffer in buffers.values()])
+    parts = torch.split(first != values, [buffer.numel() for buffer in buffers.values()])
     differs = torch.stack([part.any() for part in parts]).to(torch.int64)
     dist.all_reduce(differs)
     return [name for name, count in zip(buffers, differs.tolist(), strict=True) if count]

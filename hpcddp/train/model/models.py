@@ -185,19 +185,19 @@ def _yaml(value: object) -> str:
 
 def _smallest_side(fit: Fit, arguments: Mapping[str, Any], *, channels: int) -> int | None:
     """Return the smallest side that works: the first in ``_SIDES``, then bisection down to the one before it."""
-    before = 0
+    too_small = 0
     for side in _SIDES:
         if _works(fit, arguments, channels=channels, side=side):
             break
-        before = side
+        too_small = side
     else:
         return None
-    while side - before > 1:
-        middle = (before + side) // 2
+    while side - too_small > 1:
+        middle = (too_small + side) // 2
         if _works(fit, arguments, channels=channels, side=middle):
             side = middle
         else:
-            before = middle
+            too_small = middle
     return side
 
 

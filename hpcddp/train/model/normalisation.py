@@ -139,18 +139,18 @@ class _Normalise(Function):
         over_ranks = ctx.over_ranks
         outer = gradients[0].to(mean.dtype)
         normalised = (inputs - _along_channels(mean, inputs)) * _along_channels(inverse, inputs)
-        own = torch.stack([outer.sum(_reduced(inputs)), (outer * normalised).sum(_reduced(inputs))])
+        sums_here = torch.stack([outer.sum(_reduced(inputs)), (outer * normalised).sum(_reduced(inputs))])
         inner = None
         if ctx.needs_input_grad[0]:
-            sums = torch.zeros_like(own) if over_ranks.absent else own.clone()
+            sums = torch.zeros_like(sums_here) if over_ranks.absent else sums_here.clone()
             add_over_ranks(sums, over_ranks.group)
             if not over_ranks.absent:
                 through = normalised * _along_channels(sums[1], inputs) + _along_channels(sums[0], inputs)
                 outer = outer - through / over_ranks.count
             factor = inverse if weight is None else inverse * weight
             inner = (outer * _along_channels(factor, inputs)).to(inputs.dtype)
-        of_weight = own[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
-        of_bias = own[0] if ctx.needs_input_grad[2] else None
+        of_weight = sums_here[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
+        of_bias = sums_here[0] if ctx.needs_input_grad[2] else None
         return inner, of_weight, of_bias, None, None, None
 
 

@@ -111,9 +111,9 @@ def check_outputs(name: str, outputs: object, samples: int, classes: int) -> Non
     Raises:
         ModelError: they are not.
     """
-    known = isinstance(outputs, Tensor) or type(outputs).__name__ in _AUXILIARY_WEIGHTS
+    is_known = isinstance(outputs, Tensor) or type(outputs).__name__ in _AUXILIARY_WEIGHTS
     shape = (samples, classes)
-    if known and all(logits.shape == shape for logits in all_logits(cast("ModelOutputs", outputs))):
+    if is_known and all(logits.shape == shape for logits in all_logits(cast("ModelOutputs", outputs))):
         return
     raise ModelError(
         f"train.model is {name}, which returns {_describe(outputs)} for {samples} samples, and the loss needs "

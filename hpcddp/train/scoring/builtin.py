@@ -30,9 +30,9 @@ class TopKAccuracy:
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return 1 where the label is among the k largest of the logits ``[n, K]``, else 0: ``[n]``."""
-        own = outputs.gather(1, targets.unsqueeze(1))
+        target_scores = outputs.gather(1, targets.unsqueeze(1))
         classes = torch.arange(outputs.shape[1], device=outputs.device)
-        below = (outputs < own) | ((outputs == own) & (classes > targets.unsqueeze(1)))
+        below = (outputs < target_scores) | ((outputs == target_scores) & (classes > targets.unsqueeze(1)))
         return (outputs.shape[1] - 1 - below.sum(dim=1)) < self.k
 
     def from_sums(self, sums: Tensor, samples: int) -> float:
@@ -86,9 +86,9 @@ class AreaUnderRocCurve:
         negatives = len(rows) - positives
         if positives * negatives == 0 or bool(scores.isnan().any()):
             return math.nan
-        _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
+        _, positions, count = torch.unique(scores, return_inverse=True, return_counts=True)
         mid_ranks = count.cumsum(0).double() - (count.double() - 1) / 2
-        rank_sum = float(mid_ranks[place][positive].sum())
+        rank_sum = float(mid_ranks[positions][positive].sum())
         return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
@@ -126,13 +126,13 @@ class MeanIoU:
                 f"the mean IoU of {self._classes} classes is given outputs of shape {tuple(outputs.shape)} for labels "
                 f"of shape {tuple(targets.shape)}; give logits of shape [n, {self._classes}, ...] and labels [n, ...]"
             )
-        labels, found = targets.reshape(len(targets), -1), outputs.argmax(dim=1).reshape(len(targets), -1)
+        labels, predicted = targets.reshape(len(targets), -1), outputs.argmax(dim=1).reshape(len(targets), -1)
         counts = (
             torch.ones_like(labels, dtype=torch.bool) if self._ignore_index is None else labels != self._ignore_index
         )
         self._refuse_other_labels(labels[counts])
-        both = self._count(labels, counts & (labels == found))
-        either = self._count(labels, counts) + self._count(found, counts) - both
+        both = self._count(labels, counts & (labels == predicted))
+        either = self._count(labels, counts) + self._count(predicted, counts) - both
         return torch.cat([both, either], dim=1)
 
     def _refuse_other_labels(self, labels: Tensor) -> None:

@@ -113,19 +113,19 @@ class Tally:
                 f"{counted} samples were evaluated over all ranks, and there are {self._samples}; give every rank its "
                 "own ValidationShare of the same samples, and evaluate all of its batches"
             )
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         begin = 1
         for (name, metric), width in zip(self._metrics.items(), widths, strict=True):
             additive = isinstance(metric, AdditiveMetric)
             end = begin + (width if additive else self._samples * width)
             part = total[begin:end]
-            found[name] = (
+            values[name] = (
                 metric.from_sums(part, self._samples)
                 if isinstance(metric, AdditiveMetric)
                 else metric.from_rows(part.view(self._samples, width))
             )
             begin = end
-        return found
+        return values
 
 
 # The vote of a rank without samples: smaller than every width and its negative, so that it never is the maximum.
@@ -229,10 +229,10 @@ def _agree_on_widths(
     tally: Tally, names: list[str], device: torch.device, group: dist.ProcessGroup | None
 ) -> list[int]:
     """Return k of every metric, which a rank without samples learns from the others."""
-    own = tally.widths()
+    widths = tally.widths()
     # All ranks have the same k if and only if max(k) equals -max(-k).
-    votes = torch.tensor([[k, -k] if k else [_NO_VOTE, _NO_VOTE] for k in own], device=device).reshape(-1)
-    if dist.is_initialized() and own:
+    votes = torch.tensor([[k, -k] if k else [_NO_VOTE, _NO_VOTE] for k in widths], device=device).reshape(-1)
+    if dist.is_initialized() and widths:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=group)
     pairs: list[list[int]] = votes.view(-1, 2).tolist()
     for name, (largest, smallest) in zip(names, pairs, strict=True):

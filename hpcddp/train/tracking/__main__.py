@@ -82,9 +82,9 @@ class MetricsReader:
     def _points(self, line: bytes, behind: int) -> Iterator[Point]:
         appended = self._appended_from is not None and self.offset >= self._appended_from
         self.offset = behind
-        found = parse_lines(line, MetricsLine)
-        self.damaged += found.damaged
-        for record in found.records:
+        lines = parse_lines(line, MetricsLine)
+        self.damaged += lines.damaged
+        for record in lines.records:
             # An evaluation has no time of its own.
             self._time = self._time if record.time is None else record.time
             evaluations = record.evaluations()

@@ -80,16 +80,16 @@ def _create_run(client: MlflowClient, inputs: TrackerInputs) -> str:
 
 
 def _experiment(client: MlflowClient, name: str) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return str(client.create_experiment(name))
         except MlflowException:
             # Another run has created it at the same time.
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def _flat(values: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
