@@ -192,8 +192,8 @@ def runs(run_root: str | os.PathLike[str] | None = None, *, everywhere: bool = F
     """
     from hpcddp.run.find import all_runs
 
-    found = all_runs(default_run_root() if run_root is None else Path(run_root), everywhere=everywhere)
-    return [Run(run.path) for run in found if not run.sweep_manifest.exists()]
+    records = all_runs(default_run_root() if run_root is None else Path(run_root), everywhere=everywhere)
+    return [Run(run.path) for run in records if not run.sweep_manifest.exists()]
 
 
 @dataclass(frozen=True, slots=True, init=False)

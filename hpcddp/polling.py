@@ -20,6 +20,6 @@ def wait_until(condition: Callable[[], T], *, timeout_s: float, poll_s: float) -
         poll_s: seconds between two calls.
     """
     deadline = time.monotonic() + timeout_s
-    while not (found := condition()) and time.monotonic() < deadline:
+    while not (outcome := condition()) and time.monotonic() < deadline:
         time.sleep(poll_s)
-    return found
+    return outcome

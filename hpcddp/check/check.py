@@ -183,7 +183,9 @@ def repaired(text: str, directory: Path, environment: Mapping[str, str]) -> str:
     for _ in range(_MOST_REPAIRS):
         subject = Subject(text=text, directory=directory, environment=environment)
         findings = findings_of(Path("script"), text, subject, LAYERS["script"], of_script=True)
-        edits = next((one.hit.edits for one in without_ignored(findings, "script", text) if one.hit.edits), ())
+        edits = next(
+            (finding.hit.edits for finding in without_ignored(findings, "script", text) if finding.hit.edits), ()
+        )
         if not edits:
             return text
         text = _edited(text, edits)

@@ -165,9 +165,9 @@ def _first_difference(expected: Metrics, lines: Iterable[MetricsLine]) -> Metric
 def _largest_difference(expected: Metrics, lines: Iterable[MetricsLine]) -> float:
     """Return the largest difference of a metric over its value in the undisturbed run."""
     largest = 0.0
-    for place, found in metrics_of(lines).items():
-        value = expected.get(place, found)
-        largest = max(largest, abs(found - value) / (abs(value) or 1.0))
+    for key, number in metrics_of(lines).items():
+        value = expected.get(key, number)
+        largest = max(largest, abs(number - value) / (abs(value) or 1.0))
     return largest
 
 

@@ -116,13 +116,13 @@ SANDBOX_FAULTS: Final = (
 
 def tasks_of(attempt: AttemptDirectory) -> dict[int, int]:
     """Return the process id of each task of an attempt that runs on this machine, by the task's number."""
-    found: dict[int, int] = {}
+    pids: dict[int, int] = {}
     for pid, variables in _processes_of(attempt):
         number = variables.get("SUBMITIT_LOCAL_GLOBALID")
         if number is not None:
             # What a task has started has its variables too, and a later process id unless the ids began anew.
-            found[int(number)] = min(pid, found.get(int(number), pid))
-    return found
+            pids[int(number)] = min(pid, pids.get(int(number), pid))
+    return pids
 
 
 def last_rank_of(attempt: AttemptDirectory) -> int | None:
@@ -170,6 +170,6 @@ def send(sent: SentSignal, attempt: AttemptDirectory, *, job_id: int) -> None:
 
 def cut_in_half(path: Path) -> None:
     """Keep the first half of a file and its time, as a process that is killed while it writes may leave it."""
-    before = path.stat()
-    os.truncate(path, before.st_size // 2)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    status = path.stat()
+    os.truncate(path, status.st_size // 2)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -85,12 +85,12 @@ def make_small(
     changed = {key: value for key, value in fields.items() if not _is_named(job, key)} | fixed
     texts = [f"{key}={json.dumps(value)}" for key, value in changed.items()]
     small = change_job(job.spec, file="the rehearsed job", overrides=texts, environment=environment)
-    before = job.spec.model_dump(mode="json")
+    given = job.spec.model_dump(mode="json")
     after = small.spec.model_dump(mode="json")
     changes = [
-        f"{key}: {_shown(_value(before, key))} -> {_shown(_value(after, key))}"
+        f"{key}: {_shown(_value(given, key))} -> {_shown(_value(after, key))}"
         for key in changed
-        if key not in _NOT_TOLD and _value(before, key) != _value(after, key)
+        if key not in _NOT_TOLD and _value(given, key) != _value(after, key)
     ]
     return SmallJob(job=small, changes=tuple(changes))
 

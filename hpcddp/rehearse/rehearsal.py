@@ -85,8 +85,8 @@ class TrialReport:
             if metric is None
             else {"step": metric.step, "name": metric.name, "expected": metric.expected, "found": metric.found},
             "tensors": [
-                {"file": one.file, "name": one.name, "largest_difference": _finite(one.largest)}
-                for one in comparison.saved.differences
+                {"file": difference.file, "name": difference.name, "largest_difference": _finite(difference.largest)}
+                for difference in comparison.saved.differences
             ],
             "same_parameters": comparison.same_parameters,
             "files_compared": comparison.saved.files,

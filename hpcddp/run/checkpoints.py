@@ -362,8 +362,8 @@ def newest_valid(
     Raises:
         NoCheckpointError: there should be one, and none is valid. A silent fresh start would lose the run.
     """
-    found = list_checkpoints(directory)
-    for path in found:
+    checkpoints = list_checkpoints(directory)
+    for path in checkpoints:
         try:
             checkpoint = verify(path)
             check(checkpoint)
@@ -371,7 +371,7 @@ def newest_valid(
             warn(f"checkpoint {path.name} is skipped: {error}")
         else:
             return checkpoint
-    if found or expected or (directory / LATEST).exists():
+    if checkpoints or expected or (directory / LATEST).exists():
         raise NoCheckpointError(
             f"{directory} holds no valid checkpoint although the run has saved some, and a start from the beginning "
             "would lose all progress; restore a copy, or submit a new run"

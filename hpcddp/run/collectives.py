@@ -74,15 +74,15 @@ def _is_finished(entry: Mapping[str, Any]) -> bool:
 
 def read_collectives(attempt: AttemptDirectory) -> dict[int, tuple[Collective, ...]]:
     """Return the collectives of each rank that has left a trace, in their order; a damaged trace is left out."""
-    found: dict[int, tuple[Collective, ...]] = {}
+    collectives: dict[int, tuple[Collective, ...]] = {}
     for path in sorted(attempt.path.glob("collectives-rank-*.json")):
         number = path.stem.removeprefix("collectives-rank-")
         if number.isascii() and number.isdecimal():
             try:
-                found[int(number)] = _collectives_in(path)
+                collectives[int(number)] = _collectives_in(path)
             except (OSError, ValueError):
                 continue
-    return dict(sorted(found.items()))
+    return dict(sorted(collectives.items()))
 
 
 def _collectives_in(path: Path) -> tuple[Collective, ...]:

@@ -276,8 +276,8 @@ class AttemptDirectory:
 
     def rank_logs(self) -> dict[int, Path]:
         """Return the logs that there are, by rank."""
-        found = ((_RANK_LOG.fullmatch(path.name), path) for path in self.path.glob("rank-*.log"))
-        return {int(match[1]): path for match, path in found if match is not None}
+        matches = ((_RANK_LOG.fullmatch(path.name), path) for path in self.path.glob("rank-*.log"))
+        return {int(match[1]): path for match, path in matches if match is not None}
 
     def rank_error(self, rank: int) -> Path:
         """Return the error record of one rank."""

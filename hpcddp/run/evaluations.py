@@ -92,14 +92,14 @@ def summaries(path: Path, best: Best | None = None) -> dict[str, Summary]:
     Raises:
         RecordError: it cannot be read.
     """
-    found = {}
+    summaries = {}
     for name, values in read_evaluations(path, best).items():
         mode = (best.mode if best is not None and name == best.metric else None) or mode_of(name)
         last_step, best_step = max(values), best_of(values, mode)
-        found[name] = Summary(
+        summaries[name] = Summary(
             last=values[last_step], last_step=last_step, best=values[best_step], best_step=best_step, mode=mode
         )
-    return found
+    return summaries
 
 
 def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int, float]]:
@@ -117,7 +117,7 @@ def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int
     """
     also = None if best is None else best.metric
     needles = _NEEDLES if also is None else (*_NEEDLES, json.dumps(also).encode())
-    found: dict[str, dict[int, float]] = {}
+    values: dict[str, dict[int, float]] = {}
     try:
         with open_regular(path) as (stream, size):
             stream.seek(max(0, size - LARGEST_RECORD))
@@ -125,15 +125,15 @@ def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int
                 for line in parse_lines(b"\n".join(_lines_with(block, needles)), MetricsLine).records:
                     for name in line.facts:
                         if is_evaluation(name) or name == also:
-                            _forget(found.get(name, {}), line.step)
+                            _forget(values.get(name, {}), line.step)
                     for name, value in line.numbers().items():
                         if is_evaluation(name) or name == also:
-                            found.setdefault(name, {})[line.step] = value
+                            values.setdefault(name, {})[line.step] = value
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); make it readable", path=path) from error
-    return found
+    return values
 
 
 def _forget(values: dict[int, float], step: int) -> None:
@@ -144,7 +144,7 @@ def _forget(values: dict[int, float], step: int) -> None:
 
 def _lines_with(block: bytes, needles: Sequence[bytes]) -> list[bytes]:
     """Return the lines that hold one of the needles, in their order: parsing all of a million lines takes seconds."""
-    found: dict[int, bytes] = {}
+    lines: dict[int, bytes] = {}
     for needle in needles:
         at = block.find(needle)
         while at >= 0:
@@ -152,6 +152,6 @@ def _lines_with(block: bytes, needles: Sequence[bytes]) -> list[bytes]:
             end = block.find(b"\n", at)
             end = len(block) if end < 0 else end
             if end - begin <= LONGEST_LINE:
-                found[begin] = block[begin:end]
+                lines[begin] = block[begin:end]
             at = block.find(needle, end)
-    return [found[begin] for begin in sorted(found)]
+    return [lines[begin] for begin in sorted(lines)]

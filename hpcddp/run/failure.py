@@ -306,8 +306,8 @@ def _step_of(records: Sequence[FailureRecord]) -> str:
 
 def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
     """Return ranks with their hosts, where these are known."""
-    known = known_hosts(attempt) or []
-    hosts = {rank: f" on {known[rank]}" for rank in ranks if rank < len(known)}
+    known_names = known_hosts(attempt) or []
+    hosts = {rank: f" on {known_names[rank]}" for rank in ranks if rank < len(known_names)}
     named = ", ".join(f"{rank}{hosts.get(rank, '')}" for rank in ranks[:_RANKS_NAMED])
     more = f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else ""
     return f"{member_word(attempt)}{'s' if len(ranks) > 1 else ''} {named}{more}"
@@ -433,15 +433,15 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
 
 def _launch_sentence(attempt: AttemptDirectory) -> str | None:
     """Return what srun says of a node on which it could not start the tasks, after which it kills the others."""
-    found = _LAUNCH.search(_since_start(attempt))
-    return None if found is None else f"srun could not start the tasks on {found['node']}: {found['why'].strip()}"
+    match = _LAUNCH.search(_since_start(attempt))
+    return None if match is None else f"srun could not start the tasks on {match['node']}: {match['why'].strip()}"
 
 
 def container_error(attempt: AttemptDirectory) -> str | None:
     """Return what pyxis said first when it did not start the containers of an attempt, or None."""
     # slurmstepd: error: pyxis: failed to import docker image
-    found = _PYXIS.search(_since_start(attempt))
-    return found["why"].strip() if found else None
+    match = _PYXIS.search(_since_start(attempt))
+    return match["why"].strip() if match else None
 
 
 def never_started(attempt: AttemptDirectory, rank: int) -> str | None:

@@ -134,10 +134,10 @@ def ignore_output_errors() -> None:
     Otherwise a line in the log would end a process whose work does not need the log.
     """
     for name in ("stdout", "stderr"):
-        before = getattr(sys, name)
-        before.flush()
-        stream = _LossyFile(before.fileno(), "wb", closefd=False)
-        setattr(sys, name, io.TextIOWrapper(stream, before.encoding, before.errors, write_through=True))
+        standard = getattr(sys, name)
+        standard.flush()
+        stream = _LossyFile(standard.fileno(), "wb", closefd=False)
+        setattr(sys, name, io.TextIOWrapper(stream, standard.encoding, standard.errors, write_through=True))
 
 
 def _open_new(path: Path) -> BinaryIO:
@@ -311,9 +311,9 @@ def begin_of_last_lines(path: Path, count: int, *, begin: int = 0, end: int | No
             first = max(begin, position - _BLOCK_BYTES)
             stream.seek(first)
             block = stream.read(position - first)
-            while missing and (found := block.rfind(b"\n")) >= 0:
+            while missing and (line_end := block.rfind(b"\n")) >= 0:
                 missing -= 1
-                position, block = first + found, block[:found]
+                position, block = first + line_end, block[:line_end]
             if missing:
                 position = first
         return position + 1 if count and not missing else begin if count else stop

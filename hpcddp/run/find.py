@@ -95,13 +95,13 @@ def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | N
         if whole or job:
             # A rebuilt cluster uses job ids again.
             return _newest(whole or job)
-    found = exact or _without_elements([run for run in runs if run.name.startswith(text)])
-    found = found or _without_elements([run for run in runs if text in run.name])
-    if len(found) > 1:
-        shown = ", ".join(_shown(run, run_root) for run in found[:_NAMED_AT_MOST])
-        more = f" and {len(found) - _NAMED_AT_MOST} more" if len(found) > _NAMED_AT_MOST else ""
-        raise NoRunError(f"{text!r} means {len(found)} runs, {shown}{more}; write more of the id, or a path")
-    return RunDirectory(found[0].absolute()) if found else None
+    chosen = exact or _without_elements([run for run in runs if run.name.startswith(text)])
+    chosen = chosen or _without_elements([run for run in runs if text in run.name])
+    if len(chosen) > 1:
+        shown = ", ".join(_shown(run, run_root) for run in chosen[:_NAMED_AT_MOST])
+        more = f" and {len(chosen) - _NAMED_AT_MOST} more" if len(chosen) > _NAMED_AT_MOST else ""
+        raise NoRunError(f"{text!r} means {len(chosen)} runs, {shown}{more}; write more of the id, or a path")
+    return RunDirectory(chosen[0].absolute()) if chosen else None
 
 
 def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:
@@ -126,8 +126,8 @@ def _named_sweep(text: str, runs: Sequence[Path], run_root: Path) -> tuple[Sweep
     named, _, number = text.rpartition("_")
     if named and number.isascii() and number.isdecimal():
         with contextlib.suppress(NoRunError, ManifestError):
-            found = _find_among(named, [path for path in runs if exists(RunDirectory(path).sweep_manifest)], run_root)
-            sweep = None if found is None else read_sweep(found.path)
+            run = _find_among(named, [path for path in runs if exists(RunDirectory(path).sweep_manifest)], run_root)
+            sweep = None if run is None else read_sweep(run.path)
             if sweep is not None and all(chunk.job_id != named for chunk in sweep.chunks):
                 return sweep, int(number)
     return None
@@ -141,8 +141,8 @@ def run_of_job(job_id: str, run_root: Path) -> RunDirectory | None:
         run_root: where runs live; those elsewhere are found by the index.
     """
     for runs in (list(_runs(run_root)), _indexed()):
-        if found := _with_job(job_id, runs) or _with_job(job_id.partition("_")[0], runs):
-            return _newest(found)
+        if with_job := _with_job(job_id, runs) or _with_job(job_id.partition("_")[0], runs):
+            return _newest(with_job)
     return None
 
 
@@ -208,8 +208,8 @@ def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
     """
     if text is not None:
         return find_run(text, run_root)
-    if (found := _find_among(LAST, sorted(_runs(run_root)), run_root)) is not None:
-        return found
+    if (last := _find_among(LAST, sorted(_runs(run_root)), run_root)) is not None:
+        return last
     elsewhere = _find_among(LAST, _indexed(), run_root)
     other = "" if elsewhere is None else f", or write {LAST}, which is {elsewhere.path}"
     raise NoRunError(
@@ -260,10 +260,10 @@ def _runs(run_root: Path) -> Iterator[Path]:
 
 def _indexed() -> list[Path]:
     """Return the runs of the index with the elements of its sweeps, which have no entries of their own."""
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for run in indexed_runs():
-        found[run.path] = None
+        paths[run.path] = None
         if exists(run.sweep_manifest):
             siblings = directories(run.path.parent)
-            found |= dict.fromkeys(path for path in siblings if is_element(path, run.path) and is_run(path))
-    return sorted(found)
+            paths |= dict.fromkeys(path for path in siblings if is_element(path, run.path) and is_run(path))
+    return sorted(paths)

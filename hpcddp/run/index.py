@@ -90,10 +90,10 @@ def scan(directory: Path) -> list[RunDirectory]:
         The runs that were found.
     """
     forget_missing_runs()
-    found = [RunDirectory(path) for path in _below(directory.absolute(), _DEEPEST)]
-    for run in found:
+    runs = [RunDirectory(path) for path in _below(directory.absolute(), _DEEPEST)]
+    for run in runs:
         add_to_index(run)
-    return found
+    return runs
 
 
 def is_run(path: Path) -> bool:

@@ -352,8 +352,8 @@ def read_ranks(attempt: AttemptDirectory) -> tuple[Rank, ...] | None:
     Raises:
         RecordError: the record is damaged.
     """
-    found = read_record(attempt.ranks, Ranks)
-    return None if found is None else found.ranks
+    ranks = read_record(attempt.ranks, Ranks)
+    return None if ranks is None else ranks.ranks
 
 
 def known_hosts(attempt: AttemptDirectory) -> list[str] | None:
@@ -550,8 +550,8 @@ class ProgramEnd:
         if not failed:
             return None
         first = failed[0]
-        place = f"rank {first.rank} on {first.host}"
-        who = place if len(failed) == 1 else f"{place} (the first of {len(failed)} ranks)"
+        first_name = f"rank {first.rank} on {first.host}"
+        who = first_name if len(failed) == 1 else f"{first_name} (the first of {len(failed)} ranks)"
         return f"{who} failed after the request to stop: {first.error}"
 
     @property

@@ -88,13 +88,13 @@ class TimedOutRanks:
 def place_of(traceback: str) -> str:
     """Return where a rank was that lost another one: ``backward (train.py:54)``."""
     frames = list(_frames(traceback))
-    own = next((frame for frame in reversed(frames) if not is_library(frame["file"])), None)
-    if own is None:
+    own_frame = next((frame for frame in reversed(frames) if not is_library(frame["file"])), None)
+    if own_frame is None:
         return "a collective"
-    called = frames[frames.index(own) + 1 :]
+    called = frames[frames.index(own_frame) + 1 :]
     named = (frame["function"] for frame in called if frame["function"] not in _DECORATORS)
-    function = next(named, own["function"])
-    return f"{function} ({PurePath(own['file']).name}:{own['line']})"
+    function = next(named, own_frame["function"])
+    return f"{function} ({PurePath(own_frame['file']).name}:{own_frame['line']})"
 
 
 def find_lost_peers(

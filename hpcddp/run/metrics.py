@@ -64,10 +64,10 @@ class MetricsLine(Record):
 
     def numbers(self) -> dict[str, float]:
         """Return all finite numbers whose names can be shown, by name."""
-        known = ((name, finite_number(value)) for name, value in self.facts.items())
+        values = ((name, finite_number(value)) for name, value in self.facts.items())
         return {
             name: value
-            for name, value in known
+            for name, value in values
             if value is not None and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
         }
 

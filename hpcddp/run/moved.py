@@ -160,11 +160,13 @@ def moved_script(script: str, in_script: ScriptRunDirectory, run: RunDirectory) 
     words = {"run-root": run.path.parent.parent, "name": run.path.parent.name, "run-id": run.run_id}
     begin = " ".join(f"--{option}={shlex.quote(str(word))}" for option, word in words.items())
     script = _BEGIN.sub(lambda _: f"hpcddp.supervise begin {begin}", script)
-    before = f"{in_script.run_root.rstrip('/')}/{in_script.name}/{in_script.run_id}".replace("%", "%%")
+    old_path = f"{in_script.run_root.rstrip('/')}/{in_script.name}/{in_script.run_id}".replace("%", "%%")
     for flag in ("output", "error"):
         for log in _LOGS:
             script = script.replace(
-                f"#SBATCH {Directive(flag, f'{before}{log}')}\n", f"#SBATCH {Directive(flag, f'{run.path}{log}')}\n", 1
+                f"#SBATCH {Directive(flag, f'{old_path}{log}')}\n",
+                f"#SBATCH {Directive(flag, f'{run.path}{log}')}\n",
+                1,
             )
     return script
 
@@ -200,17 +202,17 @@ def _directory_in_script(owner: RunDirectory, record: SubmissionRecord | Start |
 
 def _parse_script(script: str) -> ScriptRunDirectory | None:
     """Return the run directory in a script; None if a template of the user's own has it in another form."""
-    found = list(_BEGIN.finditer(script))
-    if len(found) != 1:
+    calls = list(_BEGIN.finditer(script))
+    if len(calls) != 1:
         return None
-    (run_root,), (name,), (run_id,) = (shlex.split(word) for word in found[0].groups())
+    (run_root,), (name,), (run_id,) = (shlex.split(word) for word in calls[0].groups())
     return ScriptRunDirectory(run_root=run_root, name=name, run_id=run_id)
 
 
-def is_same_directory(one: Path, other: Path) -> bool:
+def is_same_directory(first: Path, other: Path) -> bool:
     """Return whether two paths lead to the same directory; of paths that do not exist, whether they are equal."""
     with suppress(OSError):
-        return one == other or one.samefile(other)
+        return first == other or first.samefile(other)
     return False
 
 

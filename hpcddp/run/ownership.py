@@ -94,14 +94,14 @@ def processes_left(run: RunDirectory) -> list[int]:
     Args:
         run: the run; its batch script has ended.
     """
-    found = []
+    pids = []
     for pid in (process.pid for process in own_processes() if process.pid != os.getpid()):
         attempt = environment_of(pid).get("HPCDDP_ATTEMPT_DIR")
         # Not compared as text: a link may lead to the run.
         with suppress(OSError):
             if attempt is not None and Path(attempt).parent.samefile(run.attempts):
-                found.append(pid)
-    return sorted(found)
+                pids.append(pid)
+    return sorted(pids)
 
 
 def refuse_another_training(
@@ -122,8 +122,8 @@ def refuse_another_training(
     """
     if not run.job_file.exists():
         return ()
-    before = read_job_file(run)
-    changes = tuple(training_changes(before, spec))
+    spec_before = read_job_file(run)
+    changes = tuple(training_changes(spec_before, spec))
     for change in changes:
         why = _why_not(change) if may_change_by_name(change.key) else "which would be another training"
         if why is None and change.key in named:
@@ -206,16 +206,18 @@ def group_writable_warnings(path: Path) -> list[str]:
 
     One sentence for all of them, since under umask 002 every directory of a project is such a one.
     """
-    found = [
+    writable = [
         str(parent)
         for parent in path.resolve().parents
         if parent.stat().st_mode & (stat.S_IWGRP | stat.S_ISVTX) == stat.S_IWGRP
     ]
-    if not found:
+    if not writable:
         return []
-    can = "can be written by its group" if len(found) == 1 else "can be written by their groups"
-    where = f"{', '.join(found)}, above the run directory, {can}"
-    return [f"{where}, who could put other files in its place; run: chmod g-w {shlex.join(found)}, or trust the group"]
+    can = "can be written by its group" if len(writable) == 1 else "can be written by their groups"
+    where = f"{', '.join(writable)}, above the run directory, {can}"
+    return [
+        f"{where}, who could put other files in its place; run: chmod g-w {shlex.join(writable)}, or trust the group"
+    ]
 
 
 def _dangers(path: Path) -> Iterator[str]:

@@ -136,13 +136,13 @@ def point_best(directory: Path, values: Mapping[int, float], mode: Mode, *, may_
         FencedError: from ``may_publish``.
     """
     there = (step_of(path) for path in list_checkpoints(directory))
-    known = {step: values[step] for step in there if step is not None and step in values}
-    if not known:
+    values_of_checkpoints = {step: values[step] for step in there if step is not None and step in values}
+    if not values_of_checkpoints:
         return
-    best, target = directory / BEST, directory / checkpoint_name(best_of(known, mode))
+    best, target = directory / BEST, directory / checkpoint_name(best_of(values_of_checkpoints, mode))
     if best_checkpoint(directory) == target:
         return
-    faults.inject("best", step=best_of(known, mode))
+    faults.inject("best", step=best_of(values_of_checkpoints, mode))
     temporary = directory / f".{BEST}.{secrets.token_hex(4)}"
     temporary.symlink_to(target.name)
     try:

@@ -76,8 +76,10 @@ class Result(Record):
     def metrics(self) -> dict[str, Summary]:
         """The last and the best value of each metric of the evaluations, by name; empty if it had none."""
         written = self.facts.get("metrics")
-        known = {name: Summary.from_json(value) for name, value in written.items()} if isinstance(written, dict) else {}
-        return {name: summary for name, summary in known.items() if summary is not None}
+        summaries = (
+            {name: Summary.from_json(value) for name, value in written.items()} if isinstance(written, dict) else {}
+        )
+        return {name: summary for name, summary in summaries.items() if summary is not None}
 
     @property
     def noise_scale(self) -> float | None:
@@ -171,8 +173,8 @@ def _best_of_job(run: RunDirectory) -> Best | None:
 def write_result(run: RunDirectory, result: Result) -> None:
     """Write the result of a run: whether it is final, and the last and the best value of each evaluation metric."""
     result = replace(result, final=result.status in _FINAL)
-    if known := metrics_of(run):
-        metrics = {name: summary.as_json() for name, summary in known.items()}
+    if summaries := metrics_of(run):
+        metrics = {name: summary.as_json() for name, summary in summaries.items()}
         result = replace(result, facts={**result.facts, "metrics": metrics})
     write_record(run.result, result, reserves=run.reserves("result"))
 
@@ -222,17 +224,17 @@ def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
     Args:
         runs: the folder of a job's runs, ``<run_root>/<name>``; it need not exist.
     """
-    found = []
+    candidates = []
     for path in runs.iterdir() if runs.is_dir() else ():
         run = RunDirectory(path)
         try:
             result = read_result(run)
             if result is not None and result.noise_scale is not None:
-                found.append((run.result.stat().st_mtime_ns, path.name, result.noise_scale))
+                candidates.append((run.result.stat().st_mtime_ns, path.name, result.noise_scale))
         except (OSError, RecordError):
             # A result that cannot be read is skipped.
             continue
-    return max(found)[1:] if found else None
+    return max(candidates)[1:] if candidates else None
 
 
 BY_USER: Final = "cancelled by its user"

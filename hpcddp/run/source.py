@@ -99,9 +99,9 @@ def add_source(run: RunDirectory, source: Source) -> None:
         OSError: the record cannot be written.
     """
     try:
-        known = read_sources(run)
+        sources = read_sources(run)
     except RecordError:
-        known = ()
-    if known and replace(known[-1], time=source.time, attempt=source.attempt) == source:
+        sources = ()
+    if sources and replace(sources[-1], time=source.time, attempt=source.attempt) == source:
         return
-    write_record(run.source, SourceRecord(submissions=(*known, source)[-_KEPT:]))
+    write_record(run.source, SourceRecord(submissions=(*sources, source)[-_KEPT:]))

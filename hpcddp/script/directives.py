@@ -180,13 +180,13 @@ def _with_flags(line: DirectiveLine, flags: Sequence[Flag]) -> DirectiveLine:
 
 
 def read_flags(
-    words: Sequence[tuple[int, str]], known: SlurmFlags, *, stops_at_word: bool = False
+    words: Sequence[tuple[int, str]], slurm_flags: SlurmFlags, *, stops_at_word: bool = False
 ) -> tuple[list[Flag], int]:
     """Return the flags of a command line as getopt_long reads them, and the number of words that they take.
 
     Args:
         words: the words, each with the number of its line.
-        known: the flags of the command.
+        slurm_flags: the flags of the command.
         stops_at_word: whether the first word that is no flag ends the flags, as for srun; sbatch refuses such a word.
     """
     flags: list[Flag] = []
@@ -202,15 +202,15 @@ def read_flags(
         elif not is_flag:
             flags.append(Flag(line=line, name=word, value=None, problem=f"has the word {word!r}, which is no flag"))
         elif word.startswith("--"):
-            flags.append(_read_long_flag(line, word, remaining, known))
+            flags.append(_read_long_flag(line, word, remaining, slurm_flags))
         else:
-            flags += _read_short_flags(line, word, remaining, known)
+            flags += _read_short_flags(line, word, remaining, slurm_flags)
     return flags, len(words)
 
 
-def _read_long_flag(line: int, word: str, remaining: list[tuple[int, str]], known: SlurmFlags) -> Flag:
+def _read_long_flag(line: int, word: str, remaining: list[tuple[int, str]], slurm_flags: SlurmFlags) -> Flag:
     written, equals, text = word[2:].partition("=")
-    candidates = known.long_flags_of(written)
+    candidates = slurm_flags.long_flags_of(written)
     if len(candidates) != 1:
         if candidates:
             meanings = ", ".join(f"--{candidate}" for candidate in candidates)
@@ -219,30 +219,32 @@ def _read_long_flag(line: int, word: str, remaining: list[tuple[int, str]], know
             problem = f"has --{written}, which is no flag"
         return Flag(line=line, name=written, value=text if equals else None, problem=problem, is_unknown=not candidates)
     name = candidates[0]
-    if name in known.without_value and equals:
+    if name in slurm_flags.without_value and equals:
         return Flag(line=line, name=name, value=text, problem=f"gives --{name} a value, and it takes none")
     if equals:
         return Flag(line=line, name=name, value=text)
-    return _with_next_word(line, name, remaining, known)
+    return _with_next_word(line, name, remaining, slurm_flags)
 
 
-def _with_next_word(line: int, name: str, remaining: list[tuple[int, str]], known: SlurmFlags) -> Flag:
-    if name not in known.with_value:
+def _with_next_word(line: int, name: str, remaining: list[tuple[int, str]], slurm_flags: SlurmFlags) -> Flag:
+    if name not in slurm_flags.with_value:
         return Flag(line=line, name=name, value=None)
     if not remaining:
         return Flag(line=line, name=name, value=None, problem=f"gives --{name} no value")
     return Flag(line=line, name=name, value=remaining.pop(0)[1])
 
 
-def _read_short_flags(line: int, word: str, remaining: list[tuple[int, str]], known: SlurmFlags) -> Iterator[Flag]:
+def _read_short_flags(
+    line: int, word: str, remaining: list[tuple[int, str]], slurm_flags: SlurmFlags
+) -> Iterator[Flag]:
     letters = word[1:]
     while letters:
         letter, letters = letters[0], letters[1:]
-        name = known.short.get(letter)
+        name = slurm_flags.short.get(letter)
         if name is None:
             yield Flag(line=line, name=letter, value=letters or None, problem=f"has -{letter}, which is no flag")
             return
-        if name not in known.without_value and letters:
+        if name not in slurm_flags.without_value and letters:
             yield Flag(line=line, name=name, value=letters)
             return
-        yield _with_next_word(line, name, remaining, known)
+        yield _with_next_word(line, name, remaining, slurm_flags)

@@ -74,12 +74,12 @@ class Variables:
 
     def names_behind(self, text: str) -> set[str]:
         """Return the names that a text uses, and those that their values use."""
-        found: set[str] = set()
+        names: set[str] = set()
         remaining = names_in(text)
         while remaining:
-            found |= remaining
-            remaining = {name for used in remaining for name in self._uses.get(used, ())} - found
-        return found
+            names |= remaining
+            remaining = {name for used in remaining for name in self._uses.get(used, ())} - names
+        return names
 
     def forget(self, name: str) -> None:
         """Note that the value of a variable is not known any more."""

@@ -65,7 +65,10 @@ def allocation_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[s
     if problem is None:
         problem = _problem_of_allocation(spec, environment["SLURM_JOB_ID"], environment)
     if problem is not None:
-        options = (f"--{one.flag}" if one.value is None else f"--{one.flag}={one.value}" for one in request_of(spec))
+        options = (
+            f"--{directive.flag}" if directive.value is None else f"--{directive.flag}={directive.value}"
+            for directive in request_of(spec)
+        )
         salloc = shlex.join(["salloc", *options])
         yield Obstacle(
             sentence=f"--cluster here: {problem}; submit in the shell that this command opens: {salloc}; or give the "
@@ -119,6 +122,6 @@ def _too_small(spec: JobSpec, job_id: str, capacities: list[NodeCapacity]) -> st
         enough = sum(each >= needed for each in has)
         if enough < nodes:
             each_of = "its node" if nodes == 1 else f"each of {nodes} nodes"
-            found = f"so many on {enough} only" if enough else f"at most {max(has)} on a node"
-            return f"the job needs {counted(needed, name)} on {each_of}, and the allocation, job {job_id}, has {found}"
+            offer = f"so many on {enough} only" if enough else f"at most {max(has)} on a node"
+            return f"the job needs {counted(needed, name)} on {each_of}, and the allocation, job {job_id}, has {offer}"
     return None

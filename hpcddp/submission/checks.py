@@ -144,13 +144,13 @@ def _python_of(words: Sequence[str]) -> tuple[str | None, str | None]:
     """Return the script and the module that a Python command runs; None for what it does not run."""
     if not words or PYTHON.fullmatch(Path(words[0]).name) is None:
         return None, None
-    for place, (previous, word) in enumerate(pairwise(words), 2):
+    for next_index, (previous, word) in enumerate(pairwise(words), 2):
         if word.startswith("-c") or word == "-":
             break
         if previous in PYTHON_OPTIONS_WITH_VALUE:
             continue
         if match := _MODULE.fullmatch(word):
-            return None, match[1] or next(iter(words[place:]), None)
+            return None, match[1] or next(iter(words[next_index:]), None)
         if not word.startswith("-"):
             return word, None
     return None, None
@@ -216,7 +216,7 @@ _GPUS = ("nvidia[0-9]*", "nvhost-gpu", "nvgpu", "kfd", "dxg")
 
 def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield GPUs that this machine does not have; a command may do without them, and decides that itself."""
-    if cluster != "local" or spec.device == "cpu" or any(found for name in _GPUS for found in DEVICES.glob(name)):
+    if cluster != "local" or spec.device == "cpu" or any(device for name in _GPUS for device in DEVICES.glob(name)):
         return
     count = spec.resources.gpus_per_node
     asked = f"resources.gpus_per_node is {count}" if count else "train.device is cuda"
@@ -245,7 +245,7 @@ def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[
         return
     container = spec.environment.container
     mounts = container.mounted if container is not None else ()
-    path = next((found for mount in mounts if (found := mount.host_path(data_dir)) is not None), data_dir)
+    path = next((host_path for mount in mounts if (host_path := mount.host_path(data_dir)) is not None), data_dir)
     if not Path(path).is_dir():
         shown = "" if path == data_dir else f", which is {path!r} here"
         yield Obstacle(
@@ -270,8 +270,8 @@ def _tracker_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
                     sentence=f"trackers.use names {name}, which {sys.executable} does not have; run: "
                     f"{shlex.quote(sys.executable)} -m pip install {PACKAGES[name]}, or remove the name"
                 )
-    known = spec.trackers.tracking_uri or environment.get(_SERVER) or spec.environment.env.get(_SERVER)
-    if "mlflow" in names and not known:
+    server = spec.trackers.tracking_uri or environment.get(_SERVER) or spec.environment.env.get(_SERVER)
+    if "mlflow" in names and not server:
         yield Obstacle(
             sentence=f"trackers.use names mlflow, and nothing says where its server is; export {_SERVER}, or write it "
             "into trackers.tracking_uri"
@@ -410,12 +410,12 @@ def cpus_for_gpus(request: SubmitRequest) -> Iterator[str]:
     spec = request.job.spec
     if request.cluster == "local" or not spec.uses_gpus or request.job.origins.get(_CPUS) != DEFAULT:
         return
-    known = _cpus_of_a_gpu(request.job)
-    if known == 1:
+    cpus = _cpus_of_a_gpu(request.job)
+    if cpus == 1:
         return
     way = (
-        f"add --cpus-per-task {known}, which is what the nodes have for each GPU"
-        if known
+        f"add --cpus-per-task {cpus}, which is what the nodes have for each GPU"
+        if cpus
         else f"add --cpus-per-task {_SOME_CPUS}, or the CPUs of a node divided by its GPUs (sinfo -o '%P %c %G')"
     )
     yield f"{_CPUS} is not given, so that each GPU has 1 CPU for the training and its data loader; {way}"

@@ -101,8 +101,10 @@ def _without_packages(spec: JobSpec, missing: Sequence[str], python: str) -> Obs
 
 
 def _modules(section: Environment, environment: Mapping[str, str]) -> Iterator[Obstacle]:
-    known = any(mark in environment for mark in _MODULE_MARKS) or any(Path(file).is_file() for file in _MODULE_PROFILES)
-    if section.modules and not known:
+    has_modules = any(mark in environment for mark in _MODULE_MARKS) or any(
+        Path(file).is_file() for file in _MODULE_PROFILES
+    )
+    if section.modules and not has_modules:
         yield Obstacle(
             sentence="environment.modules needs the module command, which this machine does not have; the job ends at "
             "its start unless its nodes have it",

@@ -28,15 +28,19 @@ def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
     Only the directory of submission is searched for a job that runs in another interpreter than this one, whose
     packages are unknown here.
     """
-    known = runs_in_this_python(spec.environment) and not (spec.environment.modules or spec.environment.setup)
+    is_certain = runs_in_this_python(spec.environment) and not (spec.environment.modules or spec.environment.setup)
     variables = {**environment, **spec.environment.env}
     # The order in which the task searches: its own directory last (hpcddp.task.__main__).
-    paths = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)] if known else []
+    paths = (
+        [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
+        if is_certain
+        else []
+    )
     for key, name in _named_functions(spec):
         module, function = name.split(":", 1)
-        search = _Search(directory=Path.cwd(), paths=paths, is_complete=known)
+        search = _Search(directory=Path.cwd(), paths=paths, is_complete=is_certain)
         if (why := search.why_not(module, function, _use_of(key, spec, search))) is not None:
-            yield Obstacle(sentence=f"{key} is {name}, and {why}", certain=known)
+            yield Obstacle(sentence=f"{key} is {name}, and {why}", certain=is_certain)
 
 
 # Returns why a function of a module cannot be used; None if it can, or if that is not known.
@@ -89,36 +93,36 @@ class _Search:
 
     def why_not(self, module: str, function: str, use: _Use | None) -> str | None:
         """Return why a function cannot be used; None if it can, or if only an import would show it."""
-        found = self._find(module)
-        return _no_function(found, module, function, use) if isinstance(found, ModuleSpec) else found
+        spec = self._find(module)
+        return _no_function(spec, module, function, use) if isinstance(spec, ModuleSpec) else spec
 
     def read_own_module(self, module: str) -> Module | None:
         """Return the source of a module of the user's own; None for another one, or one that cannot be read."""
-        found = self._find(module)
-        if not isinstance(found, ModuleSpec) or not is_own_source(module, found.origin or ""):
+        spec = self._find(module)
+        if not isinstance(spec, ModuleSpec) or not is_own_source(module, spec.origin or ""):
             return None
         with suppress(ImportError, OSError, SyntaxError, ValueError):
-            return _parse(found, module)
+            return _parse(spec, module)
         return None
 
     def _find(self, module: str) -> ModuleSpec | str | None:
         """Return where a module is, or why there is none; None if only an import would show it."""
         paths: Sequence[str] = [*self.paths, str(self.directory)]
         name, _, rest = module.partition(".")
-        found = _find(name, paths, is_top=self.is_complete)
-        if found is None:
+        spec = _find(name, paths, is_top=self.is_complete)
+        if spec is None:
             return self._no_module(name, paths) if self.is_complete else None
         while rest:
-            if found.submodule_search_locations is None:
-                return f"{name} ({found.origin}) is a module and not a package, so there is no {module}"
-            paths = list(found.submodule_search_locations)
+            if spec.submodule_search_locations is None:
+                return f"{name} ({spec.origin}) is a module and not a package, so there is no {module}"
+            paths = list(spec.submodule_search_locations)
             last, _, rest = rest.partition(".")
             name = f"{name}.{last}"
             # By its last word alone: with the whole name Python would import the packages of a namespace.
-            found = _find(last, paths, is_top=False)
-            if found is None:
+            spec = _find(last, paths, is_top=False)
+            if spec is None:
                 return self._no_module(name, paths)
-        return found
+        return spec
 
     def _no_module(self, name: str, paths: Sequence[str]) -> str:
         parent, _, last = name.rpartition(".")
@@ -133,9 +137,9 @@ class _Search:
 def _find(name: str, paths: Sequence[str], *, is_top: bool) -> ModuleSpec | None:
     """Return where a module is; the packages that it is in are not imported."""
     with suppress(ImportError, ValueError):
-        found = PathFinder.find_spec(name, paths)
+        spec = PathFinder.find_spec(name, paths)
         # Packages that are installed editable have finders of their own.
-        return found if found is not None or not is_top else importlib.util.find_spec(name)
+        return spec if spec is not None or not is_top else importlib.util.find_spec(name)
     return None
 
 
@@ -152,31 +156,31 @@ def _modules_in(paths: Sequence[str]) -> list[str]:
     return sorted(names)
 
 
-def _no_function(found: ModuleSpec, module: str, function: str, use: _Use | None) -> str | None:
+def _no_function(spec: ModuleSpec, module: str, function: str, use: _Use | None) -> str | None:
     """Return why a module has no such function, or why the function cannot be used."""
     try:
-        parsed = _parse(found, module)
+        parsed = _parse(spec, module)
     except (ImportError, OSError):
         return None
     except (SyntaxError, ValueError) as error:
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else error
-        return f"{found.origin} is not valid Python{line}: {reason}; correct the file"
+        return f"{spec.origin} is not valid Python{line}: {reason}; correct the file"
     names = None if parsed is None else names_defined(parsed.body)
     if names is None or function in names:
         what = None if parsed is None or use is None else use(parsed, function)
-        return what and f"in {found.origin} {function} {what}"
+        return what and f"in {spec.origin} {function} {what}"
     near = nearest(function, names)
     instead = f"did you mean {module}:{near}?" if near else "write the name of a function in it"
-    return f"{module} ({found.origin}) defines no {function}; {instead}"
+    return f"{module} ({spec.origin}) defines no {function}; {instead}"
 
 
-def _parse(found: ModuleSpec, module: str) -> Module | None:
+def _parse(spec: ModuleSpec, module: str) -> Module | None:
     """Return the source of a module; None for a compiled one."""
-    source = found.loader.get_source(found.name) if isinstance(found.loader, InspectLoader) else None
+    source = spec.loader.get_source(spec.name) if isinstance(spec.loader, InspectLoader) else None
     if source is None:
         return None
-    is_package = found.submodule_search_locations is not None
+    is_package = spec.submodule_search_locations is not None
     return Module(name=module, is_package=is_package, body=ast.parse(source).body)
 
 
@@ -196,8 +200,8 @@ def _not_called_with_one(module: Module, name: str) -> str | None:
 
 
 def _arguments_not_one(body: Sequence[ast.stmt], name: str) -> str | None:
-    found = [statement for statement in body if name in (names_defined([statement]) or {name})]
-    match found:
+    definitions = [statement for statement in body if name in (names_defined([statement]) or {name})]
+    match definitions:
         case [ast.ClassDef(decorator_list=[])]:
             return "is a class"
         case [ast.FunctionDef(args=args, decorator_list=[]) | ast.AsyncFunctionDef(args=args, decorator_list=[])]:

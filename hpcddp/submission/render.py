@@ -324,9 +324,9 @@ def find_template(name: str) -> FilePath:
     path = folder / f"{name}{SUFFIX}"
     if path.is_file():
         return path
-    known = ", ".join(sorted(entry.name.removesuffix(SUFFIX) for entry in folder.glob(f"*{SUFFIX}")))
+    names = ", ".join(sorted(entry.name.removesuffix(SUFFIX) for entry in folder.glob(f"*{SUFFIX}")))
     raise TemplateError(
-        f"--template is {name!r}, and there is no such template; write one of {known}, or a file's path"
+        f"--template is {name!r}, and there is no such template; write one of {names}, or a file's path"
     )
 
 

@@ -50,8 +50,8 @@ class ShellText:
     def commands(self) -> list[list[str]]:
         """The simple commands, word by word, without words of the shell and assignments before them."""
         groups = (list(group) for ends, group in groupby(self._tokens, _ends_a_command) if not ends)
-        found = (_without_prefix(list(dropwhile(_RESERVED.__contains__, group))) for group in groups)
-        return [command for command in found if command]
+        words_of_commands = (_without_prefix(list(dropwhile(_RESERVED.__contains__, group))) for group in groups)
+        return [command for command in words_of_commands if command]
 
     @property
     def _tokens(self) -> list[str]:

@@ -70,16 +70,16 @@ def ask_git(directory: Path, environment: Mapping[str, str], *, timeout_s: float
         said = next((why for words, why in _REFUSALS if words in text), None)
         return {"git_unknown": said or f"git failed: {text.partition(chr(10))[0] or 'it said nothing'}"}
     commit, _, branch = answer.decode(errors="replace").strip().partition("\n")
-    known: dict[str, Any] = {"commit": commit, "branch": None if branch == "HEAD" else branch}
+    facts: dict[str, Any] = {"commit": commit, "branch": None if branch == "HEAD" else branch}
     code, diff = git.run(*_DIFF, limit=LARGEST_DIFF + 1)
     cut = len(diff) > LARGEST_DIFF
     if code != 0 and not cut:
         slow = f"git diff did not end within {timeout_s:g} s"
-        return {**known, "git_unknown": slow if code is None else "git diff failed"}
+        return {**facts, "git_unknown": slow if code is None else "git diff failed"}
     if cut:
         # Whole lines only.
         diff = diff[:LARGEST_DIFF].rpartition(b"\n")[0] + b"\n"
-    return {**known, "dirty": bool(diff), "diff": diff.decode(errors="replace"), "is_diff_cut": cut}
+    return {**facts, "dirty": bool(diff), "diff": diff.decode(errors="replace"), "is_diff_cut": cut}
 
 
 def installed_packages(request: SubmitRequest) -> dict[str, Any]:
@@ -107,10 +107,10 @@ def installed_packages(request: SubmitRequest) -> dict[str, Any]:
 
 def _distributions(folders: Iterable[Path]) -> dict[str, str]:
     """Return the version of each distribution, by its normalized name; the first folder that has one counts."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for folder in folders:
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.endswith("-info") and (match := _DISTRIBUTION.fullmatch(entry.name)):
-                    found.setdefault(re.sub("[-_.]+", "-", match["name"]).lower(), match["version"])
-    return dict(sorted(found.items()))
+                    versions.setdefault(re.sub("[-_.]+", "-", match["name"]).lower(), match["version"])
+    return dict(sorted(versions.items()))

@@ -112,15 +112,15 @@ def _failure(error: HpcddpError | OSError, environment: Mapping[str, str]) -> Fa
 
 def _stage(wanted: Stage, environment: Mapping[str, str]) -> str:
     """Copy the data, and return what was done."""
-    place = wanted.directory(environment)
-    if place is None:
+    target_text = wanted.directory(environment)
+    if target_text is None:
         raise StageError(
             f"environment.stage.target is {wanted.target!r}, and its variable is not set here to a path; write another "
             "directory of the node"
         )
-    source, target = Path(wanted.source), Path(place)
-    found = source.stat()
-    mark = Staged(source=wanted.source, size=found.st_size, modified_ns=found.st_mtime_ns)
+    source, target = Path(wanted.source), Path(target_text)
+    status = source.stat()
+    mark = Staged(source=wanted.source, size=status.st_size, modified_ns=status.st_mtime_ns)
     if _is_there(target, mark):
         return f"{target} has it from an earlier attempt or job"
     began = time.monotonic()
@@ -152,8 +152,8 @@ def _is_there(target: Path, mark: Staged) -> bool:
     """
     if not os.path.lexists(target):
         return False
-    found = target.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & _OF_OTHERS or not target.is_dir() or target.is_symlink():
+    status = target.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & _OF_OTHERS or not target.is_dir() or target.is_symlink():
         raise StageError(
             f"{target} is there already, and is no directory that only you can change; write another "
             "environment.stage.target"

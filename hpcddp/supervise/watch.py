@@ -306,8 +306,8 @@ class HostBoots:
             boot_time = moment_of(text)
             if boot_time is None:
                 continue
-            known = self._first_known.setdefault(host, boot_time)
-            is_newer = boot_time > known + _BOOT_TIME_TOLERANCE_S
+            first_boot_time = self._first_known.setdefault(host, boot_time)
+            is_newer = boot_time > first_boot_time + _BOOT_TIME_TOLERANCE_S
             if is_newer and boot_time > self._started_at and host not in self._restarted:
                 self._restarted.append(host)
 

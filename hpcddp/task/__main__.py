@@ -122,9 +122,9 @@ def check_pickle(path: Path, digest: str) -> None:
     """
     if not wait_until(path.exists, timeout_s=_PICKLE_TIMEOUT_S, poll_s=_POLL_S):
         raise RunDirectoryError(f"{path} did not appear; every host must see the run directory")
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != digest:
-        raise RunDirectoryError(f"{path} is not the file that was submitted (sha256 {found}, expected {digest})")
+    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    if actual != digest:
+        raise RunDirectoryError(f"{path} is not the file that was submitted (sha256 {actual}, expected {digest})")
 
 
 def _redirect_output(log: Path) -> None:

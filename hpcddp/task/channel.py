@@ -69,13 +69,13 @@ class Channel:
         self._sent = self._received = 0
         _watch_for_loss(connection)
         self._greet_until: float | None = time.monotonic() + _GREETING_TIMEOUT_S
-        own = secrets.token_bytes(NUMBER_BYTES)
+        own_number = secrets.token_bytes(NUMBER_BYTES)
         try:
-            connection.sendall(own)
+            connection.sendall(own_number)
         except OSError as error:
             raise ChannelClosedError from error
         other = self._read(NUMBER_BYTES)
-        service, rank = (own, other) if is_service else (other, own)
+        service, rank = (own_number, other) if is_service else (other, own_number)
         to_service, to_rank = (name + service + rank for name in (b"to service", b"to rank"))
         self._out, self._in = (to_rank, to_service) if is_service else (to_service, to_rank)
 

@@ -167,7 +167,7 @@ def run_program(
         )
         _exit_with_failure(record, attempt, on_end)
     # A rank that lost this one as its peer may have written its record first: only a first cause counts.
-    first = [known for known in read_failures(attempt) if known.rank != env.rank and not known.secondary]
+    first = [other for other in read_failures(attempt) if other.rank != env.rank and not other.secondary]
     other_first = bool(first)
     exit_ = ProgramExit(
         rank=env.rank,
@@ -187,7 +187,7 @@ def run_program(
         sigterm_forwarded=program.sigterm_forwarded,
         master_port=port,
     )
-    if failure is not None and failure.traceback and failure.message in {known.message for known in first}:
+    if failure is not None and failure.traceback and failure.message in {other.message for other in first}:
         # The same mistake on several ranks; SIGTERM came because one of them was the first.
         failure = replace(failure, secondary=False, exit_code=first[0].exit_code)
     try:
@@ -350,14 +350,14 @@ def _end_time(env: RankEnv, attempt: AttemptDirectory, environment: Mapping[str,
     def ask() -> KnownEnd | None:
         if env.rank or job_id is None:
             return _recorded_end(attempt)
-        if (known := ask_end(job_id)) is not None and env.world_size > 1:
+        if (answer := ask_end(job_id)) is not None and env.world_size > 1:
             with suppress(OSError):
-                write_asked_end(attempt, AskedEnd(end_time=known.end_time, time=known.time))
-        return known
+                write_asked_end(attempt, AskedEnd(end_time=answer.end_time, time=answer.time))
+        return answer
 
-    known = KnownEnd(end_time=deadline.end_time, time=deadline.start_time)
+    answer = KnownEnd(end_time=deadline.end_time, time=deadline.start_time)
     return EndTime(
-        known,
+        answer,
         None if job_id is None else ask,
         every_s=_READ_END_EVERY_S if env.rank else ASK_EVERY_S,
         on_move=lambda end: _print(moved_sentence(end)),
@@ -490,7 +490,7 @@ class Program:
 
         def received_notice() -> StopNotice | None:
             received = _received_since(ended - _SIGNAL_TIMEOUT_S, possible)
-            return self.notice or next((_NOTICE_BY_SIGNAL[known.signum] for known in received), None)
+            return self.notice or next((_NOTICE_BY_SIGNAL[caught.signum] for caught in received), None)
 
         if code == 0 and self.notice is None and ended - self._asked_to_save_at <= _LONGEST_SAVE_S:
             self.notice = "warned"
@@ -628,7 +628,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
 def _received_since(moment: float, signals: Iterable[int]) -> Iterator[ReceivedSignal]:
     """Yield those of ``signals`` that arrived since ``moment``; SIGTERM, which takes precedence, comes first."""
     received = (LISTENER.first(signal.Signals(signum)) for signum in _NOTICE_BY_SIGNAL if signum in signals)
-    return (known for known in received if known is not None and known.monotonic >= moment)
+    return (caught for caught in received if caught is not None and caught.monotonic >= moment)
 
 
 def _kill_with_descendants(pid: int) -> None:

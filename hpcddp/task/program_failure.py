@@ -177,8 +177,8 @@ def _failure_message(
     if end.message:
         message = end.message.partition(": ")[2] or end.message
         if (missing := _MISSING_VARIABLE.fullmatch(end.message)) is not None:
-            known = _OF_THE_BATCH.fullmatch(missing[1]) is not None
-            remedy = "add --global-batch-size N" if known else "see docs/any-script.md"
+            is_batch_option = _OF_THE_BATCH.fullmatch(missing[1]) is not None
+            remedy = "add --global-batch-size N" if is_batch_option else "see docs/any-script.md"
             return f"{message}; this job does not set the variable: {remedy}"
         # submitit/helpers.py: its variables are those of torchrun, which the task has set.
         exported = message.startswith("Cannot export environment variables as ")
@@ -255,8 +255,8 @@ def _end_of_ranks(lines: Sequence[str], *, root: int, code: int) -> LogEnd:
         output.setdefault(None if prefix is None else int(prefix[1]), []).append(line)
     ends = {rank: _end_of(of_rank) for rank, of_rank in output.items()}
     # Ranks that lost a peer end at nearly the same time. A signal leaves no traceback of its own.
-    own = (rank for rank, end in ends.items() if end.message and not log_says_peer_loss(end.traceback, ""))
-    first = root if code < 0 else next(own, root)
+    own_ends = (rank for rank, end in ends.items() if end.message and not log_says_peer_loss(end.traceback, ""))
+    first = root if code < 0 else next(own_ends, root)
     return replace(ends[first], tail=ends[None].tail, rank=root if first is None else first, code=code)
 
 

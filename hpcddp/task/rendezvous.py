@@ -55,15 +55,15 @@ def reachable_addresses(own_names: Iterable[str], peers: Iterable[str], *, singl
     """
     if single_host:
         return ["127.0.0.1"]
-    found = [
+    addresses = [
         route
         for peer in islice(peers, 4)
         for address in resolve(peer)
         if (route := source_address(address)) is not None
     ]
-    found += [address for name in own_names for address in resolve(name)]
-    found += [address for _, address in interface_addresses()]
-    return [address for address in dict.fromkeys(found) if not is_local_only(address)]
+    addresses += [address for name in own_names for address in resolve(name)]
+    addresses += [address for _, address in interface_addresses()]
+    return [address for address in dict.fromkeys(addresses) if not is_local_only(address)]
 
 
 def resolve(name: str) -> list[str]:
@@ -286,8 +286,8 @@ def _meet_as_rank_0(
         port = int(listener.getsockname()[1])
         publish_address(attempt, PublishedAddress(host=identity.host, addresses=tuple(addresses), port=port))
         try:
-            found = _gather(server, env, attempt, deadline=deadline)
-            identities = {0: identity} | {rank: _parse_hello(hello, env)[1] for rank, hello in found.items()}
+            hellos = _gather(server, env, attempt, deadline=deadline)
+            identities = {0: identity} | {rank: _parse_hello(hello, env)[1] for rank, hello in hellos.items()}
             _refuse(env, identities, timeout)
             held = bind_port(single_host=single_host)
         except (RendezvousError, DisagreementError) as error:
@@ -428,9 +428,9 @@ def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float,
     """
 
     def look_at_the_others_too() -> T:
-        if not (found := look()):
+        if not (answer := look()):
             raise_if_a_rank_failed(attempt)
-        return found
+        return answer
 
     return wait_until(look_at_the_others_too, timeout_s=deadline - time.monotonic(), poll_s=poll_s)
 

@@ -181,18 +181,18 @@ def _ask(pid: int) -> list[str]:
     if memory is None or STACKS_SIGNAL not in handled_signals(pid):
         return ["this task has just started, and does not show its stacks yet"]
     try:
-        before = memory.stat().st_size
+        size_before = memory.stat().st_size
         os.kill(pid, STACKS_SIGNAL)
-        sizes = [before]
+        sizes = [size_before]
 
         def is_complete() -> bool:
             sizes.append(memory.stat().st_size)
-            return sizes[-1] == sizes[-2] > before
+            return sizes[-1] == sizes[-2] > size_before
 
         if not wait_until(is_complete, timeout_s=_ANSWER_TIMEOUT_S, poll_s=_POLL_S):
             return [f"this process does not answer within {_ANSWER_TIMEOUT_S:g} s: it may be stopped"]
         with memory.open("rb") as file:
-            file.seek(before)
+            file.seek(size_before)
             return file.read().decode(errors="replace").splitlines()
     except OSError as error:
         return [f"this process has just ended ({error.strerror})"]

@@ -103,8 +103,8 @@ def hang_record(gap: HeartbeatGap, frame: FrameType, process_state: ProcessState
     """
     waiting = waits_for_others(frame)
     code = frame.f_code
-    place = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-    doing = "waits for other ranks" if waiting else f"is at {place}"
+    line = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+    doing = "waits for other ranks" if waiting else f"is at {line}"
     after = "before the first step" if gap.step is None else f"after step {gap.step}"
     return process_state.record(
         kind=HANG,
