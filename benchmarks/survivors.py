@@ -21,17 +21,14 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
-from hpcddp.run.checkpoints import newest_valid
+from tests.cluster.recoveries import difference
 from tests.cluster.sandboxes import QUICK, sandbox_with
-from tests.cluster.scenarios import EPOCHS, STEPS_PER_EPOCH, References, ScenarioContext
+from tests.cluster.scenarios import STEPS_PER_EPOCH, References, ScenarioContext
 from tests.cluster.slurm_faults import link_cut
-from tests.cluster.tracked_run import TrackedRun
+from tests.cluster.tracked_run import TrackedRun, records
 
 PLACES: Final = ("backward", "update", "step", "evaluation", "save.file")
 _KILLS: Final = 4
-_STEPS: Final = EPOCHS * STEPS_PER_EPOCH
 
 
 def faults_of(dice: random.Random, ranks: int) -> str:
@@ -87,24 +84,10 @@ def steps_recorded(tracked: TrackedRun) -> int:
     return path.read_bytes().count(b'"loss"') if path.exists() else 0
 
 
-def losses(tracked: TrackedRun) -> list[dict[str, Any]]:
-    """Return the records of all steps of a run."""
-    lines = (json.loads(line) for line in tracked.run.metrics.read_text().splitlines())
-    return [line for line in lines if "loss" in line]
-
-
-def parameters(tracked: TrackedRun) -> torch.Tensor:
-    """Return the parameters at the end of a run, as one vector."""
-    checkpoint = newest_valid(tracked.run.checkpoints, expected=True, warn=print)
-    assert checkpoint is not None
-    state = torch.load(checkpoint.path / "model.pt", weights_only=True)
-    return torch.cat([tensor.reshape(-1).double() for tensor in state.values()])
-
-
 def result_of(tracked: TrackedRun, reference: TrackedRun, moments: list[float]) -> dict[str, Any]:
     """Return what came of a run."""
-    records, expected = losses(tracked), losses(reference)
-    times = {record["step"]: record["time"] for record in records}
+    found = difference(tracked, reference)
+    times = {record["step"]: record["time"] for record in records(tracked.run)}
     recoveries = tracked.events("recovery")
     broken = [event for event in recoveries if event.cause]
     joins = [event for event in recoveries if not event.cause and "seconds" in event.facts]
@@ -119,9 +102,9 @@ def result_of(tracked: TrackedRun, reference: TrackedRun, moments: list[float]) 
         "broken_generations": len(broken),
         "joins": len(joins),
         "without_success": [event.reason for event in recoveries if event not in broken and event not in joins],
-        "each_step_once": [record["step"] for record in records] == list(range(1, _STEPS + 1)),
-        "largest_loss_difference": max(abs(a["loss"] - b["loss"]) for a, b in zip(records, expected, strict=False)),
-        "largest_parameter_difference": float((parameters(tracked) - parameters(reference)).abs().max()),
+        "each_step_once": found.each_once,
+        "largest_loss_difference": found.loss,
+        "largest_parameter_difference": found.parameters,
         "death_to_next_step_s": pauses,
         "join_s": [round(event.facts["seconds"], 3) for event in joins],
     }

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.cluster.recoveries import assert_same, wait_for_world
 from tests.cluster.scenarios import ScenarioContext, after_scenario
 from tests.cluster.slurm_faults import link_cut, without_slurmd
-from tests.cluster.test_stop_survivors import assert_same, wait_for_world
 from tests.cluster.tracked_run import TrackedRun
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -12,58 +11,50 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253
 
-from hpcddp.run.checkpoints import newest_valid
+from tests.cluster.recoveries import assert_same, parameters, wait_for_world
 from tests.cluster.scenarios import (
-    EPOCHS,
     OTHER_HOSTS,
     PREEMPTED_HOSTS,
-    STEPS_PER_EPOCH,
     ScenarioContext,
     ScenarioResult,
     after_scenario,
 )
-from tests.cluster.tracked_run import TrackedRun, processes_with
+from tests.cluster.tracked_run import TrackedRun, processes_with, records
 
 Sections = Mapping[str, Mapping[str, Any]]
 
-STEPS = EPOCHS * STEPS_PER_EPOCH
-_ROUNDING = 1e-12
+# The steps that are left then take longer than a new process, on any machine; ``hurry`` ends them.
+_SLOW_STEP_S = 0.4
+_FIRST_STEPS = 10
 
 
-def start(context: ScenarioContext, *, max_failures: int = 1, behaviour: dict[str, float] | None = None) -> TrackedRun:
+def start(context: ScenarioContext, *, max_failures: int = 1) -> TrackedRun:
     """Start a training of four ranks whose ranks that are left may go on, and wait until it is at work."""
     sections = {"requeue": {"max_failures": max_failures}}
-    tracked = context.start("run", nodes=2, tasks=2, on=OTHER_HOSTS, sections=sections, behaviour=behaviour)
-    tracked.wait_for_steps(30)
+    tracked = context.start("run", nodes=2, tasks=2, on=OTHER_HOSTS, sections=sections, seconds=_SLOW_STEP_S)
+    tracked.wait_for_steps(_FIRST_STEPS)
     return tracked
 
 
 def finish(context: ScenarioContext, tracked: TrackedRun) -> tuple[TrackedRun, TrackedRun]:
     """Wait for the end of a run; return it, and the undisturbed one."""
+    tracked.hurry()
     reference = context.references.of(2, 2)
     tracked.wait_until_finished()
     return tracked, reference
 
 
-def wait_for_world(tracked: TrackedRun, size: int) -> None:
-    """Wait until the newest recovery of a run has so many ranks."""
-
-    def is_reached() -> bool:
-        recoveries = tracked.events("recovery")
-        return bool(recoveries) and recoveries[-1].facts["world_size"] == size
-
-    tracked.wait_until(is_reached, f"{size} ranks", timeout_s=60)
-
-
 def rank_1_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     tracked = start(context)
     tracked.signal(1, signal.SIGKILL)
+    wait_for_world(tracked, 4)
     return finish(context, tracked)
 
 
 def rank_0_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     tracked = start(context)
     tracked.signal(0, signal.SIGSEGV)
+    wait_for_world(tracked, 4)
     return finish(context, tracked)
 
 
@@ -73,29 +64,8 @@ def pair_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     ranks = tracked.ranks()
     for rank in (0, 3):
         tracked.signal(rank, signal.SIGKILL, ranks)
+    wait_for_world(tracked, 4)
     return finish(context, tracked)
-
-
-def _records(tracked: TrackedRun, key: str) -> list[dict[str, Any]]:
-    lines = (json.loads(line) for line in tracked.run.metrics.read_text().splitlines())
-    return [line for line in lines if key in line]
-
-
-def _parameters(tracked: TrackedRun) -> torch.Tensor:
-    checkpoint = newest_valid(tracked.run.checkpoints, expected=True, warn=print)
-    assert checkpoint is not None
-    state = torch.load(checkpoint.path / "model.pt", weights_only=True)
-    return torch.cat([tensor.reshape(-1) for tensor in state.values()])
-
-
-def assert_same(tracked: TrackedRun, reference: TrackedRun) -> None:
-    """Assert that a run has one record for each step and evaluation, with the numbers of the undisturbed run."""
-    for key, number in (("loss", "loss"), ("val_samples", "val_loss")):
-        found, expected = _records(tracked, key), _records(reference, key)
-        assert [record["step"] for record in found] == [record["step"] for record in expected]
-        for record, other in zip(found, expected, strict=True):
-            assert record[number] == pytest.approx(other[number], abs=_ROUNDING)
-    assert float((_parameters(tracked) - _parameters(reference)).abs().max()) <= _ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -151,9 +121,9 @@ def test_ranks_that_cannot_go_on_with_fewer_wait_and_have_the_bits_of_the_undist
     (recovery,) = tracked.events("recovery")
     assert recovery.facts["world_size"] == 4
     assert "the others waited" in (recovery.reason or "")
-    losses = [[record["loss"] for record in _records(run, "loss")] for run in (tracked, undisturbed)]
+    losses = [[record["loss"] for record in records(run.run)] for run in (tracked, undisturbed)]
     assert losses[0] == losses[1]
-    assert torch.equal(_parameters(tracked), _parameters(undisturbed))
+    assert torch.equal(parameters(tracked), parameters(undisturbed))
 
 
 def failures_used_up(context: ScenarioContext) -> TrackedRun:
@@ -169,7 +139,7 @@ def failures_used_up(context: ScenarioContext) -> TrackedRun:
 @after_scenario(failures_used_up)
 def test_a_run_whose_failures_are_used_up_saves_its_step_and_ends(scenario_result: TrackedRun) -> None:
     (saved,) = [event for event in scenario_result.events("save") if event.reason == "other ranks have gone"]
-    assert saved.step == _records(scenario_result, "loss")[-1]["step"]
+    assert saved.step == records(scenario_result.run)[-1]["step"]
     (failure,) = scenario_result.events("failure")
     assert "requeue.max_failures is 1, all used up" in scenario_result.log()
     assert failure.attempt == 0

@@ -84,6 +84,10 @@ class TrackedRun:
 
         self.wait_until(reached, f"{count} steps in attempt {attempt}")
 
+    def hurry(self) -> None:
+        """Let the steps of the traced model take no longer than they must from now on."""
+        (self.job.parent / "fast").touch()
+
     def wait_for_attempt(self, attempt: int) -> None:
         """Wait until an attempt has started."""
         self.wait_until(lambda: self.attempts > attempt, f"the start of attempt {attempt}")
@@ -159,13 +163,13 @@ def processes_with(text: str) -> list[Process]:
     return found
 
 
-def records(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the training records of a run's metrics; a damaged line is none."""
+def records(run: RunDirectory, key: str = "loss") -> list[dict[str, Any]]:
+    """Return the records of a run's metrics with a key: that of steps, if none is given; a damaged line is none."""
     found = []
     for line in run.metrics.read_bytes().splitlines():
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
-    return [record for record in found if isinstance(record, dict) and "loss" in record]
+    return [record for record in found if isinstance(record, dict) and key in record]
 
 
 def take_directory_away(tracked: TrackedRun, seconds: float) -> None:
