@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import app
-from hpcddp.cli.reference import walk
 from hpcddp.doctor.install.machine import Finding
+from scripts.command_pages import all_commands
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "install.md").read_text()
@@ -23,7 +23,7 @@ COMMANDS = sorted(set(re.findall(r"^(?:\$ |uv run )?(hpcddp .*)$", BLOCKS, re.MU
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_of_the_page_exists_with_its_options(line: str) -> None:
     given = shlex.split(line.partition(" -- ")[0])[1:]
-    known = {words: command for words, command in walk(app) if words}
+    known = {words: command for words, command in all_commands(app) if words}
     name = max((words for words in known if tuple(given[: len(words)]) == words), key=len)
     options = {option for parameter in known[name].params for option in parameter.opts}
     assert {word for word in given if word.startswith("--")} <= options

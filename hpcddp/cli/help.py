@@ -81,11 +81,6 @@ def built(command: ClickObject) -> ClickObject:
     return command.build() if isinstance(command, CommandToLoad) else command
 
 
-def examples_of(command: ClickObject) -> list[str]:
-    """Return the examples of a command, one line of shell each."""
-    return [] if command.epilog is None else str(command.epilog).splitlines()
-
-
 class _Examples:
     """Mixin for a command or group of typer, which has the methods of ``super()``."""
 

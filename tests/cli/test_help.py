@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from hpcddp.cli import boundary
-from hpcddp.cli.help import examples_of
 from hpcddp.cli.main import app
-from hpcddp.cli.reference import walk
+from scripts.command_pages import all_commands, examples_of
 from tests.cli.slow_libraries import SLOW
 
 SCREEN = 80, 40
-COMMANDS = {" ".join(words): command for words, command in walk(app)}
+COMMANDS = {" ".join(words): command for words, command in all_commands(app)}
 LEAVES = {name: command for name, command in COMMANDS.items() if not hasattr(command, "commands")}
 
 

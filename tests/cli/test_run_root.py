@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
-from hpcddp.cli.reference import walk
+from scripts.command_pages import all_commands
 from tests.manage.runs import make
 from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
@@ -82,7 +82,7 @@ def files(directory: Path) -> set[str]:
 
 
 def test_every_command_with_the_option_has_a_test_here() -> None:
-    with_option = {" ".join(words) for words, command in walk(app) if _takes_run_root(command)}
+    with_option = {" ".join(words) for words, command in all_commands(app) if _takes_run_root(command)}
     assert with_option == SAYS_OF_A_RUN.keys() | MAKES_A_JOB | {EXAMINES_IT, LEAVES_NOTHING}
 
 

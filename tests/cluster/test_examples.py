@@ -16,16 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.cli.help import examples_of
 from hpcddp.cli.main import app
-from hpcddp.cli.reference import walk
 from hpcddp.run.directory import RunDirectory
+from scripts.command_pages import all_commands, examples_of
 from tests.cluster.jobs import HPCDDP
 from tests.cluster.sandbox import Sandbox
 from tests.slurm_version import numbers, slurm_version
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = {example: words for words, command in walk(app) for example in examples_of(command)}
+EXAMPLES = {example: words for words, command in all_commands(app) for example in examples_of(command)}
 # What the commands share.
 SHARED = (
     "hpcddp/cli/help.py",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from hpcddp.cli.main import app
-from hpcddp.cli.reference import INDEX, command_pages, walk
+from scripts.command_pages import INDEX, all_commands, command_pages
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "commands"
@@ -25,7 +25,7 @@ def test_the_pages_are_what_the_commands_say_now() -> None:
 
 def test_every_command_has_a_page_with_its_options_and_examples() -> None:
     pages = command_pages(app)
-    for words, command in walk(app):
+    for words, command in all_commands(app):
         if not words:
             continue
         page = pages[f"{'-'.join(words)}.md"]

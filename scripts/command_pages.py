@@ -1,4 +1,4 @@
-"""The reference pages of the commands, generated from the commands."""
+"""The reference pages of the commands, made from the commands themselves."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final
 
 import typer
 
-from hpcddp.cli.help import ClickObject, built, examples_of
+from hpcddp.cli.help import ClickObject, built
 from hpcddp.cli.job_arguments import FIELDS
 
 INDEX: Final = "README.md"
-_WRITTEN: Final = "Written by `scripts/generate-docs` from the command itself: change its docstring, not this page."
+_SOURCE_NOTE: Final = "Written by `scripts/generate-docs` from the command itself: change its docstring, not this page."
 _INTRODUCTION: Final = f"""\
 # The commands
 
-{_WRITTEN}
+{_SOURCE_NOTE}
 
 `--help` prints the same text. `--json` prints one JSON document on stdout and nothing else; progress and errors go to
 stderr. `--debug` prints the traceback of an error. Colours are used on a terminal only, and never with `NO_COLOR`.
@@ -55,7 +55,7 @@ It takes effect in the next shell. `hpcddp --show-completion` prints the complet
 _SHORT_EXIT_CODES: Final = (
     f"0 success, 1 failure, 2 an error that you can fix, 130 cancelled by its user: [more]({INDEX}#exit-codes)."
 )
-_FILES: Final[Mapping[str, str]] = MappingProxyType(
+_FILE_ROWS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "job_file": "| `JOB` | the [job file](../job-file.md) |",
         "overrides": "| `hpcddp/profiles/default.toml` | the default [profile](../profiles.md), in `~/.config` |",
@@ -64,7 +64,7 @@ _FILES: Final[Mapping[str, str]] = MappingProxyType(
 )
 _WIDTH: Final = 120
 # The default as the help text describes it, where it is not a plain value.
-_SAID_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
+_DEFAULT_IN_HELP: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
 # Pages of the documentation about the subject of a command.
 _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -105,34 +105,44 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 
 
-def walk(app: typer.Typer) -> Iterator[tuple[tuple[str, ...], ClickObject]]:
-    """Yield every command and group with the words that call it: none for ``hpcddp`` itself."""
-    yield from _below((), typer.main.get_command(app))
+_FIELD_TEXTS: Final = {field.option: f"`{field.path}` of the job file." for field in FIELDS}
 
 
-def _below(words: tuple[str, ...], command: ClickObject) -> Iterator[tuple[tuple[str, ...], ClickObject]]:
-    yield words, command
-    for name, below in getattr(command, "commands", {}).items():
-        if not below.hidden:
-            yield from _below((*words, name), built(below))
+def all_commands(app: typer.Typer) -> list[tuple[tuple[str, ...], ClickObject]]:
+    """Return every command and group, after the words that call it: no words for ``hpcddp`` itself."""
+    return _with_subcommands((), typer.main.get_command(app))
+
+
+def _with_subcommands(words: tuple[str, ...], command: ClickObject) -> list[tuple[tuple[str, ...], ClickObject]]:
+    commands = [(words, command)]
+    for name, subcommand in getattr(command, "commands", {}).items():
+        if not subcommand.hidden:
+            commands += _with_subcommands((*words, name), built(subcommand))
+    return commands
+
+
+def examples_of(command: ClickObject) -> list[str]:
+    """Return the examples of a command, one line of shell each."""
+    return [] if command.epilog is None else str(command.epilog).splitlines()
 
 
 def command_pages(app: typer.Typer) -> dict[str, str]:
-    """Return the pages by file name: one for each command, and the index."""
-    found = list(walk(app))
-    pages = {_file(words): _page(words, command) for words, command in found if words}
-    rows = [f"| [hpcddp {' '.join(words)}]({_file(words)}) | {_first(command)} |" for words, command in found if words]
-    root = "\n".join(_examples(found[0][1]))
-    table = "\n".join(["| command | what it does |", "|---|---|", *rows])
-    return {INDEX: f"{_INTRODUCTION}{table}\n\n{root}\n{_EXIT_CODES}\n{_ENVIRONMENT}"} | pages
+    """Return the pages by file name: the index, and one for each command."""
+    (_, root_command), *commands = all_commands(app)
+    rows = ["| command | what it does |", "|---|---|"]
+    pages = {}
+    for words, command in commands:
+        file_name = _file_name(words)
+        summary = command.get_short_help_str(1000)
+        rows.append(f"| [hpcddp {' '.join(words)}]({file_name}) | {summary} |")
+        pages[file_name] = _page(words, command)
+    table = "\n".join(rows)
+    examples = "\n".join(_examples_section(root_command))
+    return {INDEX: f"{_INTRODUCTION}{table}\n\n{examples}\n{_EXIT_CODES}\n{_ENVIRONMENT}", **pages}
 
 
-def _file(words: tuple[str, ...]) -> str:
+def _file_name(words: tuple[str, ...]) -> str:
     return f"{'-'.join(words)}.md"
-
-
-def _first(command: ClickObject) -> str:
-    return str(command.get_short_help_str(1000))
 
 
 def _page(words: tuple[str, ...], command: ClickObject) -> str:
@@ -142,75 +152,79 @@ def _page(words: tuple[str, ...], command: ClickObject) -> str:
     description = "\n\n".join(textwrap.fill(paragraph, _WIDTH, break_on_hyphens=False) for paragraph in paragraphs)
     return "\n".join(
         [
-            f"# hpcddp {context.info_name}\n\n{_WRITTEN}\n\n```\n{usage}\n```\n\n{description}\n",
-            *_parameters(command, context),
-            *_examples(command),
+            f"# hpcddp {context.info_name}\n\n{_SOURCE_NOTE}\n\n```\n{usage}\n```\n\n{description}\n",
+            *_parameter_sections(command, context),
+            *_examples_section(command),
             f"## Exit codes\n\n{_SHORT_EXIT_CODES}\n",
-            *_files(command),
-            *_see_also(words, command),
+            *_files_section(command),
+            _related_pages_section(words, command),
         ]
     )
 
 
-def _parameters(command: ClickObject, context: ClickObject) -> Iterator[str]:
-    shown = [parameter for parameter in command.get_params(context) if parameter.name != "help"]
-    arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
-    options = [parameter for parameter in shown if parameter.param_type_name == "option"]
+def _parameter_sections(command: ClickObject, context: ClickObject) -> Iterator[str]:
+    parameters = [parameter for parameter in command.get_params(context) if parameter.name != "help"]
+    arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in parameters if parameter.param_type_name == "option"]
     if arguments:
         yield "## Arguments\n\n| argument | meaning |\n|---|---|"
         for argument in arguments:
-            yield f"| `{str(argument.metavar or argument.name).strip('[]')}` | {_text(argument)} |"
+            name = str(argument.metavar or argument.name).strip("[]")
+            yield f"| `{name}` | {_meaning(argument)} |"
         yield ""
     if options:
         yield "## Options\n\n| option | default | meaning |\n|---|---|---|"
         for option in options:
-            yield f"| {_names(option, context)} | {_default(option)} | {_text(option)} |"
+            yield f"| {_names(option, context)} | {_default(option)} | {_meaning(option)} |"
         yield ""
 
 
 def _names(option: ClickObject, context: ClickObject) -> str:
     record = option.get_help_record(context)
-    if record is None:
-        # A hidden option.
-        value = "" if option.is_flag else f" {option.metavar or 'VALUE'}"
-        return _cell(f"`{', '.join(option.opts)}{value}`")
-    return _cell(f"`{record[0].strip()}`")
+    if record is not None:
+        return _cell(f"`{record[0].strip()}`")
+    # The help does not list a hidden option.
+    names = ", ".join(option.opts)
+    if not option.is_flag:
+        names += f" {option.metavar or 'VALUE'}"
+    return _cell(f"`{names}`")
 
 
 def _default(option: ClickObject) -> str:
-    said = _SAID_DEFAULT.search(option.help or "")
-    if said is not None:
-        return _cell(said[1])
+    default_in_help = _DEFAULT_IN_HELP.search(option.help or "")
+    if default_in_help is not None:
+        return _cell(default_in_help[1])
     value = option.default.value if isinstance(option.default, Enum) else option.default
-    return "" if value is None or value is False or not option.show_default else f"`{value}`"
+    if value is None or value is False or not option.show_default:
+        return ""
+    return f"`{value}`"
 
 
-def _text(parameter: ClickObject) -> str:
-    return _cell(_SAID_DEFAULT.sub("", parameter.help or _FIELD_OF.get(parameter.opts[0], "")))
+def _meaning(parameter: ClickObject) -> str:
+    text = parameter.help or _FIELD_TEXTS.get(parameter.opts[0], "")
+    return _cell(_DEFAULT_IN_HELP.sub("", text))
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-_FIELD_OF: Final = {field.option: f"`{field.path}` of the job file." for field in FIELDS}
-
-
-def _examples(command: ClickObject) -> list[str]:
+def _examples_section(command: ClickObject) -> list[str]:
     examples = examples_of(command)
     return ["## Examples", "", "```sh", *examples, "```", ""] if examples else []
 
 
-def _files(command: ClickObject) -> Iterator[str]:
-    found = [text for name, text in _FILES.items() if any(parameter.name == name for parameter in command.params)]
-    if found:
-        yield "\n".join(["## Files\n\n| file | what it is |\n|---|---|", *found, ""])
+def _files_section(command: ClickObject) -> list[str]:
+    parameter_names = {parameter.name for parameter in command.params}
+    rows = [row for name, row in _FILE_ROWS.items() if name in parameter_names]
+    return ["## Files\n\n| file | what it is |\n|---|---|", *rows, ""] if rows else []
 
 
-def _see_also(words: tuple[str, ...], command: ClickObject) -> Iterator[str]:
-    below = [
-        f"[hpcddp {' '.join((*words, name))}]({_file((*words, name))})" for name in getattr(command, "commands", ())
-    ]
-    above = [f"[hpcddp {words[0]}]({_file(words[:1])})"] if len(words) > 1 else []
-    pages = [f"[{page}](../{page}.md)" for page in _SEE_ALSO.get(" ".join(words), ())]
-    yield f"## See also\n\n{', '.join([*below, *above, *pages, f'[all commands]({INDEX})'])}\n"
+def _related_pages_section(words: tuple[str, ...], command: ClickObject) -> str:
+    related_commands = [(*words, name) for name in getattr(command, "commands", ())]
+    if len(words) > 1:
+        related_commands.append(words[:1])
+    links = [f"[hpcddp {' '.join(related)}]({_file_name(related)})" for related in related_commands]
+    links += [f"[{page}](../{page}.md)" for page in _SEE_ALSO.get(" ".join(words), ())]
+    links.append(f"[all commands]({INDEX})")
+    return f"## See also\n\n{', '.join(links)}\n"
