@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hpcddp.api import plans_of, read_job
-from hpcddp.cli.job_arguments import called, is_program
+from hpcddp.cli.command_words import is_program, words_that_run
 from hpcddp.cli.options import AsJson, Overrides
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
@@ -170,7 +170,7 @@ def _plan_job(
     if is_program(str(job_file)):
         raise UserError(
             f"{job_file} is a program, and no job file; write numbers, as in: hpcddp plan --global-batch 256 "
-            f"--world-size 4, or run it: {shlex.join(['hpcddp', 'submit', '--', *called(str(job_file))])}"
+            f"--world-size 4, or run it: {shlex.join(['hpcddp', 'submit', '--', *words_that_run(str(job_file))])}"
         )
     if given:
         sets = [f"--set {_FIELD_OF[option]}={value}" for option, value in given.items() if option in _FIELD_OF]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.command_words import JobCommand, job_arguments
 from hpcddp.cli.options import AsJson, JobFileOrNone, Overrides
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command(cls=JobCommand)(takes_job_words(rehearse))
+    app.command(cls=JobCommand)(rehearse)
 
 
 class _ClusterChoice(StrEnum):
@@ -42,6 +42,7 @@ def _complete_faults(incomplete: str) -> list[str]:
 
 
 def rehearse(  # noqa: PLR0913  each is an option
+    context: typer.Context,
     job_file: JobFileOrNone = None,
     *,
     cluster: Annotated[
@@ -62,7 +63,6 @@ def rehearse(  # noqa: PLR0913  each is an option
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before jobs go to the cluster.", hidden=True)] = False,
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs in this new directory.")] = None,
     as_json: AsJson = False,
-    words: JobWords,
 ) -> None:
     """Try whether a job comes back from faults, before it must.
 
@@ -86,7 +86,8 @@ def rehearse(  # noqa: PLR0913  each is an option
     if sandbox:
         places.append("sandbox")
     chosen = choose_faults(faults or (), places)
-    job = words.load(job_file, overrides=overrides)
+    arguments = job_arguments(context)
+    job = arguments.load(job_file, overrides=overrides)
     environment = dict(os.environ)
     if "cluster" in chosen:
         _agree_to_spend(environment, yes=yes)

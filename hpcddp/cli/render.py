@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcddp.api import request_to_submit
-from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.command_words import JobCommand, job_arguments
 from hpcddp.cli.options import (
     AsJson,
     JobFileOrNone,
@@ -36,10 +36,11 @@ class OutputFileError(UserError):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command(cls=JobCommand)(takes_job_words(render))
+    app.command(cls=JobCommand)(render)
 
 
 def render(
+    context: typer.Context,
     job_file: JobFileOrNone = None,
     *,
     overrides: Overrides = None,
@@ -54,7 +55,6 @@ def render(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the script to a file.")
     ] = None,
     as_json: AsJson = False,
-    words: JobWords,
 ) -> None:
     """Print the sbatch script of a job.
 
@@ -67,8 +67,9 @@ def render(
     """
     from hpcddp.submission.render import render_script
 
+    arguments = job_arguments(context)
     sweep = read_sweep_options(axes, sweep_file, max_parallel)
-    job = words.load(job_file, overrides=overrides, sweep=sweep)
+    job = arguments.load(job_file, overrides=overrides, sweep=sweep)
     request = request_to_submit(job, run_id=run_id, template=template, environment=os.environ)
     script = render_script(request)
     _warn_of_interpreter(request)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.job_arguments import RunCommand, words_of_command
+from hpcddp.cli.command_words import RunCommand, words_of_command
 from hpcddp.cli.options import RUN_ROOT, Run, RunRoot
 
 

@@ -18,8 +18,9 @@ import typer
 
 from hpcddp.api import default_run_root, request_to_submit
 from hpcddp.cli.boundary import INTERRUPTED
+from hpcddp.cli.command_words import JobCommand, job_arguments
 from hpcddp.cli.follow import follow_run
-from hpcddp.cli.job_arguments import JobCommand, JobWords, takes_job_words
+from hpcddp.cli.job_arguments import JobArguments
 from hpcddp.cli.options import (
     RUN_ROOT,
     After,
@@ -71,10 +72,11 @@ class ClusterChoice(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command(cls=JobCommand)(takes_job_words(submit))
+    app.command(cls=JobCommand)(submit)
 
 
 def submit(  # noqa: PLR0913  each is an option
+    context: typer.Context,
     job_file: JobFileOrNone = None,
     *,
     cluster: Annotated[
@@ -110,7 +112,6 @@ def submit(  # noqa: PLR0913  each is an option
     ] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the run id.", hidden=True)] = False,
-    words: JobWords,
 ) -> None:
     """Submit a job to Slurm, or run it on this machine.
 
@@ -136,12 +137,13 @@ def submit(  # noqa: PLR0913  each is an option
     if code is not None and resume is None:
         raise UserError("--code says with which code a run is resumed, and a new run has the code of now; leave it out")
     code_choice: CodeChoice | None = None if code is None else code.value
+    arguments = job_arguments(context)
     environment = dict(os.environ)
     # Only a run that is named has to be found.
-    run_root = words.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
+    run_root = arguments.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
     sweep = read_sweep_options(axes, sweep_file, max_parallel)
-    run = None if resume is None else _find(resume, run_root, named=words.run_root is not None, dry_run=dry_run)
-    is_changed = job_file is not None or not words.is_empty or overrides or sweep or template
+    run = None if resume is None else _find(resume, run_root, named=arguments.run_root is not None, dry_run=dry_run)
+    is_changed = job_file is not None or not arguments.is_empty or overrides or sweep or template
     unchanged = not is_changed and cluster is ClusterChoice.AUTO
     whole = read_sweep(run.path) if run is not None and unchanged else None
     if whole is not None:
@@ -153,7 +155,7 @@ def submit(  # noqa: PLR0913  each is an option
         dependency = _wait_for(after, after_any, run_root, environment)
         submission = resume_run(run, environment=environment, dependency=dependency, force=force, code=code_choice)
     else:
-        request = _request_of(run, job_file, words, cluster, template, overrides, sweep, environment)
+        request = _request_of(run, job_file, arguments, cluster, template, overrides, sweep, environment)
         dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
         request = replace(request, dependency=dependency, force=force, code=code_choice)
         if dry_run:
@@ -189,7 +191,7 @@ class _Output:
 def _request_of(
     run: RunDirectory | None,
     job_file: Path | None,
-    words: JobWords,
+    arguments: JobArguments,
     cluster: ClusterChoice,
     template: str | None,
     overrides: list[str] | None,
@@ -200,14 +202,14 @@ def _request_of(
     from hpcddp.submission.resume import request_with_changes
     from hpcddp.submission.submit import choose_cluster, new_run_id
 
-    if run is None and job_file is None and words.command is None:
+    if run is None and job_file is None and arguments.command is None:
         raise UserError("no JOB is given; write a job file, a command after --, or --resume RUN to continue a run")
     if run is not None and job_file is None:
-        change = partial(words.change, run=run, overrides=overrides, sweep=sweep)
+        change = partial(arguments.change, run=run, overrides=overrides, sweep=sweep)
         where = None if cluster.value == "auto" else choose_cluster(cluster.value, environment)
         return request_with_changes(run, change, environment=environment, cluster=where, template=template)
     return request_to_submit(
-        words.load(job_file, overrides=overrides, sweep=sweep),
+        arguments.load(job_file, overrides=overrides, sweep=sweep),
         run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
         cluster=choose_cluster(cluster.value, environment),
         template=template,

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = {example: words for words, command in all_commands(app) for example in examples_of(command)}
 # What the commands share.
 SHARED = (
+    "hpcddp/cli/command_words.py",
     "hpcddp/cli/help.py",
     "hpcddp/cli/job_arguments.py",
     "hpcddp/cli/options.py",
