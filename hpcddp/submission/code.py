@@ -20,13 +20,16 @@ from hpcddp.submission.code_copy import remove_copies, write_copy
 from hpcddp.submission.project import PROGRAMS, Project, ProjectFile, find_project, is_below, suffix_of
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 
-# Only where git tracks them: programs write such files too. JSON is left out, because programs write results in it.
-_CONFIGURATIONS: Final = frozenset({".cfg", ".gin", ".ini", ".toml", ".yaml", ".yml"})
+# Only where git tracks them or the command names them: programs write such files too.
+_CONFIGURATIONS: Final = frozenset({".cfg", ".gin", ".ini", ".json", ".toml", ".yaml", ".yml"})
+# Only where git tracks it: what a command names may be the file for its results.
+_JSON: Final = ".json"
 _YAML: Final = frozenset({".yaml", ".yml"})
 # The job was read when it was submitted, so an edit of a job file changes nothing.
 _JOB: Final = re.compile(rb"^(?:train|command|entrypoint|resources):", re.MULTILINE)
 _NAME_OF_JOB: Final = re.compile(rb"^name:", re.MULTILINE)
 _SETTINGS: Final = "hpcddp.toml"
+_BETWEEN_NAMES: Final = re.compile(r"[\s='\"]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +79,13 @@ def take_code(request: SubmitRequest) -> SubmissionCode:
         _refuse_without_git(project, request)
         _refuse_absolute_paths(project, request)
         _refuse_programs_outside(project, request)
+    configurations = _configurations_in_command(project, request)
+    files = {file.name: file for file in project.files}
+    if project.git is None and project.unknown is None:
+        files |= {name: ProjectFile(name=name, is_tracked=False) for name in configurations}
     hashes = {}
-    for file in project.files:
-        content = _code_in(f"{project.root}/{file.name}", file)
+    for file in files.values():
+        content = _code_in(f"{project.root}/{file.name}", file, configurations)
         if content is not None:
             hashes[file.name] = digest_of(content)
     record = CodeRecord(
@@ -87,9 +94,20 @@ def take_code(request: SubmitRequest) -> SubmissionCode:
     return SubmissionCode(project=project, record=record, is_copied=mode == "snapshot")
 
 
-def _code_in(path: str, file: ProjectFile) -> bytes | None:
+def _configurations_in_command(project: Project, request: SubmitRequest) -> frozenset[str]:
+    """Return the files that the command names and whose suffix is that of a configuration, relative to the project."""
+    names = set()
+    for text in _texts_of_command(request):
+        for word in _BETWEEN_NAMES.split(text):
+            suffix = suffix_of(word)
+            if suffix in _CONFIGURATIONS and suffix != _JSON:
+                names.add(os.path.relpath(request.directory.resolve() / word, project.root))
+    return frozenset(names)
+
+
+def _code_in(path: str, file: ProjectFile, configurations: frozenset[str]) -> bytes | None:
     """Return the content of a file that is code; None if it is data, too large, or cannot be read."""
-    if not _may_be_code(path, file):
+    if not _may_be_code(path, file, configurations):
         return None
     try:
         content = content_of(path)
@@ -99,8 +117,8 @@ def _code_in(path: str, file: ProjectFile) -> bytes | None:
     return None if is_job or len(content) > LARGEST_CODE_FILE else content
 
 
-def _may_be_code(path: str, file: ProjectFile) -> bool:
-    """Return whether a file is code by its name, or an executable without a suffix."""
+def _may_be_code(path: str, file: ProjectFile, configurations: frozenset[str]) -> bool:
+    """Return whether a file is code by its name, by the command, or as an executable without a suffix."""
     try:
         file.name.encode()
     except UnicodeEncodeError:
@@ -110,7 +128,8 @@ def _may_be_code(path: str, file: ProjectFile) -> bool:
         return True
     if suffix in _CONFIGURATIONS:
         is_hidden = file.name.startswith(".") or "/." in file.name
-        return file.is_tracked and not is_hidden and PurePath(path).name != _SETTINGS
+        is_configuration = file.is_tracked and not is_hidden and PurePath(path).name != _SETTINGS
+        return is_configuration or file.name in configurations
     if suffix:
         return False
     try:

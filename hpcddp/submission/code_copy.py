@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Final
 
-from hpcddp.run.code import CodeRecord
+from hpcddp.run.code import CodeRecord, digest_of
 from hpcddp.run.directory import RunDirectory
 from hpcddp.submission.project import PROGRAMS, Project, ProjectFile, is_below, suffix_of
 from hpcddp.submission.request import SubmissionError
@@ -39,13 +39,13 @@ def write_copy(project: Project, record: CodeRecord, run: RunDirectory) -> tuple
     run.code_copies.mkdir(mode=0o700, exist_ok=True)
     numbers = [int(path.name) for path in run.code_copies.iterdir() if path.name.isdecimal()]
     copy = run.code_copies / str(max(numbers, default=-1) + 1)
-    writer = _CopyWriter(project, copy)
+    writer = _CopyWriter(project, record, copy)
     try:
         writer.write()
     except OSError as error:
         shutil.rmtree(copy, ignore_errors=True)
         raise SubmissionError(
-            f"environment.code is snapshot, and {error.filename2 or error.filename} cannot be copied "
+            f"environment.code is snapshot, and {error.filename2 or error.filename} cannot be copied to {copy} "
             f"({error.strerror}); correct that, or write environment.code: frozen or live"
         ) from error
     except BaseException:
@@ -75,6 +75,7 @@ class _CopyWriter:
 
     Args:
         project: the project.
+        record: the hashes of its code, taken before.
         copy: the directory of the copy, which does not exist.
 
     Attributes:
@@ -83,8 +84,9 @@ class _CopyWriter:
         bytes: what the copied files have in all.
     """
 
-    def __init__(self, project: Project, copy: Path) -> None:
+    def __init__(self, project: Project, record: CodeRecord, copy: Path) -> None:
         self._project = project
+        self._hashes = record.files
         self._root = project.root
         self._copy = copy
         self._folders: set[str] = set()
@@ -139,7 +141,9 @@ class _CopyWriter:
         # By names and descriptors: there are thousands of files.
         try:
             source = os.open(f"{self._root}/{file.name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if file.name in self._hashes:
+                raise _changed_meanwhile(file.name) from error
             # git tracks it, and it was removed.
             return
         except OSError as error:
@@ -169,15 +173,26 @@ class _CopyWriter:
     def _copy_file(self, source: int, name: str, status: os.stat_result) -> None:
         self._make_folder(_folder_of(name))
         mode = 0o700 if status.st_mode & stat.S_IXUSR else 0o600
-        target = os.open(f"{self._copy}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        target = os.open(f"{self._copy}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            while os.sendfile(target, source, None, _AT_ONCE):
-                pass
-        finally:
-            os.close(target)
+            self._copy_content(source, target, name, status.st_size)
+        except OSError as error:
+            # The disk is full, for example: an error of sendfile or close names no file.
+            raise OSError(error.errno, error.strerror, f"{self._root}/{name}") from error
         self.files += 1
         self.inodes += 1
         self.bytes += status.st_size
+
+    def _copy_content(self, source: int, target: int, name: str, size: int) -> None:
+        """Copy a file, and close the copy; code has to be what was hashed before."""
+        try:
+            while os.sendfile(target, source, None, _AT_ONCE):
+                pass
+            digest = self._hashes.get(name)
+            if digest is not None and digest_of(os.pread(target, size + 1, 0)) != digest:
+                raise _changed_meanwhile(name)
+        finally:
+            os.close(target)
 
     def _add_link(self, name: str) -> None:
         """Copy a link of the project: one that leads to a place in the project leads to its place in the copy."""
@@ -214,6 +229,13 @@ class _CopyWriter:
         self._make_folder(_folder_of(name))
         (self._copy / name).symlink_to(target)
         self.inodes += 1
+
+
+def _changed_meanwhile(name: str) -> SubmissionError:
+    return SubmissionError(
+        f"environment.code is snapshot, and {name} changed while the project was copied; submit again when nothing "
+        "writes to it"
+    )
 
 
 def _folder_of(name: str) -> str:

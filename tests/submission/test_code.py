@@ -25,11 +25,12 @@ FILES = {
     "hpcddp.toml": "",
     ".github/workflows/ci.yml": "on: push\n",
     "results.csv": "step,loss\n",
-    "metrics.json": "{}\n",
+    "ds_config.json": "{}\n",
+    ".vscode/settings.json": "{}\n",
     "train.log": "",
     "README.md": "read\n",
 }
-CODE = {"train.py", "src/model.py", "kernels/add.cu", "conf/train.yaml"}
+CODE = {"train.py", "src/model.py", "kernels/add.cu", "conf/train.yaml", "ds_config.json"}
 
 
 @pytest.fixture
@@ -50,6 +51,23 @@ def test_a_program_that_git_does_not_track_is_code_and_another_file_is_not(proje
     (project / "run").chmod(0o755)
     write_files(project, {"notes": "no program\n"})
     assert code_in(project) == {*CODE, "new.py", "run"}
+
+
+def test_a_configuration_that_the_command_names_is_code_without_git_too(project: Path, tmp_path: Path) -> None:
+    job = "name: demo\ntrain: {}\n"
+    named = {"exp.yaml": "lr: 1\n", "deep/a.toml": "", "b.ini": "", "out.json": "{}", "job2.yml": job}
+    words = (
+        "python", "../train.py", "--config=../exp.yaml", "../deep/a.toml", "bash", "-c", "run '../b.ini'",
+        "../out.json", "../job2.yml", "absent.yaml",
+    )  # fmt: skip
+    write_files(project, {**named, "other.yaml": ""})
+    (project / "experiments").mkdir()
+    # JSON that git does not track may be where the command writes its results.
+    assert code_in(project / "experiments", *words) == {*CODE, "exp.yaml", "deep/a.toml", "b.ini"}
+    write_files(tmp_path / "plain", {**named, "train.py": "", "other.yaml": "", "experiments/notes.txt": ""})
+    assert code_in(tmp_path / "plain" / "experiments", *words) == {"train.py", "exp.yaml", "deep/a.toml", "b.ini"}
+    absolute = str(tmp_path / "plain" / "exp.yaml")
+    assert code_in(tmp_path / "plain", "python", "train.py", absolute) == {"train.py", "exp.yaml"}
 
 
 def test_runs_and_virtual_environments_are_no_code(project: Path) -> None:
@@ -147,7 +165,7 @@ def test_a_git_that_does_not_answer_in_time_is_waited_for_no_longer(
 
 
 def test_what_a_job_writes_is_no_change_and_an_edit_is_one(project: Path) -> None:
-    write_files(project, {"untracked.py": "", "state.yaml": "epoch: 0\n"})
+    write_files(project, {"untracked.py": "", "state.yaml": "epoch: 0\n", "metrics.json": "{}\n"})
     record = take_code(request_in(project)).record
     write_files(
         project,
@@ -159,11 +177,14 @@ def test_what_a_job_writes_is_no_change_and_an_edit_is_one(project: Path) -> Non
     )  # fmt: skip
     (project / "train.py").touch()
     assert not changes_since(record)
-    write_files(project, {"train.py": "edited\n", "conf/train.yaml": "lr: 1\n"})
+    write_files(project, {"train.py": "edited\n", "conf/train.yaml": "lr: 1\n", "ds_config.json": '{"a": 1}\n'})
     (project / "untracked.py").unlink()
     changes = changes_since(record)
-    assert (changes.edited, changes.removed) == (("conf/train.yaml", "train.py"), ("untracked.py",))
-    assert changes.sentence == "conf/train.yaml and train.py changed and untracked.py was removed since the submission"
+    assert (changes.edited, changes.removed) == (
+        ("conf/train.yaml", "ds_config.json", "train.py"),
+        ("untracked.py",),
+    )
+    assert changes.sentence.startswith("conf/train.yaml, ds_config.json and train.py changed and untracked.py was ")
 
 
 def test_a_project_that_is_away_is_no_change(project: Path) -> None:

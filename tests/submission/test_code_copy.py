@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -154,9 +155,43 @@ def test_a_copy_that_fails_leaves_nothing(project: Path, run: RunDirectory, gold
     (project / "src").write_text("a file now\n")
     with pytest.raises(SubmissionError, match="cannot be copied") as error:
         code.write(run)
-    golden.message(error.value, {str(project): "/project"})
+    golden.message(error.value, {str(project): "/project", str(run.path): "/runs/r1"})
     assert list(run.code_copies.iterdir()) == []
     assert not run.code.exists()
+
+
+def test_code_that_is_edited_or_removed_while_it_is_copied_is_refused(
+    project: Path, run: RunDirectory, golden: GoldenMessages
+) -> None:
+    run.path.mkdir()
+    code = take_code(request_in(project, "snapshot"))
+    (project / "train.py").write_text("half of an edi")
+    with pytest.raises(SubmissionError, match=r"train\.py changed while") as error:
+        code.write(run)
+    golden.message(error.value)
+    (project / "train.py").unlink()
+    with pytest.raises(SubmissionError, match=r"train\.py changed while"):
+        code.write(run)
+    assert list(run.code_copies.iterdir()) == []
+    # Data that a program writes meanwhile is copied as it is.
+    write_files(project, {"train.py": FILES["train.py"], "table.csv": "a,b\n1,2\n"})
+    code.write(run)
+    assert (read_copy(run)[1] / "table.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_a_file_that_the_disk_does_not_take_whole_is_named(project: Path, run: RunDirectory) -> None:
+    run.path.mkdir()
+    write_files(project, {"notes.txt": "x" * 5000})
+    code = take_code(request_in(project, "snapshot"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(SubmissionError, match="cannot be copied to") as error:
+            code.write(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert f"{project}/notes.txt" in str(error.value)
+    assert list(run.code_copies.iterdir()) == []
 
 
 REFUSED = {
