@@ -250,10 +250,10 @@ def _fields_of(kind: type[Any]) -> Mapping[str, tuple[Field[Any], object]]:
 def _dataclass_from(document: object, kind: type[T]) -> T:
     if type(document) is not dict:
         raise ValueError(f"it holds {_described(document)}, not a JSON object")
-    fields = _fields_of(kind)
-    taken = {_KEY, *fields} if getattr(kind, "IS_VERSIONED", True) else fields.keys() - {"facts"}
+    fields_by_key = _fields_of(kind)
+    taken = {_KEY, *fields_by_key} if getattr(kind, "IS_VERSIONED", True) else fields_by_key.keys() - {"facts"}
     values: dict[str, object] = {}
-    for key, (field, type_) in fields.items():
+    for key, (field, type_) in fields_by_key.items():
         if key == "facts":
             values[key] = {name: value for name, value in document.items() if name not in taken}
         elif key in document:
