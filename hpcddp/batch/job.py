@@ -294,15 +294,16 @@ def _few_for_batch_norm(plan: BatchPlan) -> Iterator[str]:
             size = f"as few as {smallest}" if plan.unit == "group" else f"{smallest}"
             where = "every step" if step == 0 else f"the last step of every epoch (step {step})"
             ways = "fewer ranks or a larger global batch" if step == 0 else "tail 'drop', fewer ranks or a larger batch"
-            parts = (
-                f" With {plan.grad_accum_steps} micro-steps sync is not one batch: it takes them over one micro-step "
-                "of all ranks."
-            )
-            yield (
+            note = (
                 f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {size} "
                 f"samples, and 4 or fewer are poor; use train.batch_norm sync, {ways}."
-                f"{parts if plan.grad_accum_steps > 1 else ''}"
             )
+            if plan.grad_accum_steps > 1:
+                note += (
+                    f" With {plan.grad_accum_steps} micro-steps sync is not one batch: it takes them over one "
+                    "micro-step of all ranks."
+                )
+            yield note
             return
 
 
@@ -357,13 +358,16 @@ def per_device_batch_size(batch: BatchPlan) -> int:
     size, rest = divmod(batch.global_batch_size, together)
     if rest:
         below = batch.global_batch_size - rest
+        above = below + together
+        sizes = f"{below} or {above}" if below else str(above)
+        parts = f"{batch.world_size} ranks"
+        if batch.grad_accum_steps > 1:
+            parts += f" x {batch.grad_accum_steps} micro-steps"
         raise PlanError(
-            f"batch.global_batch_size is {batch.global_batch_size}, which {batch.world_size} ranks"
-            f"{f' x {batch.grad_accum_steps} micro-steps' if batch.grad_accum_steps > 1 else ''} cannot share evenly; "
-            f"write {f'{below} or ' if below else ''}{below + together}; only the built-in training takes uneven "
-            "shares",
+            f"batch.global_batch_size is {batch.global_batch_size}, which {parts} cannot share evenly; write {sizes}; "
+            "only the built-in training takes uneven shares",
             below=below,
-            above=below + together,
+            above=above,
         )
     return size
 

@@ -136,8 +136,9 @@ def _times(key: str, number: float, factor: Fraction) -> float:
     except OverflowError:
         product = math.inf
     if math.isinf(product) or (number and not product):
+        outcome = "infinity" if product else "zero"
         raise PlanError(
-            f"{key} is {number:g}, and its rule makes {'infinity' if product else 'zero'} of it; write a number nearer "
+            f"{key} is {number:g}, and its rule makes {outcome} of it; write a number nearer "
             "to 1, or learning_rate.rule: none",
             key=key,
         )

@@ -61,7 +61,9 @@ class FailureRecord(Record):
     @property
     def place(self) -> str:
         """Which rank it is, and where: ``rank 3 on n2 (cuda:1)``."""
-        return f"{self.who or f'rank {self.rank}'} on {self.host}" + (f" ({self.device})" if self.device else "")
+        who = self.who or f"rank {self.rank}"
+        device = f" ({self.device})" if self.device else ""
+        return f"{who} on {self.host}{device}"
 
     @property
     def when(self) -> str:
@@ -310,7 +312,10 @@ def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
     hosts = {rank: f" on {known_names[rank]}" for rank in ranks if rank < len(known_names)}
     named = ", ".join(f"{rank}{hosts.get(rank, '')}" for rank in ranks[:_RANKS_NAMED])
     more = f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else ""
-    return f"{member_word(attempt)}{'s' if len(ranks) > 1 else ''} {named}{more}"
+    noun = member_word(attempt)
+    if len(ranks) > 1:
+        noun += "s"
+    return f"{noun} {named}{more}"
 
 
 def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:

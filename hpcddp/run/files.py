@@ -316,7 +316,9 @@ def begin_of_last_lines(path: Path, count: int, *, begin: int = 0, end: int | No
                 position, block = first + line_end, block[:line_end]
             if missing:
                 position = first
-        return position + 1 if count and not missing else begin if count else stop
+        if count == 0:
+            return stop
+        return begin if missing else position + 1
 
 
 LONGEST_LINE: Final = 64 * 1024

@@ -114,9 +114,8 @@ def _plain_number(name: str, value: Any) -> float:  # noqa: ANN401  of any libra
     # RuntimeError: a tensor of several elements, of complex numbers, or without data.
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         # torch warns of a tensor that requires a gradient. A text is not converted, although float() would.
-        number = (
-            None if isinstance(value, str | bytes) else float(value.detach() if hasattr(value, "detach") else value)
-        )
+        if not isinstance(value, str | bytes):
+            number = float(value.detach() if hasattr(value, "detach") else value)
     if number is None:
         raise TypeError(f"the metric {name} is {value!r:.80}, which is not a number; give one number, or leave it out")
     return value if type(value) is int else number

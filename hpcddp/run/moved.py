@@ -163,11 +163,9 @@ def moved_script(script: str, in_script: ScriptRunDirectory, run: RunDirectory) 
     old_path = f"{in_script.run_root.rstrip('/')}/{in_script.name}/{in_script.run_id}".replace("%", "%%")
     for flag in ("output", "error"):
         for log in _LOGS:
-            script = script.replace(
-                f"#SBATCH {Directive(flag, f'{old_path}{log}')}\n",
-                f"#SBATCH {Directive(flag, f'{run.path}{log}')}\n",
-                1,
-            )
+            old_line = f"#SBATCH {Directive(flag, old_path + log)}\n"
+            new_line = f"#SBATCH {Directive(flag, str(run.path) + log)}\n"
+            script = script.replace(old_line, new_line, 1)
     return script
 
 

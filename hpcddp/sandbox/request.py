@@ -110,10 +110,11 @@ def check(request: Request, *, missing_programs: Callable[[Sequence[str]], list[
     if request.slurm_root is not None:
         _check_slurm_root(request, request.slurm_root)
     programs = _needed_programs(request)
-    if missing := missing_programs(programs):
+    missing = missing_programs(programs)
+    if missing:
+        verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise UserError(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, and a sandbox needs "
-            f"{'it' if len(missing) == 1 else 'them'}; run as root: "
+            f"{' and '.join(missing)} {verb} not installed, and a sandbox needs {pronoun}; run as root: "
             f"apt-get install --no-install-recommends {' '.join(_PACKAGES[name] for name in _PACKAGES)}"
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import tomlkit
 from tomlkit.items import Item, Key, Table
 
-from hpcddp.errors import UserError, nearest
+from hpcddp.errors import UserError, counted, nearest
 from hpcddp.jobfile.cluster import FACTS, ClusterFacts, Partition
 from hpcddp.jobfile.profiles import DEFAULT_PROFILE
 from hpcddp.jobfile.units import HOUR, MINUTE, TimeLimit, UnitError
@@ -146,7 +146,9 @@ def entry(key: str, value: object, comment: str = "", *, active: bool = True) ->
         active: whether the setting is active; if not, the whole line is a comment.
     """
     name, item = tomlkit.key(key), tomlkit.item(value)
-    line = f"{'' if active else '# '}{name.as_string()} = {item.as_string()}"
+    line = f"{name.as_string()} = {item.as_string()}"
+    if not active:
+        line = f"# {line}"
     space = " " * (max(_COMMENT_COLUMN - len(line), 0) + 2) if comment else ""
     if not active:
         return None, tomlkit.comment(f"{line}{space}# {_one_line(comment)}"[2:] if comment else line[2:])
@@ -217,12 +219,11 @@ def describe_partition(partition: Partition) -> str:
     if not kinds:
         return "no nodes"
     cpus, memory = max(kind.cpus for kind in kinds), max(kind.mem_mb for kind in kinds)
-    words = [f"{partition.nodes} node{'' if partition.nodes == 1 else 's'} of up to {cpus} CPUs, {memory // 1024}G"]
-    if len(kinds) == 1:
-        words = [words[0].replace("up to ", "")]
+    most = "" if len(kinds) == 1 else "up to "
+    words = [f"{counted(partition.nodes, 'node')} of {most}{cpus} CPUs, {memory // 1024}G"]
     if partition.gpus_per_node:
         types = f" ({', '.join(partition.gpu_types)})" if partition.gpu_types else ""
-        words.append(f"{partition.gpus_per_node} GPU{'' if partition.gpus_per_node == 1 else 's'}{types}")
+        words.append(f"{counted(partition.gpus_per_node, 'GPU')}{types}")
     words.append("no time limit" if partition.max_time == "UNLIMITED" else f"{partition.max_time} at most")
     return ", ".join(words)
 
@@ -404,7 +405,8 @@ def first_job(file: str, profile: str, facts: ClusterFacts, *, runs_in: str | No
     lines += ["  cpus_per_task: 1", f'  time_limit: "{time_limit_of(partition, _LIMIT_S)}"']
     if facts.memory_is_shared_out:
         smallest = min((kind.mem_mb for kind in kinds), default=_MEM_MB)
-        lines.append(f"  mem: {'4G' if smallest >= _MEM_MB else f'{smallest}M'}")
+        memory = "4G" if smallest >= _MEM_MB else f"{smallest}M"
+        lines.append(f"  mem: {memory}")
     lines += [
         "",
         "batch:",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp.errors import UserError, nearest
+from hpcddp.errors import UserError, counted, nearest
 from hpcddp.jobfile.cluster import Cluster, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
@@ -366,7 +366,8 @@ def _fewer_cpus(spec: JobSpec, most: float) -> str:
 
 
 def _less_memory(spec: JobSpec, most: float) -> str:
-    return f"ask for {_shown_memory(most)}{'' if _memory_field(spec) == 'mem' else ' on a node'} or less"
+    where = "" if _memory_field(spec) == "mem" else " on a node"
+    return f"ask for {_shown_memory(most)}{where} or less"
 
 
 def _fewer_gpus(_: JobSpec, most: float) -> str:
@@ -375,7 +376,7 @@ def _fewer_gpus(_: JobSpec, most: float) -> str:
 
 def _gpu_unit(count: float, spec: JobSpec) -> str:
     kind = f"{spec.resources.gpu_type} " if spec.resources.gpu_type else ""
-    return f"{count:.0f} {kind}GPU{'' if count == 1 else 's'}"
+    return counted(round(count), f"{kind}GPU")
 
 
 NEEDS = (
@@ -392,7 +393,7 @@ NEEDS = (
         amount=_cpus,
         stock=lambda kind, _: kind.cpus,
         says=_says_cpus,
-        unit=lambda count, _: f"{count:.0f} CPU{'' if count == 1 else 's'}",
+        unit=lambda count, _: counted(round(count), "CPU"),
         instead=_fewer_cpus,
     ),
     Need(

@@ -185,12 +185,14 @@ def _failure_message(
         if exported:
             return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)"
         return "\n".join([message, *end.more])
-    asked = code == ExitCode.STOPPED
-    hint = ", which its launcher does not pass on; to be run again, create $HPCDDP_REQUEUE_FILE and end with 0"
     # The last line of a launcher is its own.
     lines = [] if end.rank is not None else [line.strip() for line in end.tail.splitlines()]
     last = next((line for line in reversed(lines) if line and not _SAYS_NOTHING.match(line)), "")
-    return f"{program} ended with exit code {code}" + (hint if asked else f"; its last line: {last}" if last else "")
+    if code == ExitCode.STOPPED:
+        ending = ", which its launcher does not pass on; to be run again, create $HPCDDP_REQUEUE_FILE and end with 0"
+    else:
+        ending = f"; its last line: {last}" if last else ""
+    return f"{program} ended with exit code {code}{ending}"
 
 
 def _name_of(command: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from hpcddp.batch.refusals import PlanError
 from hpcddp.doctor.ddp.findings import DdpFinding, failure, judge, worst_error
 from hpcddp.doctor.ddp.job import Comparison, ProcessSettings, Report, comparison_of, run_ranks
 from hpcddp.doctor.errors import ComparisonError
+from hpcddp.errors import counted
 from hpcddp.jobfile.job import JobSpec
 
 # Kinds of errors that a model may raise in double precision although it works in single precision.
@@ -69,7 +70,7 @@ class DdpDiagnosis:
         """Return the diagnosis as text, ending with a newline."""
         compared = self.comparison
         accumulated = "" if compared.grad_accum_steps == 1 else f", {compared.grad_accum_steps} micro-steps each"
-        steps = f"{self.steps} step{'s' if self.steps > 1 else ''}" if self.steps else "no step"
+        steps = counted(self.steps, "step") if self.steps else "no step"
         size = f"{compared.global_batch_size} samples in {compared.precision}, on CPUs"
         lines = [
             f"{compared.job.name}: {self.verdict}",

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from hpcddp.doctor.ddp.job import Comparison, Report
 from hpcddp.doctor.errors import percent
+from hpcddp.errors import counted
 
 Severity = Literal["defect", "hidden", "note"]
 _SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
@@ -321,7 +322,7 @@ def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) 
     error = max(_errors_of(live["steps"][0]).values(), default=0.0)
     yield _note(
         "ghost_batch_norm",
-        f"BatchNorm ({layers} layer{'s' if layers > 1 else ''}) takes its statistics over micro-batches of "
+        f"BatchNorm ({counted(layers, 'layer')}) takes its statistics over micro-batches of "
         f"{smallest} samples or more, and one process over {comparison.global_batch_size}: that alone changes "
         f"gradients by {percent(error)}.",
         "Its statistics were fixed for the comparison. For statistics over all ranks: train.batch_norm: sync.",
@@ -362,7 +363,9 @@ def _size(error: float) -> float:
 def _named(names: Sequence[str]) -> str:
     """Return the first name and the number of other names."""
     others = len(names) - 1
-    return names[0] + ("" if not others else f" and {others} more parameter{'s' if others > 1 else ''}")
+    if others == 0:
+        return names[0]
+    return f"{names[0]} and {counted(others, 'more parameter')}"
 
 
 def _first_difference(first: Mapping[str, str], other: Mapping[str, str]) -> str | None:

@@ -166,7 +166,9 @@ def _compare(gradients: Mapping[str, NDArray[Any]], record: NDArray[Any]) -> dic
 
 def _relative(difference: NDArray[Any], length: float) -> float:
     off = float(np.linalg.norm(difference))
-    return off / length if length else (0.0 if off == 0 else math.inf)
+    if length:
+        return off / length
+    return math.inf if off else 0.0
 
 
 def forward(model: nn.Module, inputs: Tensor, *, dropout: bool) -> Tensor:

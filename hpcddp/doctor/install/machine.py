@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from hpcddp.errors import counted
 from hpcddp.packages import is_installed, missing_packages
 from hpcddp.run.files import write_bytes
 from hpcddp.slurm import commands
@@ -150,7 +151,7 @@ def torch_findings(answer: Mapping[str, Any], *, where: str = "") -> Iterator[Fi
         )
         return
     gpus = answer["gpus"]
-    seen = f"{gpus} GPU{'' if gpus == 1 else 's'} here" if gpus else "no GPU here, as usual on a login node"
+    seen = f"{counted(gpus, 'GPU')} here" if gpus else "no GPU here, as usual on a login node"
     yield Finding(name="cuda", verdict="ok", found=f"{where}CUDA {answer['cuda']}, {seen}")
     if answer["nccl"] is not None:
         yield Finding(name="nccl", verdict="ok", found=f"{where}NCCL {answer['nccl']}")

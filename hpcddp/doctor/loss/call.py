@@ -227,7 +227,8 @@ def load_loss(name: str) -> Callable[..., Any]:
             "function without parameters that returns one"
         )
     if isinstance(loss, type) or (callable(loss) and parameters_needed(loss) == 0 and inspect.isfunction(loss)):
-        with as_doctor_error(f"{name} is a {'class' if isinstance(loss, type) else 'function'}, and {name}() failed"):
+        kind = "class" if isinstance(loss, type) else "function"
+        with as_doctor_error(f"{name} is a {kind}, and {name}() failed"):
             loss = loss()
     if not callable(loss):
         raise DoctorError(f"{name} is a {type(loss).__name__}, which cannot be called; write the name of a loss")

@@ -304,11 +304,15 @@ class CheckpointWriter:
         point_best(self._run.checkpoints, values, best.mode or mode_of(best.metric), may_publish=self._raise_if_fenced)
         if evaluations and not values and not self._warned_of_metric:
             self._warned_of_metric = True
-            near = nearest(best.metric, evaluations)
-            self._warnings.append(
+            names = ", ".join(sorted(evaluations)[:_NAMES_SHOWN])
+            warning = (
                 f"no checkpoint is kept as the best: its metric is {best.metric}, and the evaluations so far report "
-                f"{', '.join(sorted(evaluations)[:_NAMES_SHOWN])}{f'; did you mean {near}?' if near else ''}"
+                f"{names}"
             )
+            near = nearest(best.metric, evaluations)
+            if near is not None:
+                warning += f"; did you mean {near}?"
+            self._warnings.append(warning)
 
     def _prune(self, newest: Checkpoint) -> None:
         self._raise_if_fenced()

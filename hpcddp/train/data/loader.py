@@ -161,8 +161,9 @@ class Batches:
         """Refuse labels outside 0..K-1: the loss silently ignores some, and others break the CUDA context."""
         smallest, largest = (int(label) for label in labels.aminmax())
         if smallest < 0 or largest >= self._classes:
+            label = smallest if smallest < 0 else largest
             raise DataError(
-                f"dataset {self._name} has label {smallest if smallest < 0 else largest}, and the model has "
+                f"dataset {self._name} has label {label}, and the model has "
                 f"{self._classes} classes, 0..{self._classes - 1}; write a larger train.num_classes, with labels from "
                 "0 on"
             )

@@ -293,9 +293,12 @@ def refuse_unknown(dataset: str, arguments: Mapping[str, Any], names: Sequence[s
     for name in arguments:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            advice = (
-                f"did you mean {near[0]}" if near else f"write one of {', '.join(names)}" if names else "leave it out"
-            )
+            if near:
+                advice = f"did you mean {near[0]}"
+            elif names:
+                advice = f"write one of {', '.join(names)}"
+            else:
+                advice = "leave it out"
             raise DataError(f"train.dataset_args.{name} is given, but dataset {dataset} has no such argument; {advice}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
@@ -73,8 +74,9 @@ def weighted_mean(
     if global_count is not None and count is None:
         _refuse_here([total], scalars=True)
         return total.double() * distributed.world_size(group) / global_count
+    counts = "neither count nor" if count is None else "both count and"
     raise LossError(
-        f"weighted_mean got {'neither count nor' if count is None else 'both count and'} global_count; give count "
+        f"weighted_mean got {counts} global_count; give count "
         "where a rank makes one backward per step, global_count where it makes several"
     )
 
@@ -208,9 +210,10 @@ def _refuse_here(statistics: Sequence[object], *, scalars: bool = False) -> None
 def _layout_to_sum(rows: Sequence[Sequence[object]], *, scalars: bool) -> Layout:
     if not rows or not rows[0]:
         return Layout(misuse=_Misuse.NOTHING)
-    wrong = next((found for row in rows for s in row if (found := _wrong_statistic(s, scalars=scalars))), None)
-    if wrong is not None:
-        return wrong
+    for statistic in itertools.chain.from_iterable(rows):
+        wrong = _wrong_statistic(statistic, scalars=scalars)
+        if wrong is not None:
+            return wrong
     shapes = [[tuple(s.shape) for s in row if isinstance(s, Tensor)] for row in rows]
     if any(row != shapes[0] for row in shapes):
         return Layout(misuse=_Misuse.MICRO_BATCHES)
