@@ -56,26 +56,36 @@ def checkpoints(
 
 def _lines(folder: Path, states: Sequence[CheckpointState], *, now: float) -> list[str]:
     from hpcddp.manage.format import size_text
+    from hpcddp.manage.table import Column, table_lines
 
     if not states:
         return [f"{folder} holds no checkpoint"]
-    rows = [("step", "size", "age", "attempt", "")]
-    for state in states:
-        attempt = "?" if state.attempt is None else str(state.attempt)
-        row = (str(state.step), size_text(state.size), age_text(now - state.time), attempt)
-        rows.append((*row, _verdict(state)))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["  ".join([*(f"{row[i]:>{widths[i]}}" for i in range(4)), row[4]]).rstrip() for row in rows]
+    columns = [
+        Column(title="step", cells=[str(state.step) for state in states], is_number=True),
+        Column(title="size", cells=[size_text(state.size) for state in states], is_number=True),
+        Column(title="age", cells=[age_text(now - state.time) for state in states], is_number=True),
+        Column(title="attempt", cells=[_attempt_text(state) for state in states], is_number=True),
+        Column(title="", cells=[_verdict(state) for state in states]),
+    ]
+    lines = table_lines(columns)
     if all(state.damage for state in states):
         lines.append("None of them is valid: a resume refuses to start anew, and ends with exit code 65.")
     return lines
 
 
+def _attempt_text(state: CheckpointState) -> str:
+    return "?" if state.attempt is None else str(state.attempt)
+
+
 def _verdict(state: CheckpointState) -> str:
     if state.damage is not None:
         return f"not valid: {state.damage}"
-    best = "; the best, checkpoints/best" if state.is_best else ""
-    return f"valid{best}{'; a resume goes on from here' if state.resumes else ''}"
+    verdict = "valid"
+    if state.is_best:
+        verdict += "; the best, checkpoints/best"
+    if state.resumes:
+        verdict += "; a resume goes on from here"
+    return verdict
 
 
 def age_text(seconds: float) -> str:

@@ -203,7 +203,8 @@ def _show(
     found: Overview, run: str | None, *, again: bool, ranking: Ranking | None, nothing: Callable[[], str]
 ) -> None:
     from hpcddp.manage.format import one_line
-    from hpcddp.manage.overview import SweepStatus, details, elements_table, table
+    from hpcddp.manage.overview import SweepStatus
+    from hpcddp.manage.overview_text import details, elements_table, table
     from hpcddp.manage.status import RunStatus
 
     terminal = sys.stdout.isatty()

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from hpcddp.errors import UserError, nearest
 from hpcddp.manage.format import NOTHING, number_text, one_line, step_text
-from hpcddp.manage.overview import Paint, SweepStatus, remarks_on, short_keys, value_texts, values_now
+from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.overview_text import Paint, remarks_on
 from hpcddp.manage.run_files import readable, readable_lines
 from hpcddp.manage.status import RunStatus
-from hpcddp.run.directory import RunDirectory
+from hpcddp.manage.sweep_values import short_keys, value_texts, values_now
+from hpcddp.manage.table import SEPARATOR, Column, table_lines, table_width
 from hpcddp.run.evaluations import mode_of
 from hpcddp.run.metrics import MetricsLine, read_metrics
 from hpcddp.run.result import read_result
 
 # The newest evaluation is most often in the first; the second is some thousands of steps.
 _TAILS_BYTES: Final = (16 * 1024, 1024 * 1024)
-_BETWEEN: Final = "  "
 _SHORTEST_VALUE: Final = 6
-_CUT: Final = "..."
 
 
 class RankingError(UserError):
@@ -37,7 +38,6 @@ class Ranked:
     Args:
         index: its number in the sweep.
         values: its values by key.
-        status: its state.
         metric: the newest value of the metric; None where it has none, or it was not finite.
     """
 
@@ -49,13 +49,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The elements of a sweep, the best first; those without a value come last, in their order in the sweep.
-
-    Args:
-        sweep: the sweep.
-        metric: the name of the metric.
-        elements: its elements in this order.
-    """
+    """The elements of a sweep, the best first; those without a value come last, in their order in the sweep."""
 
     sweep: SweepStatus
     metric: str
@@ -64,7 +58,8 @@ class Ranking:
     @property
     def sentence(self) -> str:
         """What the order is."""
-        return f"by {self.metric}, the {'smallest' if is_smaller_better(self.metric) else 'largest'} first"
+        extreme = "smallest" if is_smaller_better(self.metric) else "largest"
+        return f"by {self.metric}, the {extreme} first"
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of the sweep with its elements in this order."""
@@ -74,42 +69,78 @@ class Ranking:
             "smaller_is_better": is_smaller_better(self.metric),
             "elements": [
                 {
-                    **one.status.as_json(),
-                    "values": values_now(one.values, one.status.files.changes),
-                    "index": one.index,
-                    "metric": one.metric,
+                    **element.status.as_json(),
+                    "values": values_now(element.values, element.status.files.changes),
+                    "index": element.index,
+                    "metric": element.metric,
                 }
-                for one in self.elements
+                for element in self.elements
             ],
         }
 
     def table(self, *, width: int | None, paint: Paint) -> list[str]:
         """Return the lines of a table.
 
+        Where it does not fit, the step is hidden, then long values are cut, then values are hidden, the last one first.
+
         Args:
             width: columns of the terminal; None prints everything.
             paint: gives a state its colour.
         """
-        keys = {key: one_line(name) for key, name in short_keys(self.sweep.sweep).items()}
-        texts = [value_texts(one.values, one.status.files.changes) for one in self.elements]
-        values = {key: [one_line(text.get(key, NOTHING)) for text in texts] for key in keys}
-        columns = [
-            _Column("element", [str(one.index) for one in self.elements], is_number=True),
-            _Column(one_line(self.metric), [number_text(one.metric, ".5g") for one in self.elements], is_number=True),
-            *(_Column(name, values[key], is_value=True) for key, name in keys.items()),
-            _Column("step", [step_text(one.status.step, one.status.files.total_steps) for one in self.elements]),
-            _Column("state", [str(one.status.state) for one in self.elements]),
-        ]
-        columns, hidden = _that_fit(columns, width)
-        lines = [_BETWEEN.join(column.text(None) for column in columns).rstrip()]
-        for row, one in enumerate(self.elements):
-            cells = [column.text(row) for column in columns]
-            if columns[-1].title == "state":
-                cells[-1] = paint(cells[-1].rstrip(), one.status.state)
-            lines.append(_BETWEEN.join(cells).rstrip())
-        if hidden:
-            lines.append(f"(columns hidden: {', '.join(hidden)})")
-        return [*lines, *remarks_on([self.sweep])]
+        statuses = [element.status for element in self.elements]
+        indices = [str(element.index) for element in self.elements]
+        metrics = [number_text(element.metric, ".5g") for element in self.elements]
+        steps = [step_text(status.step, status.files.total_steps) for status in statuses]
+        index_column = Column(title="element", cells=indices, is_number=True)
+        metric_column = Column(title=one_line(self.metric), cells=metrics, is_number=True)
+        step_column = Column(title="step", cells=steps)
+        state_column = Column(
+            title="state",
+            cells=[str(status.state) for status in statuses],
+            paint=lambda row, text: paint(text, statuses[row].state),
+        )
+        values = self._value_columns()
+        columns = [index_column, metric_column, *values, step_column, state_column]
+        hidden: list[str] = []
+        if width is not None and table_width(columns) > width:
+            width_for_values = width - table_width([index_column, metric_column, state_column])
+            values, hidden_values = _fit_values(values, width_for_values)
+            columns = [index_column, metric_column, *values, state_column]
+            hidden = [step_column.title, *hidden_values]
+        return [*table_lines(columns, hidden=hidden), *remarks_on([self.sweep])]
+
+    def _value_columns(self) -> list[Column]:
+        texts = [value_texts(element.values, element.status.files.changes) for element in self.elements]
+        columns = []
+        for key, name in short_keys(self.sweep.sweep).items():
+            cells = [one_line(texts_of_element.get(key, NOTHING)) for texts_of_element in texts]
+            columns.append(Column(title=one_line(name), cells=cells))
+        return columns
+
+
+def _fit_values(values: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:
+    """Return the columns that fit into a width, the widest cut first, and the titles of those that are hidden.
+
+    Args:
+        width: characters for these columns, a separator before each of them included.
+    """
+    columns = list(values)
+    hidden = []
+    while columns:
+        widths = [column.width for column in columns]
+        excess = sum(widths) + len(SEPARATOR) * len(columns) - width
+        if excess <= 0:
+            break
+        widest = max(widths)
+        if widest <= _SHORTEST_VALUE:
+            hidden.append(columns.pop().title)
+            continue
+        place = widths.index(widest)
+        # Not below the second widest at once: that one is cut with it.
+        second_widest = max([*widths[:place], *widths[place + 1 :]], default=_SHORTEST_VALUE)
+        shorter = min(second_widest, widest - 1)
+        columns[place] = replace(columns[place], most_characters=max(_SHORTEST_VALUE, widest - excess, shorter))
+    return columns, hidden
 
 
 def is_smaller_better(metric: str) -> bool:
@@ -135,111 +166,54 @@ def rank(sweep: SweepStatus, metric: str) -> Ranking:
     """Return the elements of a sweep, sorted by the newest value of a metric.
 
     Args:
-        sweep: the sweep.
-        metric: the name of the metric in ``metrics.jsonl`` or ``result.json``.
+        metric: a name in ``metrics.jsonl`` or ``result.json``.
 
     Raises:
         RankingError: the elements have metrics, and not this one.
     """
-    known: dict[str, None] = {}
+    # The names are the keys, in the order in which they are found.
+    metric_names: dict[str, None] = {}
     elements = []
     for index, (values, status) in enumerate(zip(sweep.sweep.elements, sweep.elements, strict=True)):
-        value, names = _newest(status, metric)
-        known |= dict.fromkeys(names)
+        value, names = _newest_value(status, metric)
+        metric_names.update(dict.fromkeys(names))
         elements.append(Ranked(index=index, values=values, status=status, metric=value))
-    if known and metric not in known:
-        near = nearest(metric, known)
-        meant = f"did you mean {near}? They" if near else "they"
+    if metric_names and metric not in metric_names:
+        near = nearest(metric, metric_names)
+        instead = f"did you mean {near}? They" if near else "they"
         raise RankingError(
-            f"--sort is {metric!r}, which no element of the sweep {sweep.sweep.sweep_id} has written; {meant} have "
-            f"{', '.join(sorted(known))}"
+            f"--sort is {metric!r}, which no element of the sweep {sweep.sweep.sweep_id} has written; {instead} have "
+            f"{', '.join(sorted(metric_names))}"
         )
-    sign = 1 if is_smaller_better(metric) else -1
     # The sort is stable, so that elements without a value keep their order.
-    elements.sort(key=lambda one: math.inf if one.metric is None else sign * one.metric)
+    elements.sort(key=lambda element: sort_key(metric, element.metric))
     return Ranking(sweep=sweep, metric=metric, elements=tuple(elements))
 
 
-def _newest(status: RunStatus, metric: str) -> tuple[float | None, list[str]]:
+def sort_key(metric: str, value: float | None) -> float:
+    """Return a number that is smaller for a better value of a metric; that of None is the largest."""
+    if value is None:
+        return math.inf
+    return value if is_smaller_better(metric) else -value
+
+
+def _newest_value(status: RunStatus, metric: str) -> tuple[float | None, list[str]]:
     """Return the newest value of a metric of a run, and the names of all its metrics.
 
     A newest value that is not finite is None: a run that has diverged is not ranked by what it was before.
     """
-    run = status.run
+    log = status.run.metrics
     names: dict[str, None] = {}
-    for size in _TAILS_BYTES:
-        lines = _last_lines(run, size)
-        names |= {name: None for line in lines for name in line.facts if line.number(name) is not None}
-        having = [line for line in lines if metric in line.facts]
-        if having:
-            return having[-1].number(metric), [*names, metric]
-    result, _ = readable(lambda: read_result(run))
+    for tail_bytes in _TAILS_BYTES:
+        lines, _ = readable_lines(log, partial(read_metrics, log, tail_bytes))
+        for line in lines:
+            names.update(dict.fromkeys(name for name in line.facts if line.number(name) is not None))
+        lines_with_metric = [line for line in lines if metric in line.facts]
+        if lines_with_metric:
+            return lines_with_metric[-1].number(metric), [*names, metric]
+    result, _ = readable(lambda: read_result(status.run))
     if result is not None:
         value = MetricsLine(step=0, facts=result.as_json()).number(metric)
         if value is not None:
             return value, [*names, metric]
     return None, list(names)
-
-
-def _last_lines(run: RunDirectory, size: int) -> tuple[MetricsLine, ...]:
-    lines, _ = readable_lines(run.metrics, lambda: read_metrics(run.metrics, size))
-    return lines
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of the table.
-
-    Args:
-        title: its name.
-        cells: its texts.
-        is_number: whether they are aligned on the right.
-        is_value: whether they are values of the sweep, which may be cut.
-        longest: the most characters that are shown; None shows all.
-    """
-
-    title: str
-    cells: Sequence[str]
-    is_number: bool = False
-    is_value: bool = False
-    longest: int | None = None
-
-    @property
-    def width(self) -> int:
-        full = max(len(text) for text in (self.title, *self.cells))
-        return full if self.longest is None else min(full, self.longest)
-
-    def text(self, row: int | None) -> str:
-        """Return the text of a row, or the title for None, as wide as the column."""
-        text = self.title if row is None else self.cells[row]
-        if len(text) > self.width:
-            text = f"{text[: self.width - len(_CUT)]}{_CUT}"
-        return f"{text:>{self.width}}" if self.is_number else f"{text:<{self.width}}"
-
-
-def _that_fit(columns: list[_Column], width: int | None) -> tuple[list[_Column], list[str]]:
-    """Return the columns that fit into a width, long values cut, and the titles of those that are hidden."""
-    hidden: list[str] = []
-
-    def excess() -> int:
-        return 0 if width is None else sum(column.width + len(_BETWEEN) for column in columns) - len(_BETWEEN) - width
-
-    def hide(column: _Column) -> None:
-        columns.remove(column)
-        hidden.append(column.title)
-
-    if excess() > 0:
-        hide(next(column for column in columns if column.title == "step"))
-    while (more := excess()) > 0:
-        values = [column for column in columns if column.is_value]
-        if not values:
-            break
-        widest = max(values, key=lambda column: column.width)
-        if widest.width > _SHORTEST_VALUE:
-            second = max([_SHORTEST_VALUE, *(column.width for column in values if column is not widest)])
-            length = max(_SHORTEST_VALUE, widest.width - more, min(second, widest.width - 1))
-            cut = _Column(widest.title, widest.cells, is_value=True, longest=length)
-            columns[columns.index(widest)] = cut
-        else:
-            hide(values[-1])
-    return columns, hidden

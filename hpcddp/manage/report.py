@@ -25,11 +25,12 @@ from hpcddp.manage.attempt_times import AttemptTimes, Phase, attempt_times
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.format import duration_text
 from hpcddp.manage.goodput import Goodput
-from hpcddp.manage.overview import SweepStatus, values_now
-from hpcddp.manage.ranking import is_smaller_better
+from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.ranking import sort_key
 from hpcddp.manage.run_files import T, readable, readable_lines
 from hpcddp.manage.run_metrics import Extreme, RunMetrics, read_run_metrics
 from hpcddp.manage.status import RunStatus
+from hpcddp.manage.sweep_values import values_now
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_event_log
@@ -305,11 +306,10 @@ def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:
     metric = next((name for name in (*_RANKED_BY, *names) if name in names), None)
     if metric is None:
         return None, list(reports)
-    sign = 1 if is_smaller_better(metric) else -1
 
     def key(report: RunReport) -> float:
         best = report.best(metric)
-        return math.inf if best is None else sign * best.value
+        return sort_key(metric, None if best is None else best.value)
 
     return metric, sorted(reports, key=key)
 

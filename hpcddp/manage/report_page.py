@@ -21,10 +21,10 @@ from hpcddp.errors import UserError, printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
-from hpcddp.manage.overview import value_texts
 from hpcddp.manage.ranking import is_smaller_better
 from hpcddp.manage.report import RunReport, ranked
 from hpcddp.manage.run_metrics import Piece, joined_pieces
+from hpcddp.manage.sweep_values import value_texts
 from hpcddp.run.find import token_of
 from hpcddp.version import __version__
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcddp.errors import counted
+from hpcddp.manage.table import Column, table_lines
 from hpcddp.rehearse.rehearsal import RehearsalReport, TrialReport
 
 _NAMED = 3
-_HEADER = ("fault", "verdict", "after step", "repeated", "restart")
+_TITLES = ("fault", "verdict", "after step", "repeated", "restart")
 
 
 def lines_of(report: RehearsalReport) -> Iterator[str]:
@@ -17,10 +18,10 @@ def lines_of(report: RehearsalReport) -> Iterator[str]:
     made = f", {counted(steps, 'step')} reported" if steps else ""
     yield f"{report.name} on {counted(report.ranks, 'rank')}: {report.undisturbed.seconds:.0f} s without a fault{made}"
     yield ""
-    rows = [_HEADER, *(_row(trial) for trial in report.trials)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    rows = [_row(trial) for trial in report.trials]
+    cells_of_columns = list(zip(*rows, strict=True)) or [() for _ in _TITLES]
+    columns = [Column(title=title, cells=cells) for title, cells in zip(_TITLES, cells_of_columns, strict=True)]
+    yield from table_lines(columns)
     for trial in report.trials:
         details = list(_details(trial))
         if details:

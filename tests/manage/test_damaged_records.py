@@ -15,7 +15,8 @@ from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.manage.control import DamagedRunError, RequeueCommands, cancel, requeue
 from hpcddp.manage.logs import merged, sources
-from hpcddp.manage.overview import details, overview_of
+from hpcddp.manage.overview import overview_of
+from hpcddp.manage.overview_text import details
 from hpcddp.manage.status import RunStatus
 from hpcddp.manage.why import explain
 from hpcddp.run.directory import AttemptDirectory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.manage.overview import details
+from hpcddp.manage.overview_text import details
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.manage.why import explain

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.manage.format import duration_text, ranks_text, used_text
-from hpcddp.manage.overview import Line, details, overview, table
+from hpcddp.manage.overview import Line, overview
+from hpcddp.manage.overview_text import details, table
 from hpcddp.manage.status import RunStatus
 from hpcddp.slurm.states import State
 from tests.manage.runs import NOON, make, queued

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp.manage.overview import SweepStatus, details, overview
+from hpcddp.manage.overview import SweepStatus, overview
+from hpcddp.manage.overview_text import details
 from hpcddp.manage.pending_reasons import pending_reason
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses

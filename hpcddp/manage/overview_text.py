@@ -1,0 +1,186 @@
+"""Runs and sweeps as text: a table with a line for each, and one run fact by fact."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, step_text, used_text
+from hpcddp.manage.overview import Line, SweepStatus
+from hpcddp.manage.status import RunStatus
+from hpcddp.manage.table import Column, table_lines, table_width
+from hpcddp.run.find import token_of
+from hpcddp.slurm.states import State
+
+Paint = Callable[[str, State], str]
+"""Gives a text the colour of a state, or returns it as it is."""
+_COLUMNS: Final = ("run", "job", "name", "state", "attempt", "step", "loss", "samples/s", "eta", "nodes", "time")
+_NUMBERS: Final = frozenset({"attempt", "step", "loss", "samples/s", "eta", "nodes"})
+# On a narrow terminal run ids are shortened, then columns are dropped in this order.
+_DROPPED_COLUMNS: Final = ("nodes", "eta", "time", "name", "job", "samples/s", "attempt", "loss")
+
+
+def elements_table(sweep: SweepStatus, *, width: int | None, paint: Paint) -> list[str]:
+    """Return the elements of a sweep as a table, with their values in place of their name; arguments as ``table``."""
+    rows = [{**_cells(element), "name": values} for element, values in zip(sweep.elements, sweep.values, strict=True)]
+    return _table(sweep.elements, rows, title_of_names="values", width=width, paint=paint)
+
+
+def table(lines: Sequence[Line], *, width: int | None, paint: Paint) -> list[str]:
+    """Return the lines of the table.
+
+    Args:
+        lines: runs and sweeps.
+        width: columns of the terminal; None prints everything.
+        paint: gives the state its colour.
+    """
+    rows = [_cells(line) if isinstance(line, RunStatus) else _sweep_cells(line) for line in lines]
+    return _table(lines, rows, title_of_names="name", width=width, paint=paint)
+
+
+def _table(
+    lines: Sequence[Line],
+    rows: Sequence[Mapping[str, str]],
+    *,
+    title_of_names: str,
+    width: int | None,
+    paint: Paint,
+) -> list[str]:
+    def paint_state(row: int, text: str) -> str:
+        line = lines[row]
+        return paint(text, line.state) if isinstance(line, RunStatus) else text
+
+    columns = {
+        name: Column(
+            title=title_of_names if name == "name" else name,
+            cells=[one_line(row.get(name, "")) for row in rows],
+            is_number=name in _NUMBERS,
+        )
+        for name in _COLUMNS
+    }
+    sweep_rows = {row for row, line in enumerate(lines) if isinstance(line, SweepStatus)}
+    columns["state"] = replace(columns["state"], long_rows=sweep_rows, paint=paint_state)
+    hidden = _hide_columns(columns, width)
+    return [*table_lines(list(columns.values()), hidden=hidden), *remarks_on(lines)]
+
+
+def _hide_columns(columns: dict[str, Column], width: int | None) -> list[str]:
+    """Shorten run ids and remove columns until the rest fits; return the titles of the columns that were removed."""
+    if width is None or table_width(columns.values()) <= width:
+        return []
+    titles = [column.title for column in columns.values()]
+    columns["run"] = replace(columns["run"], cells=_short_run_ids(columns["run"].cells))
+    for name in _DROPPED_COLUMNS:
+        if table_width(columns.values()) <= width:
+            break
+        del columns[name]
+    shown_titles = {column.title for column in columns.values()}
+    return [title for title in titles if title not in shown_titles]
+
+
+def _short_run_ids(run_ids: Sequence[str]) -> list[str]:
+    """Return the short form of each run id, or the whole id if another run has the same short form."""
+    tokens = [token_of(run_id) for run_id in run_ids]
+    counts = Counter(tokens)
+    return [token if counts[token] == 1 else run_id for run_id, token in zip(run_ids, tokens, strict=True)]
+
+
+def remarks_on(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield what users should know besides the states, a sentence each."""
+    for line in lines:
+        runs = [line] if isinstance(line, RunStatus) else line.elements
+        for run in runs:
+            yield from map(one_line, run.remarks)
+
+
+def _cells(status: RunStatus) -> dict[str, str]:
+    files = status.files
+    return {
+        "run": status.run.run_id,
+        "job": _job_text(status),
+        "name": status.run.path.parent.name,
+        "state": str(status.state),
+        "attempt": number_text(files.attempt, "d"),
+        "step": step_text(status.step, files.total_steps),
+        "loss": number_text(files.progress.loss if files.progress else None, ".4g"),
+        "samples/s": number_text(files.progress.samples_per_s if files.progress else None, ",.0f"),
+        "eta": duration_text(status.eta_s),
+        "nodes": number_text(status.nodes, "d"),
+        "time": used_text(status.used_s, status.limit_s),
+    }
+
+
+def _job_text(status: RunStatus) -> str:
+    job = status.files.job
+    if job is None:
+        return NOTHING
+    return "local" if job.local else job.job_id
+
+
+def _sweep_cells(status: SweepStatus) -> dict[str, str]:
+    """Return the cells of a sweep, of which the state reaches over the columns that follow."""
+    sweep = status.sweep
+    job_text = "".join(chunk.job_id for chunk in sweep.chunks[:1])
+    if len(sweep.chunks) > 1:
+        job_text += "+"
+    return {
+        "run": sweep.sweep_id,
+        "job": job_text,
+        "name": sweep.path.parent.name,
+        "state": f"sweep of {len(status.elements)}: {status.sentence}",
+    }
+
+
+def details(status: RunStatus, *, paint: Paint) -> list[str]:
+    """Return one run, a fact on each line."""
+    cells = _cells(status)
+    facts = {
+        "run": one_line(_run_text(status)),
+        "state": paint(cells["state"], status.state) + one_line(_reason_text(status)),
+        "job": one_line(_job_id_text(status)),
+        "attempt": cells["attempt"],
+        "step": cells["step"],
+        "loss": cells["loss"],
+        "samples/s": cells["samples/s"],
+        "eta": cells["eta"],
+        "nodes": one_line(cells["nodes"] + _hosts_text(status)),
+        "time": cells["time"],
+        "directory": one_line(str(status.run.path)),
+    }
+    lines = [f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING]
+    return [*lines, *map(one_line, [*status.metric_sentences(), *status.remarks])]
+
+
+def _run_text(status: RunStatus) -> str:
+    run = status.run
+    names = run.path.parent.name
+    token = token_of(run.run_id)
+    if token != run.run_id:
+        names += f", short {token}"
+    return f"{run.run_id}  ({names})"
+
+
+def _job_id_text(status: RunStatus) -> str:
+    job = status.files.job
+    if job is None:
+        return NOTHING
+    return f"{job.job_id} (a process)" if job.local else job.job_id
+
+
+def _hosts_text(status: RunStatus) -> str:
+    """Return the nodes of its job, or the hosts of its ranks, in brackets; empty if neither is known."""
+    hosts = "" if status.job is None else status.job.node_list
+    if not hosts:
+        hosts = ", ".join(status.hosts or ())
+    return f" ({hosts})" if hosts else ""
+
+
+def _reason_text(status: RunStatus) -> str:
+    """Return why it is in its state, in the words of Slurm or of its result; empty if that is not known."""
+    job = status.job
+    if job is not None and status.state in {State.PENDING, State.HELD, State.REQUEUED}:
+        return "" if job.reason == "None" else f": {job.reason}"
+    result = status.files.result
+    return f": {result.reason}" if result is not None and result.reason else ""
