@@ -65,7 +65,7 @@ def render(
 
     Example: hpcddp render --nodes 2 --gpus-per-node 4 --cpus-per-task 8 -- python train.py
     """
-    from hpcddp.submission.render import render_script
+    from hpcddp.submission.render import notes_about_template, render_script
 
     arguments = job_arguments(context)
     sweep = read_sweep_options(axes, sweep_file, max_parallel)
@@ -73,6 +73,8 @@ def render(
     request = request_to_submit(job, run_id=run_id, template=template, environment=os.environ)
     script = render_script(request)
     _warn_of_interpreter(request)
+    for note in notes_about_template(template):
+        warn(note)
     if output is not None:
         _write(output, script.text)
     if as_json:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
-from hpcddp.jobfile.document import DocumentError, dotted, read_document, read_scalar
-from hpcddp.jobfile.job import JobSpec
+from hpcddp.errors import UserError
+from hpcddp.jobfile.document import Document, DocumentError, dotted, read_document, read_scalar
+from hpcddp.jobfile.fields import Section
+from hpcddp.jobfile.job import JobSpec, field_paths, key_type_of
 from hpcddp.jobfile.merge import JOB_FILE, MergedValues, Source
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.validation import check_values
+from hpcddp.version import __version__
 
 RESOLVED = "the resolved job"
 
@@ -36,6 +40,58 @@ def dump_job(spec: JobSpec, *, environment_values: bool) -> str:
     if not spec.states_learning_rate:
         del data["learning_rate"]["base"]
     return "".join(f"{line}\n" for line in _mapping_lines(data, ""))
+
+
+_DEFAULTS: Final = "defaults"
+"""The key in the job of a script that says which defaults its other fields have."""
+
+
+class OtherDefaultsError(UserError):
+    """A script leaves out fields for which this version of hpcddp has other defaults."""
+
+    kind = "other_defaults"
+
+
+def dump_for_script(spec: JobSpec) -> str:
+    """Return the job as YAML as a script carries it: the fields that differ from their defaults, and whose defaults.
+
+    The values of ``environment.env`` are left out. ``parse_from_script`` reads the text.
+    """
+    without_values = spec.environment.model_copy(update={"env": {}})
+    spec = spec.model_copy(update={"environment": without_values})
+    data = _differing_fields(spec, spec.model_dump(mode="json"))
+    if spec.train is None and spec.states_learning_rate:
+        # Its default is a value of the job only where it is written.
+        data.setdefault("learning_rate", {})["base"] = spec.learning_rate.base
+    defaults = {"version": __version__, "digest": _digest_of_defaults()}
+    lines = [f"{_DEFAULTS}: {_flow(defaults)}", *_mapping_lines(data, "")]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _differing_fields(section: Section, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a section that differ from their defaults.
+
+    Args:
+        section: the section.
+        data: the same section as JSON.
+    """
+    differing = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if value == field.get_default(call_default_factory=True):
+            continue
+        differing[name] = _differing_fields(value, data[name]) if isinstance(value, Section) else data[name]
+    return differing
+
+
+def _digest_of_defaults() -> str:
+    """Return a digest of the names and the defaults of all fields of the job file."""
+    lines = [
+        f"{dotted(path)}={field.get_default(call_default_factory=True)!r}\n"
+        for path, field in field_paths()
+        if key_type_of(field).section is None
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:8]
 
 
 def write_values(values: Mapping[str, Any]) -> str:
@@ -71,11 +127,44 @@ def parse_resolved(text: str) -> JobSpec:
     Raises:
         JobFileError: the text was changed and is not a valid job.
     """
+    return _check_resolved(_read_resolved(text))
+
+
+def parse_from_script(text: str) -> JobSpec:
+    """Read the YAML that ``dump_for_script`` wrote.
+
+    Raises:
+        OtherDefaultsError: another version of hpcddp wrote it, which has other fields or other defaults.
+        JobFileError: the text was changed and is not a valid job.
+    """
+    document = _read_resolved(text)
+    match document.value.pop(_DEFAULTS, None):
+        case {"version": str(version), "digest": str(digest)}:
+            if digest != _digest_of_defaults():
+                raise OtherDefaultsError(
+                    f"the script was rendered by hpcddp {version}, and hpcddp {__version__}, which runs it, has other "
+                    f"defaults; render it again, or run it with hpcddp {version}"
+                )
+        case _:
+            sentence = (
+                "is missing or damaged, so that nothing says what the fields that the script leaves out are; render "
+                "the script again"
+            )
+            raise JobFileError.of([Problem(file=RESOLVED, key=_DEFAULTS, sentence=sentence)])
+    return _check_resolved(document)
+
+
+def _read_resolved(text: str) -> Document:
+    """Read the YAML of a resolved job, unchecked."""
     try:
-        document = read_document(text)
+        return read_document(text)
     except DocumentError as error:
         problem = Problem(file=RESOLVED, line=error.line, key=dotted(error.path), sentence=error.sentence)
         raise JobFileError.of([problem]) from None
+
+
+def _check_resolved(document: Document) -> JobSpec:
+    """Return the job in a document, without a check of the elements of a sweep."""
     source = Source(origin=JOB_FILE, file=RESOLVED, lines=document.lines, written=document.written)
     merged = MergedValues()
     merged.merge(document.value, source)

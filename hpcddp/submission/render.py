@@ -8,23 +8,33 @@ from __future__ import annotations
 import re
 import shlex
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path as FilePath
 from typing import Any, NoReturn
 
-from jinja2 import FileSystemLoader, StrictUndefined, TemplateSyntaxError
+from jinja2 import (
+    ChoiceLoader,
+    FileSystemLoader,
+    PrefixLoader,
+    StrictUndefined,
+    TemplateNotFound,
+    TemplateSyntaxError,
+    UndefinedError,
+    nodes,
+)
 from jinja2.sandbox import SandboxedEnvironment
 
-from hpcddp.errors import HpcddpError, UserError
+from hpcddp.errors import HpcddpError, UserError, printable
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES, Mount
 from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.rules import data_mount_of
+from hpcddp.jobfile.write import dump_for_script
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive, directives_for, quote_value, refuse_unwritable
 from hpcddp.slurm.job_environment import FOREIGN_PREFIXES, foreign_step_options
@@ -71,7 +81,7 @@ def render_script(request: SubmitRequest) -> RenderedScript:
     directives = directives_for(spec, run_id=run_id)
     _refuse_unwritable_words(spec, request.python)
     variables = _swept_variables(request)
-    document = request.job_text.removesuffix("\n")
+    document = dump_for_script(spec).removesuffix("\n")
     # Slurm chooses the number when the job starts.
     has_node_range = isinstance(spec.resources.nodes, NodeRange)
     values: dict[str, Any] = {
@@ -106,10 +116,28 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "variables": variables,
         "pass_env": spec.environment.pass_env,
         "python": request.python,
+        "work": _work_of(spec),
         "job_document": document,
         "job_delimiter": _delimiter(document),
     }
-    return RenderedScript(text=render_template(request.template, values), directives=directives)
+    text = render_template(request.template, values)
+    if not text.startswith("#!"):
+        raise TemplateError(
+            f"the template {request.template} makes a script whose first line does not begin with #!, which sbatch "
+            "refuses; begin it with #!/bin/bash"
+        )
+    return RenderedScript(text=text, directives=directives)
+
+
+def _work_of(spec: JobSpec) -> str:
+    """Return what each task of a job runs, for a person."""
+    if spec.command is not None:
+        return shlex.join(spec.command)
+    if spec.entrypoint is not None:
+        return f"the function {spec.entrypoint}"
+    if spec.train is not None:
+        return f"the built-in training of {spec.train.model} on {spec.train.dataset}"
+    return "nothing"
 
 
 def _container(spec: JobSpec, variables: Iterable[str]) -> dict[str, Any] | None:
@@ -234,6 +262,9 @@ def is_default_template(name: str | None) -> bool:
 
 
 SUFFIX = ".sh.j2"
+_SHIPPED = "hpcddp"
+_EXTENDABLE = f"{_SHIPPED}/{DEFAULT_TEMPLATE}{SUFFIX}"
+"""The default template by the name under which a template of the user's own extends it."""
 
 
 class TemplateError(UserError):
@@ -276,6 +307,11 @@ def quote_word(text: str) -> str:
     return shlex.quote(text)
 
 
+def comment(value: str) -> Written:
+    """Write text into a comment, with escapes for line breaks and other control characters."""
+    return Written(printable(value).replace("\n", "\\n"))
+
+
 def verbatim(value: str) -> Written:
     """Write text that is shell code or the body of a here-document, unchanged."""
     return Written(value)
@@ -285,7 +321,10 @@ def _only_written(value: object) -> object:
     """Refuse a value that no filter has written; integers need none."""
     if isinstance(value, Written | StrictUndefined) or type(value) is int:
         return value
-    raise TypeError("a value has no filter; write {{ value | sh }} in shell, {{ value | sb }} in a directive")
+    raise TypeError(
+        "a value has no filter; write {{ value | sh }} in shell, {{ value | sb }} in a directive, and "
+        "{{ super() | verbatim }} for the block that is overridden"
+    )
 
 
 def render_template(name: str | None, values: Mapping[str, Any]) -> str:
@@ -301,9 +340,117 @@ def render_template(name: str | None, values: Mapping[str, Any]) -> str:
     path = find_template(name or DEFAULT_TEMPLATE)
     environment = _environment(path.parent)
     try:
-        return environment.get_template(path.name).render(values)
+        template = environment.get_template(path.name)
+        if not is_default_template(name):
+            _refuse_lost_lines(_lineage(environment, path))
+        return template.render(values)
+    except TemplateError:
+        raise
     except Exception as error:  # noqa: BLE001  a template is a program: it may raise anything, and does not go on
-        _explain(error, path)
+        _explain(error, path, variables=values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ancestor:
+    """A template, or one that it extends.
+
+    Args:
+        name: its name for ``extends``.
+        file: its file.
+        source: the text of the file.
+        tree: its syntax tree.
+    """
+
+    name: str
+    file: str
+    source: str
+    tree: nodes.Template
+
+
+def _lineage(environment: SandboxedEnvironment, path: FilePath) -> list[_Ancestor]:
+    """Return a template and the templates above it, each the one that the one before it extends.
+
+    Raises:
+        TemplateNotFound: one of them does not exist.
+        TemplateError: one of them extends itself.
+    """
+    lineage: list[_Ancestor] = []
+    name: object = path.name
+    # The name may also be an expression, which only the rendering knows.
+    while isinstance(name, str):
+        file = environment.get_template(name).filename or name
+        source = FilePath(file).read_text(encoding="utf-8")
+        tree = environment.parse(source, name, file)
+        if any(name == ancestor.name for ancestor in lineage):
+            raise TemplateError(
+                f"the template {file} extends itself; write {_EXTENDABLE} for the default one", file=file
+            )
+        lineage.append(_Ancestor(name=name, file=file, source=source, tree=tree))
+        extends = tree.find(nodes.Extends)
+        name = extends.template.value if extends is not None and isinstance(extends.template, nodes.Const) else None
+    return lineage
+
+
+def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
+    """Refuse lines of a template that extends another one and that Jinja2 would leave out without a word.
+
+    Raises:
+        TemplateError: a line is outside of all blocks, or in a block that no template above has.
+    """
+    root = lineage[-1]
+    blocks = [block.name for block in root.tree.find_all(nodes.Block)]
+    for template in reversed(lineage[:-1]):
+        for node in template.tree.body:
+            lost: tuple[int, str] | None = None
+            if isinstance(node, nodes.Block) and node.name not in blocks:
+                lost = (node.lineno, f"overrides the block {node.name}, which {root.name} does not have")
+            if isinstance(node, nodes.Output):
+                lost = _text_outside_of_blocks(node)
+            if lost is not None:
+                line, problem = lost
+                raise TemplateError(
+                    f"the template {template.file}:{line} {problem}; write one of the blocks {', '.join(blocks)}",
+                    file=template.file,
+                    line=line,
+                )
+        blocks += [block.name for block in template.tree.find_all(nodes.Block) if block.name not in blocks]
+
+
+def _text_outside_of_blocks(output: nodes.Output) -> tuple[int, str] | None:
+    """Return the line and the problem of text that is in no block; None for blank lines."""
+    for node in output.find_all(nodes.TemplateData):
+        text = node.data.lstrip()
+        if text:
+            blank_lines = node.data.removesuffix(text).count("\n")
+            return node.lineno + blank_lines, "is outside of all blocks, so that it would not be in the script"
+    return None
+
+
+_CHANGE = re.compile(r"^\{# changed: (.+) #\}$", re.MULTILINE)
+
+
+def notes_about_template(name: str | None) -> tuple[str, ...]:
+    """Return a warning about a template that is a copy of an older default template, and what has changed since.
+
+    Args:
+        name: the value of ``--template``; the template can be rendered.
+    """
+    if is_default_template(name):
+        return ()
+    path = find_template(name or DEFAULT_TEMPLATE)
+    environment = _environment(path.parent)
+    root = _lineage(environment, path)[-1]
+    present = _CHANGE.findall(root.source)
+    default = find_template(DEFAULT_TEMPLATE).read_text(encoding="utf-8")
+    missing = [change for change in _CHANGE.findall(default) if change not in present]
+    if not missing:
+        return ()
+    note = (
+        f"the template {root.file} does not have what has changed in the default template: {'; '.join(missing)}; "
+        f'extend that one ({{% extends "{_EXTENDABLE}" %}}), or take the changes over, each with its line '
+        "{# changed: ... #} (docs/templates.md)"
+    )
+    return (note,)
 
 
 def find_template(name: str) -> FilePath:
@@ -332,9 +479,13 @@ def find_template(name: str) -> FilePath:
 
 @cache
 def _environment(folder: FilePath) -> SandboxedEnvironment:
-    """Return the environment of a folder's templates, which compiles a template again after a change."""
+    """Return the environment of a folder's templates, which compiles a template again after a change.
+
+    They extend the default template by the name ``hpcddp/sbatch.sh.j2``, which is none of a file beside them.
+    """
+    shipped = FileSystemLoader(shipped_directory("templates"))
     environment = SandboxedEnvironment(
-        loader=FileSystemLoader(folder),
+        loader=ChoiceLoader([PrefixLoader({_SHIPPED: shipped}), FileSystemLoader(folder)]),
         undefined=StrictUndefined,
         finalize=_only_written,
         trim_blocks=True,
@@ -342,21 +493,26 @@ def _environment(folder: FilePath) -> SandboxedEnvironment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters |= {"sb": sb, "sh": sh, "verbatim": verbatim}
+    environment.filters |= {"sb": sb, "sh": sh, "comment": comment, "verbatim": verbatim}
     return environment
 
 
-def _explain(error: Exception, path: FilePath) -> NoReturn:
+def _explain(error: Exception, path: FilePath, *, variables: Iterable[str]) -> NoReturn:
     """Raise a ``TemplateError`` with the line of the template at which the error occurred."""
     file: str = str(path)
     line: int | None = None
     if isinstance(error, TemplateSyntaxError):
         file, line = error.filename or file, error.lineno
     else:
+        folders = {path.parent, shipped_directory("templates")}
         # Jinja2 rewrites tracebacks so that their frames are lines of templates.
         for frame in traceback.extract_tb(error.__traceback__):
-            if FilePath(frame.filename).parent == path.parent:
+            if FilePath(frame.filename).parent in folders:
                 file, line = frame.filename, frame.lineno
     sentence = error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__
+    if isinstance(error, UndefinedError):
+        sentence = f"{sentence}; the variables are {', '.join(sorted(variables))}"
+    if isinstance(error, TemplateNotFound):
+        sentence = f"there is no template {sentence}; write {_EXTENDABLE} for the default one, or a file beside it"
     where = file if line is None else f"{file}:{line}"
     raise TemplateError(f"the template {where} cannot be rendered: {sentence}", file=file, line=line) from error

@@ -32,7 +32,7 @@ from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environme
 from hpcddp.stop.listener import do_nothing
 from hpcddp.submission.checks import check_submittable, check_sweep_submittable, notes_about
 from hpcddp.submission.code import take_code
-from hpcddp.submission.render import exported_values, is_default_template, render_script
+from hpcddp.submission.render import exported_values, is_default_template, notes_about_template, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
 from hpcddp.submission.turns import Turns
@@ -149,7 +149,8 @@ def prepare(request: SubmitRequest) -> PreparedJob:
             request_of_script = element_request(request, table, 0)
     check_site(request.job, request.cluster, request.environment)
     script = render_script(request_of_script).text
-    return PreparedJob(request=request, script=script, notes=(*notes, *notes_about(request)))
+    notes = (*notes, *notes_about(request), *notes_about_template(request.template))
+    return PreparedJob(request=request, script=script, notes=notes)
 
 
 def element_request(request: SubmitRequest, table: SweepTable, index: int) -> SubmitRequest:

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sweep import element_spec, tabulate
-from hpcddp.jobfile.write import dump_job, parse_resolved
+from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import open_to_append, write_bytes, write_text
 from hpcddp.run.find import chosen_run, find_run
@@ -43,14 +43,14 @@ class Element:
     Args:
         sweep: its sweep as the script knows it: with the one job array that the element belongs to.
         index: its index in the sweep.
-        job_text: its own resolved job.
-        sweep_text: the resolved job of the sweep.
+        spec: its own job.
+        sweep_spec: the job of the sweep.
     """
 
     sweep: Sweep
     index: int
-    job_text: str
-    sweep_text: str
+    spec: JobSpec
+    sweep_spec: JobSpec
 
     @property
     def run(self) -> RunDirectory:
@@ -58,30 +58,28 @@ class Element:
         return self.sweep.run(self.index)
 
 
-def element_of(directory: Path, sweep_id: str, index: int, job_text: str, environment: Mapping[str, str]) -> Element:
+def element_of(directory: RunDirectory, index: int, spec: JobSpec, environment: Mapping[str, str]) -> Element:
     """Return the element that a batch script starts.
 
     Args:
-        directory: the directory of all runs of the job's name.
-        sweep_id: the sweep's id.
+        directory: the directory of the sweep.
         index: the element's index in the sweep.
-        job_text: the resolved job of the sweep.
+        spec: the job of the sweep.
         environment: the batch script's environment.
 
     Raises:
         ElementError: the sweep has no element of that index.
     """
-    spec = parse_resolved(job_text)
     table = tabulate(spec.sweep)
     if not 0 <= index < len(table):
         raise ElementError(
-            f"the sweep {sweep_id} has no element {index}; submit it with --array=0-{len(table) - 1}, or a part of that"
+            f"the sweep {directory.run_id} has no element {index}; submit it with --array=0-{len(table) - 1}, or a "
+            "part of that"
         )
     first = int(environment.get(FIRST) or 0)
     chunk = Chunk(job_id=environment.get("SLURM_ARRAY_JOB_ID", ""), first=first, count=len(table) - first)
-    sweep = Sweep(sweep_id=sweep_id, path=directory / sweep_id, elements=table.elements(), chunks=(chunk,))
-    element_text = dump_job(element_spec(spec, table.element(index)), environment_values=False)
-    return Element(sweep=sweep, index=index, job_text=element_text, sweep_text=job_text)
+    sweep = Sweep(sweep_id=directory.run_id, path=directory.path, elements=table.elements(), chunks=(chunk,))
+    return Element(sweep=sweep, index=index, spec=element_spec(spec, table.element(index)), sweep_spec=spec)
 
 
 def complete_directory(element: Element, job_id: str, digest: str | None) -> None:
@@ -95,7 +93,7 @@ def complete_directory(element: Element, job_id: str, digest: str | None) -> Non
     run = element.run
     _make_sweep_directory(element)
     if not run.plan.exists():
-        write_plan(run, first_plan(parse_resolved(element.job_text)))
+        write_plan(run, first_plan(element.spec))
     _record_new_job(element, job_id)
     _link_log(element, job_id)
     if digest is not None:
@@ -107,7 +105,7 @@ def _make_sweep_directory(element: Element) -> None:
     sweep = element.sweep
     make_private_directory(sweep.path)
     if read_sweep(sweep.path) is None:
-        write_text(sweep.directory.job_file, element.sweep_text)
+        write_text(sweep.directory.job_file, dump_job(element.sweep_spec, environment_values=False))
         create_sweep(sweep)
 
 

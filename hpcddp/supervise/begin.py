@@ -16,12 +16,12 @@ from typing import ClassVar, Final, TypeVar, get_args
 
 from hpcddp.errors import HpcddpError, UserError, printable, write_message
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.write import parse_resolved
+from hpcddp.jobfile.write import OtherDefaultsError, dump_job, parse_from_script
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
-from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_file import read_job_file, read_submitted_job
 from hpcddp.run.job_records import Start, newest_start, read_start, write_start
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
@@ -83,8 +83,9 @@ class _Script:
         environment: its environment.
         job_id: its job in Slurm; None on this machine.
         job_fields: Slurm's record of the job; None if Slurm does not respond.
+        restart_count: how often Slurm has requeued the job before this start.
         run: its run.
-        job_text: the resolved job of the run.
+        spec: the job of the run.
         element: its run as an element of a sweep; None for a run of its own.
         is_by_hand: whether the script was given to sbatch by hand, so that the run's id follows from the job's.
         warnings: what the script has noticed before; it goes into the event log.
@@ -93,28 +94,12 @@ class _Script:
     environment: Mapping[str, str]
     job_id: str | None
     job_fields: Mapping[str, str] | None
+    restart_count: int
     run: RunDirectory
-    job_text: str
+    spec: JobSpec
     element: Element | None
     is_by_hand: bool
     warnings: Sequence[str]
-
-    @property
-    def submitted_directory(self) -> Path:
-        """The directory that the submission made: of the run, or of its sweep."""
-        return self.run.path if self.element is None else self.element.sweep.path
-
-    @property
-    def restart_count(self) -> int:
-        """How often Slurm has requeued the job before this start.
-
-        A job that another job submits inherits the variable, and Slurm sets it for a requeued job only. The record of
-        a job that is requeued right now is ahead of it.
-        """
-        count = int(self.environment.get("SLURM_RESTART_COUNT") or 0)
-        if self.job_fields is None:
-            return count
-        return min(count, int(self.job_fields.get("Restarts", count)))
 
 
 def begin(
@@ -133,7 +118,7 @@ def begin(
         run_root: where runs live; relative to the working directory.
         name: the job's name.
         run_id: the run's id; None derives ``<cluster name>-<job id>``.
-        job_text: the resolved job file.
+        job_text: the job in the script, as ``dump_for_script`` writes it.
         environment: the batch script's environment.
         element: which element of a sweep it is, whose id and job these are; None is a run of its own.
         warnings: what the script has noticed before; it goes into the event log.
@@ -151,33 +136,39 @@ def begin(
         CodeError: the code has changed, and it is frozen.
         DirectoryAwayError: the directory that the run had before is not there after ten minutes.
         DiskFullError: the disk is still full after ten minutes.
+        OtherDefaultsError: another version with other defaults has rendered the script, and no job file has them all.
     """
     job_id = slurm_job_id(environment)
     job_fields = ask_slurm(job_id) if job_id else None
     refuse_being_requeued(job_id, job_fields)
-    directory = Path(run_root).absolute() / name
-    derived_id = run_id or _derived_run_id(environment)
-    run = RunDirectory(directory / derived_id)
+    submitted_id = run_id or _derived_run_id(environment)
+    if run_id is None and element is not None:
+        submitted_id = submitted_id.rpartition("_")[0]
+    # The directory that the submission made: of the run, or of its sweep.
+    submitted = RunDirectory(Path(run_root).absolute() / name / submitted_id)
+    refuse_other_script((job_fields or {}).get("Command"), submitted.path)
+    restart_count = _count_restarts(environment, job_fields)
+    was_submitted_by_hpcddp = bool(environment.get(PICKLE_DIGEST))
+    if restart_count or was_submitted_by_hpcddp:
+        _wait_for_directory(submitted.path)
+    run = submitted
+    spec = _read_job(job_text, submitted)
     sweep_element = None
     if element is not None:
-        sweep_id = run_id or derived_id.rpartition("_")[0]
-        sweep_element = element_of(directory, sweep_id, element, job_text, environment)
+        sweep_element = element_of(submitted, element, spec, environment)
         run = sweep_element.run
-        job_text = sweep_element.job_text
+        spec = sweep_element.spec
     script = _Script(
         environment=environment,
         job_id=job_id,
         job_fields=job_fields,
+        restart_count=restart_count,
         run=run,
-        job_text=job_text,
+        spec=spec,
         element=sweep_element,
         is_by_hand=run_id is None,
         warnings=warnings,
     )
-    refuse_other_script((job_fields or {}).get("Command"), script.submitted_directory)
-    was_submitted_by_hpcddp = bool(environment.get(PICKLE_DIGEST))
-    if script.restart_count or was_submitted_by_hpcddp:
-        _wait_for_directory(script.submitted_directory)
     attempt = _when_there_is_space(run, partial(_begin_unless_finished, script))
     return "" if attempt is None else str(attempt.path)
 
@@ -219,6 +210,37 @@ def begin_again(attempt: AttemptDirectory, spec: JobSpec, environment: Mapping[s
         raise
     record_changes(following, spec, code_changes)
     return following
+
+
+def _count_restarts(environment: Mapping[str, str], job_fields: Mapping[str, str] | None) -> int:
+    """Return how often Slurm has requeued the job before this start.
+
+    A job that another job submits inherits the variable, and Slurm sets it for a requeued job only. The record of a
+    job that is requeued right now is ahead of it.
+    """
+    count = int(environment.get("SLURM_RESTART_COUNT") or 0)
+    if job_fields is None:
+        return count
+    return min(count, int(job_fields.get("Restarts", count)))
+
+
+def _read_job(job_text: str, submitted: RunDirectory) -> JobSpec:
+    """Return the job of a script; where its defaults are those of another version, from the job file in its directory.
+
+    Args:
+        job_text: the job in the script.
+        submitted: the directory of its run or of its sweep.
+
+    Raises:
+        OtherDefaultsError: the defaults are those of another version, and there is no job file.
+    """
+    try:
+        return parse_from_script(job_text)
+    except OtherDefaultsError:
+        if not exists(submitted.job_file):
+            raise
+        check_run_directory(submitted.path)
+        return read_submitted_job(submitted)
 
 
 def _derived_run_id(environment: Mapping[str, str]) -> str:
@@ -301,7 +323,7 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
     refuse_second_job(run, previous, start)
     if has_finished(run):
         return None
-    spec = parse_resolved(script.job_text)
+    spec = script.spec
     if _is_requeue(previous, start):
         refuse_ended(run, start)
     # The job may have moved to other resources, never to other training.
@@ -358,7 +380,7 @@ def _observe_start(script: _Script) -> Start:
 
 def _complete_directory(script: _Script, start: Start) -> None:
     """Write into the run directory what a script that was given to sbatch by hand, or a sweep, has not written yet."""
-    write_text(script.run.job_file, script.job_text)
+    write_text(script.run.job_file, dump_job(script.spec, environment_values=False))
     if script.is_by_hand:
         _link_log(script.run)
     if script.element is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.write import dump_job
+from hpcddp.jobfile.write import dump_for_script
 from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.render import render_script
 from tests.cluster.sandbox import Sandbox
@@ -176,7 +176,7 @@ def test_the_batch_script_passes_on_what_the_user_wrote(sent: list[Sent]) -> Non
     for job in sent:
         begin = ["begin", f"--run-root={job.job.spec.run_root}", "--name=hostile", "--run-id=r1"]
         assert job.words("begin") == ["-P", "-m", "hpcddp.supervise", *begin]
-        assert (job.record / "job.yaml").read_bytes().decode() == dump_job(job.job.spec, environment_values=False)
+        assert (job.record / "job.yaml").read_bytes().decode() == dump_for_script(job.job.spec)
         assert job.words("module") == ["load", job.value]
         assert job.words("end") == ["-P", "-m", "hpcddp.supervise", "end", "--may-restart", "--code", "0"]
 

@@ -9,10 +9,10 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@120
 
-# The job example, run r1, written by hpcddp: to change it, change the job file.
-# sbatch reads the lines above. bash runs the lines below, on the first node of the job. Text in single quotes is literal
-# on purpose, dollar signs included, a list may have one item, and some functions are called by traps alone.
-# shellcheck disable=SC2016,SC2043,SC2317
+# The job example, run r1, rendered by hpcddp. To change it, change the job and render it again.
+# sbatch reads the lines above. bash runs the lines below, on the first node of the job: they begin an attempt of the run,
+# start its tasks, wait for them, and decide what happens next. How it went: hpcddp why r1
+# shellcheck disable=SC2016,SC2043,SC2317  # literal text in single quotes, lists of one item, functions for traps alone
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
 # shell stays and decides what happens next. It survives the signals of scancel --full and --batch too.
@@ -57,139 +57,30 @@ hpcddp_ready=yes
 
 # --- This attempt -----------------------------------------------------------------------------------------------------
 
+# The interpreter of this script and of its tasks. Every node of the job must have it at this path, with hpcddp.
+hpcddp_python=/opt/hpcddp/bin/python
+
 # Only the owner may read the run directory. The tasks restore the umask of the submitter, or of environment.setup, before
 # they run the user's code.
 HPCDDP_UMASK=$(umask)
 export HPCDDP_UMASK
 umask 077
 
-hpcddp_python=/opt/hpcddp/bin/python
-
-# Claims the run directory, writes the resolved job there and prints the directory of this attempt. Prints nothing if the
-# run has already finished.
+# Claims the run directory, writes the whole job there and prints the directory of this attempt; prints nothing if the run
+# has already finished. It reads the fields of the job that differ from the defaults of the version in their first line.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=example --run-id=r1 <<'HPCDDP_JOB'
+defaults: {version: VERSION, digest: DIGEST}
 name: example
-run_root: runs
-profile: null
-resources:
-  nodes: 1
-  min_nodes: null
-  spare_nodes: 0
-  gpus_per_node: 0
-  gpu_type: null
-  gres: {}
-  tasks_per_node: null
-  cpus_per_task: 1
-  mem: null
-  mem_per_cpu: null
-  mem_per_gpu: null
-  time_limit: null
-  partition: null
-  account: null
-  qos: null
-  constraint: null
-  reservation: null
-  nodelist: null
-  exclude: null
-  exclusive: false
-  licenses: null
-  mail_type: null
-  mail_user: null
-  sbatch: {}
 environment:
   modules: [cuda/12.4, nccl/2.20]
-  conda: null
-  venv: null
-  uv: null
-  setup: []
-  env: {}
-  pass_env: []
-  python: null
-  container: null
-  code: live
-  stage: null
 batch:
   global_batch_size: 64
-  max_per_device_batch_size: null
-  grad_accum_steps: null
-  per_device_batch_size: null
-  tail: keep
-  split: exact
-  order: keyed
-  unit: sample
-  group: null
-learning_rate:
-  base: 0.1
-  base_global_batch_size: null
-  rule: none
-  warmup_epochs: 0.0
-  schedule: constant
-  milestones: []
-  gamma: 0.1
-  min: 0.0
 train:
   model: resnet18
-  model_args: {}
   dataset: imagefolder
-  dataset_args: {}
-  num_classes: null
   data_dir: /data/train
-  epochs: 1
-  optimizer:
-    name: sgd
-    momentum: 0.0
-    weight_decay: 0.0
-    nesterov: false
-    betas: [0.9, 0.999]
-    eps: 1e-08
-  device: null
-  precision: fp32
-  batch_norm: local
-  compile: false
-  channels_last: false
-  loss: null
-  loss_reduction: mean
-  label_smoothing: 0.0
-  clip_grad_norm: null
-  ema_decay: null
-  num_workers: null
-  eval_every: 1
-  nonfinite_loss: stop
-  deterministic: false
-  noise_scale: false
-  replica_check_every: null
-  seed: 0
-entrypoint: null
-command: null
-launcher: null
-checkpoint:
-  every: "10min"
-  keep: 3
-  best: null
-requeue:
-  causes: [preemption, time_limit, node_failure]
-  signal_lead: "2min"
-  command_signal: null
-  max_preemptions: null
-  max_time_limits: 50
-  max_failures: 0
-  recovery: auto
-  max_attempts_without_progress: 2
-  expedite: true
-  avoid_failed_nodes: false
-  allow_continuation: false
-launch:
-  rendezvous_timeout: "5min"
-  hang_timeout: "5min"
-trackers:
-  use: null
-  project: null
-  entity: null
-  tracking_uri: null
-sweep: null
-max_parallel: null
 HPCDDP_JOB
 ) || {
   hpcddp_code=$?
@@ -201,7 +92,7 @@ HPCDDP_JOB
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
-# The exit code of a run that has finished already.
+# One turn for each attempt in this job. 0 is the exit code of a run that has finished already.
 hpcddp_code=0
 while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
   export HPCDDP_ATTEMPT_DIR
@@ -210,10 +101,13 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
   if [[ -z $hpcddp_interrupted ]]; then
     # One task is one rank, or one launcher. Each task ignores USR2 until it has installed a handler (the imports take
     # seconds), and writes to its own log. srun's --output is not used, because it changes paths with a percent sign. The
-    # id of the step is kept: the tasks are started again in this job only if this step has ended.
+    # id of the step is kept: the tasks are started again in this job only if this step has ended. Each task runs:
+    #   the built-in training of resnet18 on imagefolder
     srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
       --distribution=block --kill-on-bad-exit=1 --unbuffered \
-      sh -c 'trap "" USR2; [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$HPCDDP_ATTEMPT_DIR/step"; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
+      sh -c 'trap "" USR2
+        [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$HPCDDP_ATTEMPT_DIR/step"
+        exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
       "$hpcddp_python" -P -u -m hpcddp.task &
     hpcddp_tasks=$!
     # Ends srun if it still waits when all tasks have ended, which it does if a slurmstepd was killed.

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -13,8 +16,9 @@ from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import ResolvedJob
+from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import TimeLimit
-from hpcddp.jobfile.write import dump_job, parse_resolved
+from hpcddp.jobfile.write import _digest_of_defaults, dump_for_script, dump_job, parse_from_script, parse_resolved
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 
@@ -82,6 +86,13 @@ def test_a_job_reads_back_equal(spec: JobSpec) -> None:
 
 
 @given(JOBS)
+def test_the_job_of_a_script_reads_back_equal_but_for_the_values_of_the_environment(spec: JobSpec) -> None:
+    again = parse_from_script(dump_for_script(spec))
+    assert dump_job(again, environment_values=False) == dump_job(spec, environment_values=False)
+    assert again.states_learning_rate == spec.states_learning_rate
+
+
+@given(JOBS)
 def test_the_text_means_the_same_to_another_reader_of_yaml(spec: JobSpec) -> None:
     text = dump_job(spec, environment_values=True)
     assert YAML(typ="safe", pure=True).load(text) == spec.model_dump(mode="json")
@@ -93,6 +104,50 @@ def test_without_environment_values_no_value_is_written(load: Load) -> None:
     assert "hunter2" not in text
     assert "  env: {}\n  pass_env: [SECRET]\n" in text
     assert parse_resolved(text).environment.env == {}
+
+
+def test_a_script_holds_the_fields_that_differ_from_their_defaults(load: Load) -> None:
+    spec = load("environment: {env: {TOKEN: hunter2}}\nrequeue: {signal_lead: null, max_failures: 0}\n").spec
+    assert dump_for_script(spec).partition("\n")[2] == (
+        "name: a-job\n"
+        "batch:\n"
+        "  global_batch_size: 8\n"
+        "train:\n"
+        "  model: resnet18\n"
+        "  dataset: digits\n"
+        "requeue:\n"
+        "  signal_lead: null\n"
+    )
+
+
+def test_a_script_holds_the_default_learning_rate_where_a_command_states_it() -> None:
+    spec = JobSpec.model_validate({"name": "a", "command": ["b"], "learning_rate": {"base": 0.1}})
+    text = dump_for_script(spec)
+    assert text.endswith("learning_rate:\n  base: 0.1\n")
+    assert parse_from_script(text).states_learning_rate
+    silent = JobSpec.model_validate({"name": "a", "command": ["b"]})
+    assert "learning_rate" not in dump_for_script(silent)
+    assert not parse_from_script(dump_for_script(silent)).states_learning_rate
+
+
+def test_every_interpreter_computes_the_same_digest_of_the_defaults() -> None:
+    program = "from hpcddp.jobfile.write import _digest_of_defaults; print(_digest_of_defaults())"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert digests == {f"{_digest_of_defaults()}\n".encode()}
+
+
+def test_another_default_is_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = _digest_of_defaults()
+    monkeypatch.setattr(Requeue.model_fields["max_failures"], "default", 1)
+    assert _digest_of_defaults() != digest
 
 
 def test_the_text_is_yaml_that_a_person_reads(load: Load) -> None:

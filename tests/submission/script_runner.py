@@ -128,7 +128,14 @@ class ScriptRunner:
         return options
 
 
-def script_of(runner: ScriptRunner, *, launcher: Cluster = "slurm", run_id: str | None = "r1", **fields: Any) -> str:
+def script_of(
+    runner: ScriptRunner,
+    *,
+    launcher: Cluster = "slurm",
+    run_id: str | None = "r1",
+    template: str | None = None,
+    **fields: Any,
+) -> str:
     """Render the script of a small training, changed by ``fields``, for the runner's interpreter."""
     job = {
         "name": "example",
@@ -137,4 +144,5 @@ def script_of(runner: ScriptRunner, *, launcher: Cluster = "slurm", run_id: str 
         **fields,
     }
     resolved = ResolvedJob(spec=JobSpec.model_validate(job), origins={})
-    return render_script(request_of(resolved, python=str(runner.python), run_id=run_id, cluster=launcher)).text
+    request = request_of(resolved, python=str(runner.python), run_id=run_id, cluster=launcher, template=template)
+    return render_script(request).text

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from hpcddp.jobfile.read import ResolvedJob, load_job
+from hpcddp.jobfile.write import dump_for_script
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json, write_json
+from hpcddp.run.job_file import read_submitted_job
 from hpcddp.run.moved import ScriptRunDirectory, moved_script, refuse_copy
 from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.sweep import Sweep
@@ -301,7 +303,7 @@ def test_a_copied_script_that_is_given_to_sbatch_by_hand_does_not_act_on_the_ori
             run_root=str(failed.path.parent.parent),
             name="again",
             run_id=failed.run_id,
-            job_text=failed.job_file.read_text(),
+            job_text=dump_for_script(read_submitted_job(failed)),
             environment={"SLURM_JOB_ID": "77"},
         )
 

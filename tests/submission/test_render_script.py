@@ -200,6 +200,51 @@ def test_a_shell_that_is_told_to_end_before_its_tasks_start_starts_none_and_stil
     assert runner.end_options()[:2] == ["--code", "143"]
 
 
+def script_with_hooks(runner: ScriptRunner, launcher: Cluster) -> str:
+    """A script with lines before and after the tasks, of a template that extends the default one."""
+    template = runner.directory / "own.sh.j2"
+    template.write_text(
+        '{% extends "hpcddp/sbatch.sh.j2" %}\n'
+        "{% block before_tasks %}\n"
+        '  echo "before $HPCDDP_ATTEMPT_DIR" >>"$RECORD/hooks"\n'
+        "  while [[ -e $RECORD/hold-hook ]]; do sleep 0.02; done\n"
+        "{% endblock %}\n"
+        "{% block after_tasks %}\n"
+        '  echo "after $hpcddp_code" >>"$RECORD/hooks"\n'
+        "  false\n"
+        "{% endblock %}\n"
+    )
+    return script_of(runner, launcher=launcher, template=str(template))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_lines_of_a_template_run_before_and_after_the_tasks_of_each_attempt(
+    runner: ScriptRunner, launcher: Cluster
+) -> None:
+    script = script_with_hooks(runner, launcher)
+    assert runner.run(script, TASK_CODE="137", RESTARTS="1", END_CODE="70") == (70, "")
+    attempts = runner.record / "attempts"
+    assert (runner.record / "hooks").read_text().splitlines() == [
+        f"before {attempts}/0",
+        "after 137",
+        f"before {attempts}/1",
+        "after 137",
+    ]
+    assert runner.end_options()[:2] == ["--code", "137"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_signal_during_the_lines_before_the_tasks_starts_no_task(runner: ScriptRunner, launcher: Cluster) -> None:
+    (runner.record / "hold-hook").touch()
+    process = runner.start(script_with_hooks(runner, launcher), END_CODE="75")
+    wait_until((runner.record / "hooks").exists, "the lines before the tasks", 30)
+    process.send_signal(signal.SIGTERM)
+    (runner.record / "hold-hook").unlink()
+    assert runner.end_of(process) == 75
+    assert runner.words("task") == []
+    assert (runner.record / "hooks").read_text().splitlines()[-1] == "after 143"
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("phase", ["begin", "end"])
 def test_the_claim_and_the_end_are_deaf_to_signals(runner: ScriptRunner, launcher: Cluster, phase: str) -> None:

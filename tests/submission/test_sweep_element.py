@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.jobfile.read import load_job
-from hpcddp.jobfile.write import parse_resolved
+from hpcddp.jobfile.write import dump_for_script, parse_resolved
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.find import NoRunError
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
@@ -29,6 +29,7 @@ batch: {global_batch_size: 8}
 train: {model: resnet18, dataset: digits}
 sweep: {train.seed: 5..7}
 """
+SCRIPT_JOB = dump_for_script(parse_resolved(JOB))
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,9 @@ def batch(index: int, array: str = "7", **more: str) -> dict[str, str]:
 
 
 def begun(element: int, environment: dict[str, str], run_id: str | None = "s1") -> AttemptDirectory:
-    text = begin(run_root="runs", name="demo", run_id=run_id, job_text=JOB, environment=environment, element=element)
+    text = begin(
+        run_root="runs", name="demo", run_id=run_id, job_text=SCRIPT_JOB, environment=environment, element=element
+    )
     return AttemptDirectory.from_text(text)
 
 

@@ -13,8 +13,10 @@ from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
+from hpcddp.jobfile.write import dump_for_script
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.run.job_file import read_submitted_job
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.ownership import make_private_directory
 from hpcddp.run.record import write_record
@@ -64,7 +66,7 @@ def swept(slurm: FakeSlurm, *, count: int = 5, parallel: int | None = None, **re
         array, _, place = job_id.partition("_")
         sweep.batch_log(job_id).write_text("the first job\n")
         environment = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": place}
-        text = (sweep.directory.job_file).read_text()
+        text = dump_for_script(read_submitted_job(sweep.directory))
         begin(run_root="runs", name="demo", run_id="s1", job_text=text, environment=environment, element=index)
         write_record(sweep.run(index).result, Result(status=status, reason="x"))
     return sweep

@@ -1,14 +1,26 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive
-from hpcddp.submission.render import TemplateError, find_template, render_template
+from hpcddp.submission.render import (
+    TemplateError,
+    find_template,
+    notes_about_template,
+    render_script,
+    render_template,
+)
 from tests.messages import GoldenMessages
+from tests.submission.requests import request_of
+from tests.submission.script_runner import LAUNCHERS
 
 VALUES: dict[str, Any] = {
     "name": "it's",
@@ -51,15 +63,17 @@ def test_a_value_without_a_filter_is_refused(template: Path, golden: GoldenMessa
     assert "{{ value | sh }} in shell, {{ value | sb }} in " in message
 
 
-def test_an_unknown_variable_is_named_with_file_and_line(template: Path) -> None:
+def test_an_unknown_variable_is_named_with_file_and_line_and_the_variables_are_listed(template: Path) -> None:
     assert refusal(template, "one\ntwo {{ nmae | sh }}\n") == (
-        f"the template {template}:2 cannot be rendered: 'nmae' is undefined"
+        f"the template {template}:2 cannot be rendered: 'nmae' is undefined; "
+        "the variables are directives, name, nodes, setup"
     )
 
 
 def test_an_unknown_variable_without_a_filter_is_named_too(template: Path) -> None:
     assert refusal(template, "one\n\n{{ nmae }}\n") == (
-        f"the template {template}:3 cannot be rendered: 'nmae' is undefined"
+        f"the template {template}:3 cannot be rendered: 'nmae' is undefined; "
+        "the variables are directives, name, nodes, setup"
     )
 
 
@@ -73,6 +87,142 @@ def test_an_error_inside_an_included_file_names_that_file(template: Path) -> Non
     assert refusal(template, "{% include 'part.j2' %}") == (
         f"the template {part}:3 cannot be rendered: division by zero"
     )
+
+
+def test_an_error_in_the_template_that_is_extended_names_that_file(template: Path) -> None:
+    default = shipped_directory("templates") / "sbatch.sh.j2"
+    message = refusal(template, f"{EXTENDS}{{% block tasks %}}\n{{% endblock %}}\n")
+    assert message.startswith(f"the template {default}:")
+    assert "is undefined; the variables are directives, name, nodes, setup" in message
+
+
+EXTENDS = '{% extends "hpcddp/sbatch.sh.j2" %}\n'
+
+
+def rendered(template: str | None, **more: Any) -> str:
+    job = {"name": "example", "command": ("python", "train.py"), **more}
+    resolved = ResolvedJob(spec=JobSpec.model_validate(job), origins={})
+    return render_script(replace(request_of(resolved, run_id="r1"), template=template)).text
+
+
+def test_a_template_overrides_a_block_and_keeps_all_other_bytes(template: Path) -> None:
+    template.write_text(
+        EXTENDS
+        + "{% block head %}\n{{ super() | verbatim }}# of the site\n{% endblock %}\n"
+        + "{% block before_tasks %}\n  monitor &\n{% endblock %}\n"
+        + "{% block after_tasks %}\n  kill %1\n{% endblock %}\n"
+    )
+    default = rendered(None)
+    head, separator, rest = default.partition("\n\n# The job")
+    before, middle, after = rest.partition("  if [[ -z $hpcddp_interrupted ]]; then\n")
+    tasks, end, decision = after.partition("  fi\n")
+    expected = [
+        head,
+        "\n# of the site",
+        separator,
+        before,
+        "  monitor &\n",
+        middle,
+        tasks,
+        end,
+        "  kill %1\n",
+        decision,
+    ]
+    assert rendered(str(template)) == "".join(expected)
+
+
+@pytest.mark.parametrize("block", ["environment", "tasks"])
+def test_a_template_replaces_a_block(template: Path, block: str) -> None:
+    template.write_text(f"{EXTENDS}{{% block {block} %}}\necho replaced\n{{% endblock %}}\n")
+    script = rendered(str(template), environment={"modules": ("cuda",)})
+    assert script.count("echo replaced\n") == 1
+    assert ("module load cuda" in script, "srun" in script) == (block != "environment", block != "tasks")
+
+
+def test_a_template_extends_another_of_the_users_own(template: Path) -> None:
+    template.with_name("site.sh.j2").write_text(
+        f"{EXTENDS}{{% block environment %}}\n{{% block site %}}\n{{% endblock %}}\n{{% endblock %}}\n"
+    )
+    template.write_text('{% extends "site.sh.j2" %}\n{% block site %}\necho site\n{% endblock %}\n')
+    assert "\necho site\n" in rendered(str(template))
+    assert notes_about_template(str(template)) == ()
+
+
+def test_a_template_of_the_same_name_as_the_default_one_extends_it(template: Path) -> None:
+    own = template.with_name("sbatch.sh.j2")
+    own.write_text(EXTENDS)
+    assert rendered(str(own)) == rendered(None)
+
+
+LOST = {
+    "block": ("{% block taks %}\n{% endblock %}\n", 2, "overrides the block taks, which hpcddp/sbatch.sh.j2"),
+    "text": ("\n# of the site\n{% block head %}\n{% endblock %}\n", 3, "is outside of all blocks"),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_lines_that_would_not_be_in_the_script_are_refused(template: Path, golden: GoldenMessages, case: str) -> None:
+    lines, number, problem = LOST[case]
+    message = golden.message(refusal(template, EXTENDS + lines))
+    assert message.startswith(f"the template {template}:{number} ")
+    assert problem in message
+    assert message.endswith("write one of the blocks head, environment, before_tasks, tasks, after_tasks")
+
+
+@pytest.mark.parametrize("name", ["sbatch.sh.j2", "hpcddp/sbtach.sh.j2"])
+def test_a_template_that_extends_nothing_gets_the_name_of_the_default_one(
+    template: Path, golden: GoldenMessages, name: str
+) -> None:
+    message = golden.message(refusal(template, f'{{% extends "{name}" %}}\n'))
+    assert message.startswith(f"the template {template}")
+    assert f"no template {name}; write hpcddp/sbatch.sh.j2 " in message
+
+
+def test_a_template_that_extends_itself_is_refused(template: Path, golden: GoldenMessages) -> None:
+    message = golden.message(refusal(template, f'{{% extends "{template.name}" %}}\n'))
+    assert message.startswith(f"the template {template} extends itself; write hpcddp/sbatch.sh.j2 ")
+
+
+@pytest.mark.parametrize("text", ["", "\n#!/bin/bash\n"])
+def test_a_template_of_something_that_is_no_script_is_refused(
+    template: Path, golden: GoldenMessages, text: str
+) -> None:
+    template.write_text(text)
+    with pytest.raises(TemplateError) as caught:
+        rendered(str(template))
+    assert golden.message(caught.value).endswith("begin it with #!/bin/bash")
+
+
+def test_a_copy_of_an_older_default_template_is_told_what_has_changed(template: Path, golden: GoldenMessages) -> None:
+    default = (shipped_directory("templates") / "sbatch.sh.j2").read_text()
+    template.write_text(default)
+    assert notes_about_template(str(template)) == ()
+    change = "the job in the script holds only the fields that differ from their defaults"
+    template.write_text(default.replace(f"{{# changed: {change} #}}\n", ""))
+    (note,) = notes_about_template(str(template))
+    assert golden.message(note).startswith(f"the template {template} does not have ")
+    assert f": {change}; extend that one " in note
+    template.write_text(f"{EXTENDS}# {change}")
+    assert notes_about_template(str(template)) == ()
+    assert notes_about_template(None) == notes_about_template("sbatch") == ()
+
+
+COMMANDS = {
+    "plain": (("python", "train.py", "--lr", "0.1"), "python train.py --lr 0.1"),
+    "line break": (("sh", "-c", "a\ntouch x"), r"sh -c 'a\ntouch x'"),
+    "carriage return and escape": (("a", "\r\x1b[2J"), r"a '\r\x1b[2J'"),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_command_stands_in_one_line_above_what_starts_the_tasks(case: str, launcher: Cluster) -> None:
+    command, shown = COMMANDS[case]
+    resolved = ResolvedJob(spec=JobSpec.model_validate({"name": "example", "command": command}), origins={})
+    lines = render_script(request_of(resolved, run_id="r1", cluster=launcher)).text.split("\n")
+    starts = {"slurm": "    srun ", "here": "    srun ", "local": "    trap '' USR2"}
+    (number,) = (number for number, line in enumerate(lines) if line.startswith(starts[launcher]))
+    assert lines[number - 1] == f"    #   {shown}"
 
 
 def test_a_value_that_cannot_be_written_names_the_line(template: Path, golden: GoldenMessages) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.jobfile.read import load_job
-from hpcddp.jobfile.write import dump_job
+from hpcddp.jobfile.write import dump_for_script
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, EventKind, append_event, read_events
 from hpcddp.run.failure import FailureRecord, beginning, write_failure
@@ -43,7 +43,7 @@ class Scenario:
         self.environment = environment
         self.may_restart = True
         self.directory = directory
-        self.text = dump_job(load_job(path).spec, environment_values=False)
+        self.text = dump_for_script(load_job(path).spec)
         self.attempt = self.begin(environment)
         write_json(self.attempt.run.submission, {})
         for rank in range(2):

@@ -3,6 +3,7 @@
 import io
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import pytest
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.write import dump_job
+from hpcddp.jobfile.problems import JobFileError
+from hpcddp.jobfile.write import OtherDefaultsError, dump_for_script, dump_job
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event, read_events
 from hpcddp.run.failure import beginning
@@ -30,22 +32,35 @@ from hpcddp.supervise.__main__ import main
 from hpcddp.supervise.begin import begin
 from hpcddp.supervise.predecessors import PredecessorError
 from hpcddp.supervise.refusals import PATIENCE_S, BudgetError, CancelledError
+from hpcddp.version import __version__
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.submission.local_run import script_process
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
 
 LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
-JOB = """name: demo
-batch: {global_batch_size: 8}
-train: {model: resnet18, dataset: digits}
-"""
+
+
+def job(**changes: Any) -> JobSpec:
+    """A small job; keys such as ``train__seed`` change single values."""
+    document: dict[str, Any] = {
+        "name": "demo",
+        "batch": {"global_batch_size": 30},
+        "train": {"model": "resnet18", "dataset": "digits"},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        document.setdefault(section, {})[name] = value
+    return JobSpec.model_validate(document)
+
+
+JOB = dump_for_script(job())
 
 
 def begin_in(
-    root: Path, *, run_id: str | None = "r1", job: str = JOB, environment: dict[str, str] | None = None
+    root: Path, *, run_id: str | None = "r1", job_text: str = JOB, environment: dict[str, str] | None = None
 ) -> str:
-    return begin(run_root=str(root), name="demo", run_id=run_id, job_text=job, environment=environment or LOCAL)
+    return begin(run_root=str(root), name="demo", run_id=run_id, job_text=job_text, environment=environment or LOCAL)
 
 
 def begun(root: Path) -> AttemptDirectory:
@@ -68,7 +83,7 @@ def test_the_first_attempt_creates_a_private_run(tmp_path: Path) -> None:
     attempt = begun(tmp_path)
     assert attempt.path == tmp_path / "demo" / "r1" / "attempts" / "0"
     assert attempt.run.path.stat().st_mode & 0o777 == 0o700
-    assert attempt.run.job_file.read_text() == JOB
+    assert attempt.run.job_file.read_text() == dump_job(job(), environment_values=False)
     assert [event.kind for event in read_events(attempt.run.events)] == ["start"]
 
 
@@ -116,24 +131,60 @@ def test_a_job_that_a_requeued_job_submits_is_a_new_run(tmp_path: Path, monkeypa
     assert start.restart_count == 0
 
 
-def job_text(**changes: Any) -> str:
-    """The resolved text of a small job; keys such as ``train__seed`` change single values."""
-    document: dict[str, Any] = {
-        "name": "demo",
-        "batch": {"global_batch_size": 30},
-        "train": {"model": "resnet18", "dataset": "digits"},
-    }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        document.setdefault(section, {})[name] = value
-    return dump_job(JobSpec.model_validate(document), environment_values=False)
+def of_another_version(**changes: Any) -> str:
+    """The job in a script that a version with other defaults has rendered."""
+    text = re.sub('digest: "?[0-9a-f]+"?', 'digest: "00000000"', dump_for_script(job(**changes)))
+    return text.replace(__version__, "0.9.9")
+
+
+def test_a_script_of_a_version_with_other_defaults_is_refused_and_leaves_nothing(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
+    with pytest.raises(OtherDefaultsError) as caught:
+        begin_in(tmp_path, job_text=of_another_version())
+    message = golden.message(caught.value, {__version__: "HERE"})
+    assert_facts(message, "rendered by hpcddp 0.9.9", f"hpcddp {__version__}, which runs it", "render it again")
+    assert caught.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_of_a_version_with_other_defaults_begins_a_run_that_has_its_job_file(tmp_path: Path) -> None:
+    first = AttemptDirectory.from_text(begin_in(tmp_path, job_text=dump_for_script(job(train__epochs=7))))
+    write_json(first.start, {**read_json(first.start), "job_id": "999998"})
+    second = AttemptDirectory.from_text(begin_in(tmp_path, job_text=of_another_version()))
+    assert second.number == 1
+    assert "\n  epochs: 7\n" in second.run.job_file.read_text()
+
+
+def test_a_job_file_that_others_may_write_does_not_complete_a_script(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    first.run.path.chmod(0o777)
+    with pytest.raises(RunDirectoryError, match="can be written by others"):
+        begin_in(tmp_path, job_text=of_another_version())
+
+
+def test_a_script_of_another_version_with_the_same_defaults_begins(tmp_path: Path) -> None:
+    job_text = JOB.replace(__version__, "0.9.9")
+    assert job_text != JOB
+    assert AttemptDirectory.from_text(begin_in(tmp_path, job_text=job_text)).number == 0
+
+
+@pytest.mark.parametrize("first_line", ["", "defaults: 3\n", "defaults: {digest: abc}\n", "defaults: []\n"])
+def test_a_job_that_does_not_say_whose_defaults_it_has_is_refused(
+    tmp_path: Path, first_line: str, golden: GoldenMessages
+) -> None:
+    rest = JOB.partition("\n")[2]
+    with pytest.raises(JobFileError) as caught:
+        begin_in(tmp_path, job_text=first_line + rest)
+    assert_facts(golden.message(caught.value), "defaults", "render the script again")
+    assert list(tmp_path.iterdir()) == []
 
 
 def begun_twice(root: Path, **changes: Any) -> AttemptDirectory:
     """Begin a run, then begin it again with a changed job after the first one's has died."""
-    first = AttemptDirectory.from_text(begin_in(root, job=job_text()))
+    first = AttemptDirectory.from_text(begin_in(root))
     write_json(first.start, {**read_json(first.start), "job_id": "999998"})
-    return AttemptDirectory.from_text(begin_in(root, job=job_text(**changes)))
+    return AttemptDirectory.from_text(begin_in(root, job_text=dump_for_script(job(**changes))))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +207,7 @@ def test_a_run_goes_on_with_other_resources(tmp_path: Path) -> None:
     changes = {"resources__nodes": 3, "batch__max_per_device_batch_size": 4, "requeue__signal_lead": None}
     attempt = begun_twice(tmp_path, **changes)
     assert attempt.number == 1
-    assert attempt.run.job_file.read_text() == job_text(**changes)
+    assert attempt.run.job_file.read_text() == dump_job(job(**changes), environment_values=False)
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
@@ -437,12 +488,12 @@ def test_a_requeue_says_whether_slurm_killed_the_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
 ) -> None:
     slurm, environment = FakeSlurm(monkeypatch), {"SLURM_JOB_ID": "7"}
-    job = "name: demo\ncommand: [python, train.py]\n"
-    attempt = AttemptDirectory.from_text(begin_in(tmp_path, job=job, environment=environment))
+    job_text = dump_for_script(JobSpec(name="demo", command=("python", "train.py")))
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, job_text=job_text, environment=environment))
     if not killed:
         write_exit(attempt, ProgramExit(rank=0, host="n1", time=0.0, code=-15, notice="terminated"))
     slurm.become("RUNNING", Restarts="1")
-    begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+    begin_in(tmp_path, job_text=job_text, environment={**environment, "SLURM_RESTART_COUNT": "1"})
     (event,) = (event for event in read_events(attempt.run.events) if event.kind == "requeue")
     assert event.facts.get("killed", False) is killed
 
@@ -523,12 +574,12 @@ def test_a_person_who_resumes_may_start_a_run_without_progress(tmp_path: Path) -
 
 def test_more_preemptions_than_are_allowed_end_the_run_at_its_start(tmp_path: Path, golden: GoldenMessages) -> None:
     environment = {"SLURM_JOB_ID": "12", "PATH": ""}
-    job = JOB + "requeue: {max_preemptions: 0}\n"
-    attempt = AttemptDirectory.from_text(begin_in(tmp_path, job=job, environment=environment))
+    job_text = dump_for_script(job(requeue__max_preemptions=0))
+    attempt = AttemptDirectory.from_text(begin_in(tmp_path, job_text=job_text, environment=environment))
     append_event(attempt.run.events, kind="save", time=0.0, attempt=0, step=4)
     append_event(attempt.run.events, kind="stop", time=0.0, attempt=0, cause="preemption")
     with pytest.raises(BudgetError) as caught:
-        begin_in(tmp_path, job=job, environment={**environment, "SLURM_RESTART_COUNT": "1"})
+        begin_in(tmp_path, job_text=job_text, environment={**environment, "SLURM_RESTART_COUNT": "1"})
     resume = f"hpcddp submit JOB --resume {attempt.run.path}"
     assert_facts(golden.message(caught.value), "requeue.max_preemptions is 0", resume)
     assert read_json(attempt.run.result)["saved_step"] == 4

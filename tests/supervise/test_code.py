@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.write import dump_job
+from hpcddp.jobfile.write import dump_for_script
 from hpcddp.run.code import CodeError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, append_event, read_events
@@ -58,7 +58,7 @@ class Submitted:
             run_root=str(self.run.path.parent.parent),
             name="demo",
             run_id="r1",
-            job_text=dump_job(self.spec, environment_values=False),
+            job_text=dump_for_script(self.spec),
             environment=environment,
         )
         return AttemptDirectory.from_text(text)
