@@ -79,9 +79,7 @@ def test_the_script_is_what_render_prints() -> None:
     (shown,) = (block for block in blocks(OVERVIEW, "bash") if block.startswith("#!/bin/bash"))
     interpreter = "environment.python=/home/you/project/.venv/bin/python"
     printed = printed_by("render", "jobs/resnet50_imagenet.yaml", "--set", interpreter)
-    before, _, after = shown.partition("  # ... the resolved job, without the values of environment.env ...\n")
-    assert printed.startswith(before)
-    assert printed.endswith(after)
+    assert re.sub("^defaults: .*$", "defaults: {version: ..., digest: ...}", printed, flags=re.MULTILINE) == shown
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/overview.md"])

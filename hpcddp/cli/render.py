@@ -50,7 +50,9 @@ def render(
     axes: SweepOptions = None,
     sweep_file: SweepFile = None,
     max_parallel: MaxParallel = None,
-    template: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="Use this sbatch template.")] = None,
+    template: Annotated[
+        str | None, typer.Option(metavar="NAME|PATH", help="Template of the script: docs/templates.md.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the script to a file.")
     ] = None,

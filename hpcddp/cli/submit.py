@@ -85,7 +85,7 @@ def submit(  # noqa: PLR0913  each is an option
     ] = ClusterChoice.AUTO,
     overrides: Overrides = None,
     template: Annotated[
-        str | None, typer.Option(metavar="NAME|PATH", help="Use this sbatch template.", hidden=True)
+        str | None, typer.Option(metavar="NAME|PATH", help="Template of the script: docs/templates.md.", hidden=True)
     ] = None,
     resume: Annotated[
         str | None,

@@ -171,10 +171,33 @@ def test_a_template_of_ones_own_gets_the_documented_variables(
     table = page.partition("## Variables")[2]
     names = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
     own = Path("own.sh.j2")
-    own.write_text("".join(f"{{{{ {name} | string | sh }}}}\n" for name in names))
+    own.write_text("#!/bin/bash\n" + "".join(f"{{{{ {name} | string | sh }}}}\n" for name in names))
     output, _ = render(capsysbinary, job, "--template", "./own.sh.j2")
-    assert len(names) == 28
-    assert output.splitlines()[0] == "example"
+    assert len(names) == 29
+    assert output.splitlines()[1] == "example"
+
+
+def test_a_template_that_lacks_changes_of_the_default_one_gives_a_warning(
+    job: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    Path("own.sh.j2").write_text("#!/bin/bash\n")
+    output, errors = render(capsysbinary, job, "--template", "own.sh.j2")
+    assert output == "#!/bin/bash\n"
+    assert errors.startswith("warning: the template own.sh.j2 does not have what has changed ")
+
+
+def test_the_template_of_the_page_is_the_example_and_extends_the_script(
+    job: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    root = Path(__file__).parents[2]
+    example = root / "examples" / "gpu_monitor.sh.j2"
+    page = (root / "docs" / "templates.md").read_text()
+    assert f"```jinja\n{example.read_text()}```" in page
+    default, _ = render(capsysbinary, job)
+    output, errors = render(capsysbinary, job, "--template", str(example))
+    added = [line for line in example.read_text().splitlines() if not line.startswith("{%")]
+    assert [line for line in output.splitlines() if line not in default.splitlines()] == added
+    assert errors == ""
 
 
 def test_the_document_tells_script_directives_plan_and_where_values_came_from(

@@ -10,8 +10,9 @@
 #SBATCH --signal=USR2@120
 
 # The job example, run r1, rendered by hpcddp. To change it, change the job and render it again.
+# How it went: hpcddp why r1
 # sbatch reads the lines above. bash runs the lines below, on the first node of the job: they begin an attempt of the run,
-# start its tasks, wait for them, and decide what happens next. How it went: hpcddp why r1
+# start its tasks, wait for them, and decide what happens next.
 # shellcheck disable=SC2016,SC2043,SC2317  # literal text in single quotes, lists of one item, functions for traps alone
 
 # Slurm sends USR2 some time before the time limit, and TERM before it takes the nodes. The tasks save and end; this
@@ -59,8 +60,8 @@ HPCDDP_UMASK=$(umask)
 export HPCDDP_UMASK
 umask 077
 
-# Claims the run directory, writes the whole job there and prints the directory of this attempt; prints nothing if the run
-# has already finished. It reads the fields of the job that differ from the defaults of the version in their first line.
+# begin claims the run directory, writes the whole job there and prints the directory of this attempt; it prints nothing if
+# the run has already finished. It reads the fields of the job that differ from the defaults of the version that is named.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=example --run-id=r1 <<'HPCDDP_JOB'
@@ -76,6 +77,7 @@ train:
   data_dir: /data/train
 HPCDDP_JOB
 ) || {
+  # begin has said why it failed, unless the interpreter cannot run hpcddp.
   hpcddp_code=$?
   "$hpcddp_python" -P -c 'import hpcddp.supervise.begin' 2>/dev/null ||
     echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
@@ -103,7 +105,7 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
         exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \
       "$hpcddp_python" -P -u -m hpcddp.task &
     hpcddp_tasks=$!
-    # Ends srun if it still waits when all tasks have ended, which it does if a slurmstepd was killed.
+    # watch ends srun if it still waits when all tasks have ended, which it does if a slurmstepd was killed.
     (trap '' HUP INT TERM USR1 USR2; exec "$hpcddp_python" -P -m hpcddp.supervise watch --pid "$hpcddp_tasks") &
 
     # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
@@ -116,7 +118,7 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
     done
   fi
 
-  # Decides what happens next, and prints the result of the attempt. If the tasks are to be started again in this job, it
+  # end decides what happens next, and prints the result of the attempt. If the tasks are to be started again in this job, it
   # prints the directory of the next attempt. It ignores signals, because Slurm signals the whole job at a requeue.
   HPCDDP_ATTEMPT_DIR=$(
     trap '' HUP INT TERM USR1 USR2

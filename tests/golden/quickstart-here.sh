@@ -11,8 +11,9 @@
 #SBATCH --signal=USR2@120
 
 # The job quickstart, run r1, rendered by hpcddp. To change it, change the job and render it again.
+# How it went: hpcddp why r1
 # sbatch reads the lines above. bash runs the lines below, on the first node of the job: they begin an attempt of the run,
-# start its tasks, wait for them, and decide what happens next. How it went: hpcddp why r1
+# start its tasks, wait for them, and decide what happens next.
 # shellcheck disable=SC2016,SC2043,SC2317  # literal text in single quotes, lists of one item, functions for traps alone
 
 # In a local run the process id of this shell is the job id.
@@ -54,8 +55,8 @@ HPCDDP_UMASK=$(umask)
 export HPCDDP_UMASK
 umask 077
 
-# Claims the run directory, writes the whole job there and prints the directory of this attempt; prints nothing if the run
-# has already finished. It reads the fields of the job that differ from the defaults of the version in their first line.
+# begin claims the run directory, writes the whole job there and prints the directory of this attempt; it prints nothing if
+# the run has already finished. It reads the fields of the job that differ from the defaults of the version that is named.
 HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=quickstart --run-id=r1 <<'HPCDDP_JOB'
@@ -79,6 +80,7 @@ train:
     weight_decay: 0.0005
 HPCDDP_JOB
 ) || {
+  # begin has said why it failed, unless the interpreter cannot run hpcddp.
   hpcddp_code=$?
   "$hpcddp_python" -P -c 'import hpcddp.supervise.begin' 2>/dev/null ||
     echo "hpcddp: $hpcddp_python cannot run hpcddp on $HOSTNAME; install hpcddp for it" \
@@ -118,7 +120,7 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
   fi
   unset hpcddp_tasks
 
-  # Decides what happens next, and prints the result of the attempt. If the tasks are to be started again in this job, it
+  # end decides what happens next, and prints the result of the attempt. If the tasks are to be started again in this job, it
   # prints the directory of the next attempt. It ignores signals, because Slurm signals the whole job at a requeue.
   HPCDDP_ATTEMPT_DIR=$(
     trap '' HUP INT TERM USR1 USR2
