@@ -20,6 +20,7 @@ from tests.cluster.scenarios import (
     after_scenario,
 )
 from tests.cluster.tracked_run import TrackedRun, processes_with, records
+from tests.submission.git_projects import git
 
 Sections = Mapping[str, Mapping[str, Any]]
 
@@ -28,9 +29,9 @@ _SLOW_STEP_S = 0.4
 _FIRST_STEPS = 10
 
 
-def start(context: ScenarioContext, *, max_failures: int = 1) -> TrackedRun:
+def start(context: ScenarioContext, *, max_failures: int = 1, code: str = "live") -> TrackedRun:
     """Start a training of four ranks whose ranks that are left may go on, and wait until it is at work."""
-    sections = {"requeue": {"max_failures": max_failures}}
+    sections: Sections = {"requeue": {"max_failures": max_failures}, "environment": {"code": code}}
     tracked = context.start("run", nodes=2, tasks=2, on=OTHER_HOSTS, sections=sections, seconds=_SLOW_STEP_S)
     tracked.wait_for_steps(_FIRST_STEPS)
     return tracked
@@ -45,7 +46,11 @@ def finish(context: ScenarioContext, tracked: TrackedRun) -> tuple[TrackedRun, T
 
 
 def rank_1_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
-    tracked = start(context)
+    """The model is edited before the rank dies: the new process runs that of the submission, as the others do."""
+    context.directory.mkdir(parents=True)
+    git(context.directory, "init")
+    tracked = start(context, code="snapshot")
+    (context.directory / "run" / "traced_model.py").write_text("raise RuntimeError('the edited model')\n")
     tracked.signal(1, signal.SIGKILL)
     wait_for_world(tracked, 4)
     return finish(context, tracked)
