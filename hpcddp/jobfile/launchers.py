@@ -19,6 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, NoReturn
 
+from hpcddp.jobfile.placeholders import SHELLS
+
 LauncherName = Literal["torchrun", "accelerate", "own"]
 OWN: Final = "own"
 """The launcher of a program that starts the ranks of its node by itself: it gets no options."""
@@ -53,7 +55,6 @@ _UV_VALUES: Final = (
     "--directory", "--env-file", "--extra", "--group", "--index", "-i/--index-url", "--no-extra", "--no-group",
     "--only-group", "--package", "--project", "-p/--python", "-w/--with", "--with-editable", "--with-requirements",
 )  # fmt: skip
-_SHELLS: Final = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 _SHELL_COMMAND_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*", re.ASCII)
 _SHELL_CONDITIONS: Final = frozenset({"if", "case", "for", "while", "until", "select", "[", "[[", "test", "||"})
 _BEFORE_A_COMMAND: Final = frozenset({"exec", "time", "nohup"})
@@ -263,7 +264,7 @@ def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launc
     words = tuple(words)
     name = Path(words[0]).name if words else ""
     try:
-        if name in _SHELLS:
+        if name in SHELLS:
             return _in_shell(words, environment)
         if name == "env":
             return _behind_env(words, environment)

@@ -28,6 +28,7 @@ _RUN_PLACEHOLDER: Final = re.compile(r"(?<!\$)\{(?:" + _RUN_NAMES + r")\}")
 _SHELL_VARIABLE: Final = re.compile(r"\$\{(?:" + _RUN_NAMES + r")\}")
 _RUN_VARIABLE: Final = re.compile(r"\$(\{)?(" + "|".join(RUN_PLACEHOLDERS.values()) + r")(?(1)\}|\b)", re.ASCII)
 SHELLS: Final = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
+"""The names of the shells that take ``-c TEXT``."""
 # The word behind this option of a shell is a program, in which a dollar sign has a meaning.
 _PROGRAM_OPTION: Final = re.compile("-[a-zA-Z]*c", re.ASCII)
 

@@ -28,6 +28,7 @@ from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues, Source
 from hpcddp.jobfile.overrides import Override, read_override
 from hpcddp.jobfile.paths import expand_paths
+from hpcddp.jobfile.placeholders import SHELLS
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.profiles import Profile, Settings, SettingsError, read_profile, read_project
 from hpcddp.jobfile.validation import check_values
@@ -280,7 +281,6 @@ def _name_after_command(merged: MergedValues, sets: Sequence[Override]) -> None:
 
 
 _SCRIPT = re.compile(r".+\.(?:py|sh|bash|pl|R|jl)", re.ASCII)
-_SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 # The option of a shell whose argument is a command line: -c, -lc, -euc.
 _SHELL_COMMAND = re.compile("-[a-z]*c", re.ASCII)
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
@@ -302,7 +302,7 @@ def name_of_command(command: Sequence[str]) -> str:
 def _program_name(command: Sequence[str]) -> str:
     """Return the name of a program; of a shell, that of its script, if it is given one."""
     program, *arguments = command
-    if PurePath(program).name not in _SHELLS:
+    if PurePath(program).name not in SHELLS:
         return PurePath(program).name
     operand = next((word for word in arguments if not word.startswith(("-", "+"))), "")
     is_text = any(_SHELL_COMMAND.fullmatch(word) for word in arguments)

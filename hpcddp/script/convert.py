@@ -12,6 +12,7 @@ from typing import Any, Final
 from hpcddp.errors import UserError
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.launchers import OWN
+from hpcddp.jobfile.placeholders import SHELLS
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import DefaultSettings, ResolvedJob, load_job
 from hpcddp.jobfile.resources import SRUN_VARIABLES
@@ -21,7 +22,6 @@ from hpcddp.script.directives import Flag
 from hpcddp.script.draft import SETUP, Draft, Row
 from hpcddp.script.kinds import kind_of_words
 from hpcddp.script.launch import (
-    SHELLS,
     Launch,
     LauncherWords,
     launch_of,

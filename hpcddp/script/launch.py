@@ -14,6 +14,7 @@ from hpcddp.jobfile.launchers import (
     LauncherName,
     find_launcher,
 )
+from hpcddp.jobfile.placeholders import SHELLS
 from hpcddp.script.directives import Flag
 from hpcddp.script.kinds import kind_of_words, program_words, split_srun
 from hpcddp.script.shell import Command, Statement, Word, read_shell
@@ -22,7 +23,6 @@ from hpcddp.script.variables import Variables
 StartedBy = Literal["srun", "mpirun", "ssh", "shell"]
 """``shell``: the batch script itself, on the first node alone."""
 
-SHELLS: Final = frozenset({"bash", "sh", "zsh", "ksh", "dash"})
 _SHELL_TEXT: Final = re.compile(r"-[a-z]*c", re.ASCII)
 # Programs that prepare, tidy up or report, but do not train.
 HOUSEKEEPING: Final = frozenset(

@@ -6,7 +6,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile, groupby, pairwise
+from functools import cached_property
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -15,24 +16,21 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import Launcher, launcher_of
 from hpcddp.jobfile.placeholders import SHELLS
 from hpcddp.run.files import open_regular
+from hpcddp.script.shell import Statement, read_shell
 from hpcddp.submission.request import Obstacle
 
 _TEXT_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*", re.ASCII)
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII | re.DOTALL)
 _BEFORE_A_COMMAND: Final = frozenset({"env", "exec", "nohup", "time"})
-# What follows one of these may never run, or not on every rank.
-_CONDITIONS: Final = frozenset(
-    {"if", "case", "for", "while", "until", "select", "[", "[[", "test", "||", "&&", "function", "exit", "return"}
-)
-# Before the command that a part of such a statement runs.
-_RESERVED: Final = frozenset({"if", "then", "elif", "else", "while", "until", "do", "{", "!"})
+# What follows one of these may never run.
+_LEAVES: Final = frozenset({("exit",), ("return",)})
 _SHEBANG: Final = re.compile(rf"#!.*\b(?:{'|'.join(SHELLS)})\b")
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*\S)", re.MULTILINE)
 _LARGEST_SCRIPT: Final = 1 << 18
 _SHOWN: Final = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShellText:
     """The text that a shell runs.
 
@@ -46,27 +44,28 @@ class ShellText:
     text: str
     file: str | None = None
 
-    @property
-    def commands(self) -> list[list[str]]:
-        """The simple commands, word by word, without words of the shell and assignments before them."""
-        groups = (list(group) for ends, group in groupby(self._tokens, _ends_a_command) if not ends)
-        words_of_commands = (_without_prefix(list(dropwhile(_RESERVED.__contains__, group))) for group in groups)
-        return [command for command in words_of_commands if command]
+    @cached_property
+    def statements(self) -> tuple[Statement, ...]:
+        """What can be read of it."""
+        return read_shell(self.text.replace("\r\n", "\n"))[0]
 
     @property
-    def _tokens(self) -> list[str]:
-        """The words and operators; none if the text cannot be read."""
-        lexer = shlex.shlex(self.text.replace("\\\n", " ").replace("\n", " ;\n"), posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        try:
-            return list(lexer)
-        except ValueError:
-            return []
+    def commands(self) -> list[list[str]]:
+        """The simple commands, word by word, without what stands before their programs."""
+        commands = (command for statement in self.statements for command in statement.commands)
+        programs = (_without_prefix(command.texts) for command in commands)
+        return [program for program in programs if program]
 
     @property
     def is_certain(self) -> bool:
-        """Whether each command is certainly run: the text has no branch, function or here-document."""
-        return _CONDITIONS.isdisjoint(self._tokens) and not re.search(r"<<|\(\)|\|\||&&", self.text)
+        """Whether each command is certainly run: the text has no branch, no function, and no command that ends it."""
+        for statement in self.statements:
+            if statement.compound is not None or statement.problem is not None:
+                return False
+            for command in statement.commands:
+                if command.end in {"&&", "||"} or command.texts[:1] in _LEAVES:
+                    return False
+        return True
 
 
 def shell_text_of(command: Sequence[str]) -> ShellText | None:
@@ -164,10 +163,6 @@ def _without_prefix(words: Sequence[str]) -> list[str]:
     while rest and (rest[0] in _BEFORE_A_COMMAND or _ASSIGNMENT.fullmatch(rest[0])):
         rest = rest[1:]
     return rest
-
-
-def _ends_a_command(token: str) -> bool:
-    return not token.strip("();<>|&")
 
 
 def _read(file: str) -> str:
