@@ -14,7 +14,7 @@ from hpcddp.check import cluster_rules, directive_rules, job_rules, machine_rule
 from hpcddp.check.finding import Edit, Finding, Rule, Severity, Subject
 from hpcddp.check.search import findings_of, without_ignored
 from hpcddp.errors import UserError
-from hpcddp.jobfile.document import read_text
+from hpcddp.jobfile.document import BYTE_ORDER_MARK, read_text
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.slurm.job_environment import submission_environment
 from hpcddp.submission.render import render_script
@@ -106,7 +106,7 @@ def read_file(file: Path) -> str:
     Raises:
         UserError: it cannot be read, or is no text.
     """
-    text = read_text(file)
+    text = read_text(file, keeps_mark=True)
     if isinstance(text, Problem):
         raise UserError(str(text))
     if not text.strip():
@@ -127,7 +127,7 @@ def is_script(file: Path, text: str) -> bool:
     has_directives = re.search("^#SBATCH", text, re.MULTILINE) is not None
     if file.suffix == ".py" and not has_directives:
         raise UserError(f"{file} is a Python program; check the job file or the script that starts it")
-    if text.startswith("#!") or file.suffix in _SCRIPT_SUFFIXES:
+    if text.removeprefix(BYTE_ORDER_MARK).startswith("#!") or file.suffix in _SCRIPT_SUFFIXES:
         return True
     return has_directives and file.suffix not in _JOB_FILE_SUFFIXES
 

@@ -32,6 +32,13 @@ def _refused_text(subject: Subject) -> Iterator[Hit]:
             fix="write #!/bin/bash in the first line",
             edits=(Edit(line=1, lines=("#!/bin/bash", script.lines[0])),),
         )
+    if script.has_byte_order_mark:
+        yield Hit(
+            line=1,
+            problem="a byte order mark, which is not shown, is in front of the line",
+            fix="save the script as UTF-8 without a mark",
+            edits=(Edit(line=1, lines=(script.lines[0],)),),
+        )
     if script.has_dos_line_breaks:
         ends = [number for number, line in enumerate(subject.text.split("\n"), 1) if line.endswith("\r")]
         yield Hit(

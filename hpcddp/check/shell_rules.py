@@ -150,7 +150,7 @@ def _fixed_port(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             line=number,
             problem=f"the ranks meet at port {match['port']} in every job",
-            fix=f"write MASTER_PORT={_PORT_OF_THE_JOB}, another port in each job",
+            fix=f"write {match['name']}={match['host'] or ''}{_PORT_OF_THE_JOB}, another port in each job",
             edits=(Edit(line=number, lines=(fixed,)),) if match["name"] == "MASTER_PORT" else (),
         )
 

@@ -58,8 +58,17 @@ MOST_VALUES = 20_000
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 
-def read_text(path: FilePath) -> str | Problem:
-    """Return the text of a file of at most 1 MB, or the problem with it."""
+BYTE_ORDER_MARK = "\ufeff"
+"""What some editors write in front of a text."""
+
+
+def read_text(path: FilePath, *, keeps_mark: bool = False) -> str | Problem:
+    """Return the text of a file of at most 1 MB, or the problem with it.
+
+    Args:
+        path: the file.
+        keeps_mark: whether a byte order mark in front of the text is part of it.
+    """
     try:
         _refuse_named_pipe(path)
         with path.open("rb") as file:
@@ -73,7 +82,7 @@ def read_text(path: FilePath) -> str | Problem:
     if b"\0" in content:
         return Problem(file=str(path), sentence="contains NUL bytes, so it is not a text file; check the path")
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode()
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         sentence = f"is not UTF-8 (byte 0x{content[error.start]:02x}); save it as UTF-8"
@@ -83,7 +92,7 @@ def read_text(path: FilePath) -> str | Problem:
         line = text.count("\n", 0, control.start()) + 1
         sentence = f"contains the control character U+{ord(control[0]):04X}; remove it"
         return Problem(file=str(path), line=line, sentence=sentence)
-    return text
+    return text if keeps_mark else text.removeprefix(BYTE_ORDER_MARK)
 
 
 def _refuse_named_pipe(path: FilePath) -> None:

@@ -135,8 +135,15 @@ def _refuse_unreadable(script: Script) -> None:
     Raises:
         ConversionError: it is one.
     """
+    if script.has_byte_order_mark:
+        raise ConversionError(
+            "a byte order mark is in front of the first line, and sbatch refuses such a script; run hpcddp check --fix "
+            "on it first"
+        )
     if script.has_dos_line_breaks:
-        raise ConversionError("the lines end as on Windows, and sbatch refuses such a script; run dos2unix on it first")
+        raise ConversionError(
+            "the lines end as on Windows, and sbatch refuses such a script; run hpcddp check --fix on it first"
+        )
     if "hpcddp.supervise begin" in script.text:
         raise ConversionError("hpcddp wrote this script from a job file, which stands in it; change that job file")
     if script.shebang is None:

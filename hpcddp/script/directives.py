@@ -44,6 +44,7 @@ class Flag:
         value: its value; None for a flag without one.
         problem: why the command refuses it, as a sentence without its subject; None if it reads it.
         is_unknown: whether the command does not have this long flag; a plugin of a site may add it.
+        is_word: whether it is no flag but a word among the flags, which is ``name``.
     """
 
     line: int
@@ -51,6 +52,7 @@ class Flag:
     value: str | None
     problem: str | None = None
     is_unknown: bool = False
+    is_word: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +202,8 @@ def read_flags(
         if word in HETEROGENEOUS:
             flags.append(Flag(line=line, name="hetjob", value=None))
         elif not is_flag:
-            flags.append(Flag(line=line, name=word, value=None, problem=f"has the word {word!r}, which is no flag"))
+            problem = f"has the word {word!r}, which is no flag"
+            flags.append(Flag(line=line, name=word, value=None, problem=problem, is_word=True))
         elif word.startswith("--"):
             flags.append(_read_long_flag(line, word, remaining, slurm_flags))
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.document import read_text
+from hpcddp.jobfile.document import BYTE_ORDER_MARK, read_text
 from hpcddp.jobfile.problems import Problem
 from hpcddp.script.directives import DirectiveLine, Flag, is_blank_or_comment, read_directive_lines
 from hpcddp.script.shell import Command, Comment, Statement, read_shell
@@ -27,6 +27,7 @@ class Script:
         text: the script, with line breaks of Unix.
         lines: its lines.
         shebang: the text behind ``#!`` in its first line; None without one, so that sbatch refuses it.
+        has_byte_order_mark: whether a byte order mark is in front of it, so that sbatch refuses it.
         has_dos_line_breaks: whether its lines end as on Windows, so that sbatch refuses it.
         first_command: the number of the line where sbatch stops to look for directives; None if there is none.
         directive_lines: its lines that start with ``#SBATCH``, also those behind the first command. Lines in a
@@ -38,6 +39,7 @@ class Script:
     text: str
     lines: tuple[str, ...]
     shebang: str | None
+    has_byte_order_mark: bool
     has_dos_line_breaks: bool
     first_command: int | None
     directive_lines: tuple[DirectiveLine, ...]
@@ -58,7 +60,8 @@ class Script:
 def parse_script(text: str) -> Script:
     """Read the text of an sbatch script. What cannot be read is a ``problem`` of its part, not an error."""
     has_dos_line_breaks = "\r\n" in text
-    text = text.replace("\r\n", "\n")
+    has_byte_order_mark = text.startswith(BYTE_ORDER_MARK)
+    text = text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
     lines = tuple(text.split("\n"))
     statements, comments = read_shell(text)
     comment_lines = {comment.line for comment in comments}
@@ -66,6 +69,7 @@ def parse_script(text: str) -> Script:
         text=text,
         lines=lines,
         shebang=lines[0][2:].strip() if lines[0].startswith("#!") else None,
+        has_byte_order_mark=has_byte_order_mark,
         has_dos_line_breaks=has_dos_line_breaks,
         first_command=next((number for number, line in enumerate(lines, 1) if not is_blank_or_comment(line)), None),
         directive_lines=tuple(line for line in read_directive_lines(lines) if line.number in comment_lines),
@@ -80,7 +84,7 @@ def read_script(file: Path) -> Script:
     Raises:
         ScriptError: the file cannot be read, is empty, is larger than 1 MB or is no text.
     """
-    text = read_text(file)
+    text = read_text(file, keeps_mark=True)
     if isinstance(text, Problem):
         raise ScriptError(str(text))
     if not text.strip():

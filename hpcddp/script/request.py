@@ -76,7 +76,9 @@ def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
 
 
 def flag_text(flag: Flag) -> str:
-    """Return a flag as it is written in its long form."""
+    """Return a flag as it is written in its long form; a word that is no flag as it is."""
+    if flag.is_word:
+        return flag.name
     return f"--{flag.name}" if flag.value is None else f"--{flag.name}={flag.value}"
 
 

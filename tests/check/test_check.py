@@ -172,6 +172,17 @@ def test_all_repairs_together_leave_nothing_to_repair(tmp_path: Path) -> None:
 
 def test_repaired_line_breaks_are_those_of_unix(tmp_path: Path) -> None:
     assert repaired("#!/bin/bash\r\nsrun python train.py\r\n", tmp_path, HERE) == "#!/bin/bash\nsrun python train.py\n"
+    assert repaired("\ufeff#!/bin/bash\nsrun python a.py\n", tmp_path, HERE) == "#!/bin/bash\nsrun python a.py\n"
+
+
+def test_a_byte_order_mark_in_front_of_a_script_is_found_and_no_harm_to_a_job_file(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("\ufeff#!/bin/bash\n#SBATCH --nodes=1\nsrun python a.py\n")
+    (finding,) = check_file(script, None, HERE).findings
+    assert (finding.rule.code, finding.line) == ("refused-text", 1)
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text("\ufeffname: a\ncommand: ["true"]\n")
+    assert check_file(job_file, None, HERE).findings == ()
 
 
 def test_an_ignored_finding_is_not_repaired(tmp_path: Path) -> None:

@@ -269,11 +269,23 @@ def test_environments_are_fields_unless_a_setup_line_comes_first() -> None:
     assert environment.setup == ("module purge", "module load cuda", "conda activate x")
 
 
+def test_a_word_that_is_no_flag_is_shown_as_it_stands_there() -> None:
+    conversion = made_from('#!/bin/bash\n#SBATCH --job-name= "two words"\nsrun python x.py\n')
+    assert row_of(conversion, "two words").outcome == "open"
+
+
+@pytest.mark.parametrize("pipe", ["|", "2>&1 |", "|&"])
+def test_a_copy_of_the_output_into_a_file_is_not_needed(pipe: str) -> None:
+    conversion = made_from(f"#!/bin/bash\nsrun python x.py {pipe} tee x.log\n")
+    assert row_of(conversion, "tee x.log").reason == "each rank has a log of its own"
+
+
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
         ("#!/bin/bash\n#SBATCH -N2\necho hi\n", "no line starts a program"),
-        ("#!/bin/bash\r\n#SBATCH -N2\r\nsrun python x.py\r\n", "dos2unix"),
+        ("#!/bin/bash\r\n#SBATCH -N2\r\nsrun python x.py\r\n", "as on Windows.*check --fix"),
+        ("\ufeff#!/bin/bash\n#SBATCH -N2\nsrun python x.py\n", "byte order mark.*check --fix"),
         ("#SBATCH -N2\nsrun python x.py\n", "#!/bin/bash"),
         ((Path(__file__).parents[1] / "golden" / "quickstart-by-hand.sh").read_text(), "hpcddp wrote this script"),
     ],
