@@ -189,7 +189,8 @@ def node_of_first_failure(attempt: AttemptDirectory, records: Sequence[FailureRe
     """
     named = _named(records)
     if named:
-        return named[0].host
+        hosts_of_first = {record.host for record in named if record.message == named[0].message}
+        return named[0].host if len(hosts_of_first) == 1 else None
     launch = _LAUNCH.search(_since_start(attempt))
     if launch is not None:
         return launch["node"]

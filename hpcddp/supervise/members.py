@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from hpcddp.supervise.job_nodes import JobNodes
+from hpcddp.supervise.rank_states import why_states_differ
 from hpcddp.task.channel import Channel, ChannelClosedError
 
 # How long a rank may take to leave a broken generation beyond two of its longest steps, and to form the next one.
@@ -67,6 +68,11 @@ class _Member:
         if self.left is None:
             return -1, -1
         return int(self.left["step"]), int(self.left["evaluated_step"])
+
+    @property
+    def checksum(self) -> int | None:
+        """The checksum of its state when it left; None for a new process."""
+        return None if self.left is None else self.left.get("checksum")
 
     @property
     def port(self) -> int:
@@ -134,6 +140,8 @@ class MemberService:
         exit_of: returns how a task has ended, in srun's words, or None while srun has not said it.
         start_newcomer: starts a new process for a number, with the variables of its task.
         on_new_generation: called when a generation has taken the place of another one.
+        on_last_generation: called with a reason, and the optimizer steps done, when a generation is the last one
+            because of what its ranks have said.
         monotonic: seconds on a clock that never goes back.
     """
 
@@ -148,6 +156,7 @@ class MemberService:
         exit_of: Callable[[int], str | None],
         start_newcomer: Callable[[int, Mapping[str, str]], None],
         on_new_generation: Callable[[NewGeneration], None],
+        on_last_generation: Callable[[str, int], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener, self._key, self._world_size = listener, key, world_size
@@ -157,6 +166,7 @@ class MemberService:
         self._exit_of = exit_of
         self._start_newcomer = start_newcomer
         self._on_new_generation = on_new_generation
+        self._on_last_generation = on_last_generation
         self._monotonic = monotonic
         self._greeting = threading.Semaphore(_MOST_GREETING)
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -220,14 +230,14 @@ class MemberService:
         elif self._phase == "forming":
             self._train_if_all_have_formed()
 
-    def end(self, why: str) -> None:
-        """Tell all ranks to save and end."""
+    def end(self, why: str, *, states_differ: bool = False) -> None:
+        """Tell all ranks to end, and to save before if their states do not differ."""
         if self._phase == "ended":
             return
         self._phase = "ended"
         self._must_end = True
         for member in (*self._members.values(), *self._newcomers.values()):
-            member.channel.send({"end": why})
+            member.channel.send({"end": why, "states_differ": states_differ})
 
     def _accept(self) -> None:
         while True:
@@ -368,6 +378,8 @@ class MemberService:
         """Form the next generation, or wait for new processes, if one of both is possible."""
         change = self._change
         step = max((member.position[0] for member in self._members.values()), default=0)
+        if self._ends_because_states_differ():
+            return
         if change.dead and not change.may_go_on:
             change.may_go_on = self._may_break_again(step) and self._has_enough_nodes()
             if not change.may_go_on:
@@ -378,6 +390,20 @@ class MemberService:
             self._form()
         else:
             self._wait_for_newcomers()
+
+    def _ends_because_states_differ(self) -> bool:
+        """Tell the ranks to end, without a save, if their states after a step differ; return whether they do."""
+        checksums: dict[int, dict[int, int]] = {}
+        for number, member in self._members.items():
+            if member.checksum is not None:
+                step, _ = member.position
+                checksums.setdefault(step, {})[number] = member.checksum
+        why = why_states_differ(checksums)
+        if why is None:
+            return False
+        self.end(why, states_differ=True)
+        self._on_last_generation(f"{why}; the ranks end, and save none of them", max(checksums))
+        return True
 
     def _wait_for_newcomers(self) -> None:
         """Start new processes where fewer ranks would not have the same result; the others wait for them."""

@@ -155,6 +155,7 @@ def serve_members(
             exit_of=newcomers.exit_of,
             start_newcomer=newcomers.start,
             on_new_generation=lambda generation: _record(attempt, generation),
+            on_last_generation=lambda reason, step: _append(attempt, reason, step=step),
         )
         service.start()
         addresses = reachable_addresses([host], [], single_host=single_host)

@@ -80,6 +80,10 @@ class Member:
         self._sockets: dict[str, int] = {}
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._broken, self._paused = threading.Event(), threading.Event()
+        self.why_ended = "the membership service does not answer"
+        """Why this process must end, where ``leave`` returns None."""
+        self.states_differ = False
+        """Whether it must end because ranks have different states after the same step."""
         self._cutting = threading.Lock()
         threading.Thread(target=self._listen, name="hpcddp-member", daemon=True).start()
 
@@ -114,19 +118,25 @@ class Member:
             time.sleep(1)
         return is_broken
 
-    def leave(self, step: int, evaluated_step: int, listener: socket.socket) -> Formation | None:
+    def leave(self, step: int, evaluated_step: int, checksum: int, listener: socket.socket) -> Formation | None:
         """Leave the generation, and wait for the next one.
 
         Args:
             step: optimizer steps done.
             evaluated_step: those at the last evaluation; 0 before the first.
+            checksum: that of the state after both; the same on all ranks that have the same state.
             listener: listens in case that this process becomes rank 0.
 
         Returns:
             The next generation; None if this process must end.
         """
-        port = int(listener.getsockname()[1])
-        left = {"left": self._generation, "step": step, "evaluated_step": evaluated_step, "port": port}
+        left = {
+            "left": self._generation,
+            "step": step,
+            "evaluated_step": evaluated_step,
+            "checksum": checksum,
+            "port": int(listener.getsockname()[1]),
+        }
         self._channel.send(left)
         # The service gives up earlier; it may have been stopped.
         return self.wait_for_formation(_FORMATION_S + 4 * self._heartbeat().slowest_s)
@@ -178,6 +188,8 @@ class Member:
         elif "form" in document:
             self._answers.put(dict(document["form"]))
         elif "end" in document:
+            self.why_ended = str(document["end"])
+            self.states_differ = document.get("states_differ") is True
             self._answers.put(None)
             self._broken.set()
             self._cut()

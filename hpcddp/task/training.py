@@ -146,13 +146,13 @@ class _TrainingRank:
         while True:
             try:
                 self._train_together(generation)
-            except Exception as error:
-                following = self._next_generation(error)
-                if following is None:
+            except Exception as error:  # noqa: BLE001  raised again where there is no next generation
+                try:
+                    generation = self._next_generation(error)
+                except Exception:
                     if self._trackers is not None:
                         self._trackers.fail()
                     raise
-                generation = following
             else:
                 return
 
@@ -223,26 +223,35 @@ class _TrainingRank:
         if self._member is not None:
             self._member.done()
 
-    def _next_generation(self, error: Exception) -> _Generation | None:
-        """Leave a generation after an error; return the next one, or None if this process must end with the error."""
+    def _next_generation(self, error: Exception) -> _Generation:
+        """Leave a generation after an error, and return the next one.
+
+        Raises:
+            Exception: there is none for this process, which must end with this error: the given one if it is not
+                survived.
+        """
         from hpcddp.train.distributed import abandon_process_group
-        from hpcddp.train.errors import PausedError
+        from hpcddp.train.errors import DifferentStatesError, PausedError
 
         member, survivor = self._member, self._survivor
         if member is None:
-            return None
+            raise error
         can_go_on = isinstance(error, PausedError) or (is_peer_loss(error) and member.is_broken())
         state = survivor.state() if can_go_on and survivor is not None else None
         if survivor is None or state is None:
             member.failed()
-            return None
+            raise error
         self._heartbeat.expect_long()
         abandon_process_group()
         listener = bind_port(single_host=self._inputs.env.nodes == 1)
         evaluated_step = state.manifest.progress["evaluated_step"] or 0
-        formation = member.leave(state.manifest.step, evaluated_step, listener)
+        formation = member.leave(state.manifest.step, evaluated_step, state.checksum(), listener)
+        if formation is None and member.states_differ:
+            # Nobody knows which state is right.
+            PROCESS_STATE.save_last_step = None
+            raise DifferentStatesError(f"{member.why_ended}, and none of them is saved") from error
         if formation is None:
-            return None
+            raise PeerFailedError(member.why_ended) from error
         return _generation_of(self._inputs, formation, listener, state, survivor.data)
 
 

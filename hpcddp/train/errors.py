@@ -91,6 +91,13 @@ class DriftError(TrainingError):
     kind = "drift"
 
 
+class DifferentStatesError(TrainingError):
+    """The ranks that are left after a death, or have paused, have different states after the same step."""
+
+    kind = "different_states"
+    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
+
+
 class LossError(TrainingError):
     """A loss returns, or is given, a value with which it cannot be exact on several ranks."""
 

@@ -16,6 +16,7 @@ from hpcddp.task.channel import Channel, ChannelClosedError, connect
 
 KEY = b"the token"
 KILLED = "Killed"
+NOTHING: Mapping[int, int] = {}
 
 
 class Cluster:
@@ -29,6 +30,7 @@ class Cluster:
         self.port = int(self.listener.getsockname()[1])
         self.exits: dict[int, str] = {}
         self.recoveries: list[NewGeneration] = []
+        self.last: list[tuple[str, int]] = []
         self.started: list[int] = []
         self.tasks: dict[int, Mapping[str, str]] = {}
         self.channels: dict[int, Channel] = {}
@@ -42,6 +44,7 @@ class Cluster:
             exit_of=self.exits.get,
             start_newcomer=self.start_newcomer,
             on_new_generation=self.recoveries.append,
+            on_last_generation=lambda reason, step: self.last.append((reason, step)),
             monotonic=self.clock,
         )
         self.service.start()
@@ -89,10 +92,22 @@ class Cluster:
         self.channels.pop(number).close()
         self.settle()
 
-    def leave(self, steps: Mapping[int, int], generation: int = 0, *, evaluated: Collection[int] = ()) -> None:
+    def leave(
+        self,
+        steps: Mapping[int, int],
+        generation: int = 0,
+        *,
+        evaluated: Collection[int] = (),
+        checksums: Mapping[int, int] = NOTHING,
+    ) -> None:
         for number, step in steps.items():
-            evaluated_step = step if number in evaluated else 0
-            left = {"left": generation, "step": step, "evaluated_step": evaluated_step, "port": 1000 + number}
+            left = {
+                "left": generation,
+                "step": step,
+                "evaluated_step": step if number in evaluated else 0,
+                "checksum": checksums.get(number, step),
+                "port": 1000 + number,
+            }
             self.channels[number].send(left)
         self.settle()
 
@@ -110,14 +125,20 @@ class Cluster:
             channel.send({"formed": generation})
         self.settle()
 
-    def reasons(self) -> list[str]:
-        """Return why each rank is told to end."""
-        reasons = []
+    def ends(self) -> list[dict[str, Any]]:
+        """Return with which document each rank is told to end."""
+        ends = []
         for channel in self.channels.values():
             while "end" not in (document := channel.receive()):
                 pass
-            reasons.append(document["end"])
-        return reasons
+            ends.append(document)
+        return ends
+
+    def reasons(self) -> list[str]:
+        """Return why each rank is told to end, and to save its last step."""
+        ends = self.ends()
+        assert not any(document["states_differ"] for document in ends)
+        return [document["end"] for document in ends]
 
 
 @pytest.fixture
@@ -299,6 +320,26 @@ def test_three_generations_that_break_at_one_step_are_the_last(new_cluster: Call
     cluster.kill(1)
     cluster.leave({0: 7}, generation=2)
     assert cluster.reasons() == ["3 generations have broken in the step after step 7"]
+
+
+def test_ranks_whose_states_after_the_same_step_differ_end_and_save_none(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 8, 3: 8}, checksums={0: 1, 2: 2, 3: 3})
+    why = "after step 8 the states of rank 2 and rank 3 differ"
+    assert cluster.ends() == [{"end": why, "states_differ": True}] * 3
+    assert cluster.last == [(f"{why}; the ranks end, and save none of them", 8)]
+    assert cluster.service.must_end
+    assert cluster.recoveries == []
+
+
+def test_states_that_differ_are_also_found_before_a_new_process_joins(cluster: Cluster) -> None:
+    cluster.kill(0)
+    cluster.leave({1: 7, 2: 7, 3: 7})
+    cluster.formations()
+    cluster.form(1)
+    cluster.join(0, left=NEW_PROCESS)
+    cluster.leave({1: 9, 2: 9, 3: 9}, generation=1, checksums={1: 5, 2: 6, 3: 5})
+    assert cluster.ends()[1]["end"] == "after step 9 the states of ranks 1,3 and rank 2 differ"
 
 
 NEW_PROCESS = {"step": -1, "evaluated_step": -1, "port": 1001}

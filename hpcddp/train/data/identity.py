@@ -41,10 +41,10 @@ def fingerprint(name: str, train: MapStyle, classes: int) -> str:
     return digest.hexdigest()
 
 
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return a tensor's elements in row-major order, as bytes of this host's order."""
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """Return a tensor's elements in row-major order, as bytes of this host's order; not a copy where possible."""
     # A view as bytes works for every dtype, including bfloat16, but needs at least one dimension.
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _relative_paths(train: object) -> list[str]:
