@@ -26,6 +26,7 @@ from hpcddp.train.loop.blocks import Blocks
 from hpcddp.train.loop.job import run_training
 
 MEASURED_BLOCK_LENGTH = Blocks.block_length
+STATE = "the checksum of the state after step"
 
 
 def main(plan_path: Path, rank: int) -> int:
@@ -49,6 +50,9 @@ def main(plan_path: Path, rank: int) -> int:
             if is_peer_loss(error):
                 # As the boundary of a task does.
                 for survivor in survivors:
+                    state = survivor.state()
+                    if state is not None:
+                        print(f"{STATE} {state.manifest.step}: {state.checksum()}")
                     survivor.save()
             raise
         except HpcddpError as error:

@@ -9,6 +9,7 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from tests.distributed.rank import STATE
 from tests.distributed.training import Outcome, job_document, records, result, run_ranks, steps, without_times
 
 RANKS = 3
@@ -79,6 +80,10 @@ def test_run_that_loses_a_rank_loses_no_step_and_comes_out_bit_for_bit(
     run = tmp_path / "run"
     outcome = kill(run, spec(case), place, rank)
     saved = PLACES[place]
+    states = [line for output in outcome.outputs for line in output.splitlines() if line.startswith(STATE)]
+    assert len(states) == RANKS - 1
+    assert len(set(states)) == 1, states
+    assert states[0].startswith(f"{STATE} {saved}: ")
     assert saves(run)[saved] == "other ranks have gone", outcome.outputs
     again = run_ranks(tmp_path / "again", RANKS, [{"run": run, "spec": spec(case), "attempt": 1}])
     assert again.codes == [0] * RANKS, again.outputs

@@ -17,7 +17,7 @@ from hpcddp.train.checkpoint.checkpointer import Checkpointer, SaveSettings, Sta
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, ResumeError
 from hpcddp.train.loop.evaluation import EvaluationResult
-from hpcddp.train.model.merging import gather_differing, gather_samples, merged_from_rows, take_rows
+from hpcddp.train.model.merging import gather_differing, gather_samples, merge_from_rows, take_rows
 from hpcddp.train.model.noise import NoiseScale
 from hpcddp.train.model.replica import Replica
 
@@ -140,7 +140,10 @@ class _RankStates:
 
     @contextmanager
     def known(self) -> Iterator[None]:
-        """Keep the states of all ranks that this rank knows within the block, and merge them; no collective."""
+        """Keep the states of all ranks that this rank knows within the block; no collective.
+
+        They stay merged in the model, which is not trained any more: a state in memory is not a copy of it.
+        """
         shared = self._replica.shared_statistics
         rows = None if shared is None else shared.rows()
         if rows is None:
@@ -148,9 +151,9 @@ class _RankStates:
             return
         buffers = {f"model.{name}": values for name, values in rows.buffers.items()}
         self._gathered = {"world_size": len(rows.samples), "samples": rows.samples, "buffers": buffers}
+        merge_from_rows(self._replica.model, rows)
         try:
-            with merged_from_rows(self._replica.model, rows):
-                yield
+            yield
         finally:
             self._gathered = {}
 

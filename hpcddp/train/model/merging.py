@@ -165,10 +165,9 @@ class SharedStatistics:
         return RankRows([int(count) for count in samples.flatten().tolist()], buffers)
 
 
-@contextmanager
-def merged_from_rows(model: nn.Module, rows: RankRows) -> Iterator[None]:
-    """Give the model the buffers of all ranks, merged as by ``merged_buffers``, within the block; no collective."""
-    own = copy_buffers(model)
+@torch.no_grad()
+def merge_from_rows(model: nn.Module, rows: RankRows) -> None:
+    """Give the model the buffers of all ranks, merged as by ``merged_buffers``, for good; no collective."""
     weights = torch.tensor(rows.samples, dtype=torch.float64)
     buffers = dict(model.named_buffers())
     for name, values in rows.buffers.items():
@@ -178,10 +177,6 @@ def merged_from_rows(model: nn.Module, rows: RankRows) -> Iterator[None]:
         mean = _weighted_mean(means, weights)
         buffers[f"{prefix}running_mean"].copy_(mean)
         buffers[f"{prefix}running_var"].copy_(_weighted_mean(variances + (means - mean).square(), weights))
-    try:
-        yield
-    finally:
-        restore_buffers(model, own)
 
 
 def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
