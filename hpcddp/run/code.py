@@ -16,8 +16,8 @@ from pathlib import Path, PurePath
 from typing import ClassVar, Final
 
 from hpcddp.errors import UserError
-from hpcddp.run.directory import RunDirectory
-from hpcddp.run.record import Record, read_record, write_record
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.record import Record, create_record, read_record, write_record
 from hpcddp.run.sweep import sweep_of
 
 LARGEST_CODE_FILE: Final = 1 << 20
@@ -94,14 +94,19 @@ class CodeChanges:
 
     @property
     def sentence(self) -> str:
-        """What has changed, as the beginning of a sentence."""
+        """What has changed since the submission, as the beginning of a sentence."""
+        return f"{self.what} since the submission"
+
+    @property
+    def what(self) -> str:
+        """What has changed, without since when."""
         parts = []
         if self.edited:
             parts.append(f"{_listed(self.edited)} changed")
         if self.removed:
             verb = "was" if len(self.removed) == 1 else "were"
             parts.append(f"{_listed(self.removed)} {verb} removed")
-        return f"{' and '.join(parts)} since the submission"
+        return " and ".join(parts)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -152,6 +157,25 @@ def read_code(run: RunDirectory) -> SubmittedCode | None:
 def write_code(run: RunDirectory, record: CodeRecord) -> None:
     """Write the code of a submission into the directory of its run or sweep."""
     write_record(run.code, record)
+
+
+def read_loaded_code(attempt: AttemptDirectory) -> CodeRecord | None:
+    """Return the code that the ranks of an attempt have loaded; None where it is not known.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(attempt.loaded_code, CodeRecord)
+
+
+def write_loaded_code(attempt: AttemptDirectory, record: CodeRecord) -> None:
+    """Write the code that the ranks of an attempt have loaded; the first record stays."""
+    create_record(attempt.loaded_code, record)
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file of a project, with the path in it, is of an environment that is in the project."""
+    return _INSTALLED.search(f"/{file}") is not None
 
 
 def read_copy(run: RunDirectory) -> tuple[CodeRecord, Path]:
@@ -231,6 +255,6 @@ def outside_copy(root: str, copy: Path) -> Callable[[str], bool]:
         real = os.path.realpath(file)
         if not real.startswith(f"{real_root}/") or real.startswith(f"{real_copy}/"):
             return False
-        return _INSTALLED.search(real[len(real_root) :]) is None
+        return not is_installed(real.removeprefix(f"{real_root}/"))
 
     return is_outside

@@ -210,6 +210,11 @@ class AttemptDirectory:
         """Where the membership service of this attempt listens."""
         return self.path / "members.json"
 
+    @property
+    def loaded_code(self) -> Path:
+        """The files of the project from which the ranks of this attempt have loaded modules, with their hashes."""
+        return self.path / "code.json"
+
     def newcomer_log(self, number: int) -> Path:
         """Return what srun says of the newest process that has taken the place of a rank."""
         return self.path / f"newcomer-{number}.log"

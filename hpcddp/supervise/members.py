@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.supervise.rank_states import why_states_differ
@@ -125,6 +125,19 @@ class _Change:
     awaited: set[int] = field(default_factory=set)
 
 
+class NewProcesses(Protocol):
+    """Starts processes in the places of ranks, and knows how tasks have ended."""
+
+    def start(self, number: int, task: Mapping[str, str]) -> None:
+        """Start a process for a number, with the variables of srun of its task."""
+
+    def refuse(self, number: int, why: str) -> None:
+        """Note why the newest process of a number is not taken in; it ends by itself."""
+
+    def exit_of(self, number: int) -> str | None:
+        """Return how the newest task of a number has ended, in srun's words; None while srun has not said it."""
+
+
 Phase = Literal["gathering", "training", "leaving", "waiting", "forming", "ended"]
 
 
@@ -137,8 +150,7 @@ class MemberService:
         world_size: ranks of the job.
         most_failures: how many generations may break because a process has died.
         nodes: the nodes of the job.
-        exit_of: returns how a task has ended, in srun's words, or None while srun has not said it.
-        start_newcomer: starts a new process for a number, with the variables of its task.
+        newcomers: the new processes that take the places of ranks.
         on_new_generation: called when a generation has taken the place of another one.
         on_last_generation: called with a reason, and the optimizer steps done, when a generation is the last one
             because of what its ranks have said.
@@ -153,8 +165,7 @@ class MemberService:
         world_size: int,
         most_failures: int,
         nodes: JobNodes,
-        exit_of: Callable[[int], str | None],
-        start_newcomer: Callable[[int, Mapping[str, str]], None],
+        newcomers: NewProcesses,
         on_new_generation: Callable[[NewGeneration], None],
         on_last_generation: Callable[[str, int], None],
         monotonic: Callable[[], float] = time.monotonic,
@@ -163,8 +174,7 @@ class MemberService:
         self._failures_left = most_failures
         self._nodes = nodes
         self._has_lost_node = False
-        self._exit_of = exit_of
-        self._start_newcomer = start_newcomer
+        self._new_processes = newcomers
         self._on_new_generation = on_new_generation
         self._on_last_generation = on_last_generation
         self._monotonic = monotonic
@@ -286,14 +296,25 @@ class MemberService:
             self._phase = "training"
 
     def _join_as_newcomer(self, member: _Member, left: Mapping[str, Any]) -> None:
-        others = next(iter(self._members.values()), None)
-        if member.number in self._members or others is None or member.identity != others.identity:
-            member.channel.send({"end": "this process is not like the other ranks"})
+        why_refused = self._why_refused(member, left)
+        if why_refused is not None:
+            self._new_processes.refuse(member.number, why_refused)
+            member.channel.send({"end": why_refused})
             return
         member.left = left
         self._newcomers[member.number] = member
         if self._phase == "training":
             self._pause()
+
+    def _why_refused(self, newcomer: _Member, left: Mapping[str, Any]) -> str | None:
+        """Return why a new process cannot join the others; None if it can."""
+        if not self._members or newcomer.number in self._members:
+            return f"rank {newcomer.number} is not missing"
+        other = next(iter(self._members.values()))
+        for name, value in other.identity.items():
+            if newcomer.identity.get(name) != value:
+                return f"{name} is {newcomer.identity.get(name)} there, and {value} for the other ranks"
+        return left.get("why_code_differs")
 
     def _pause(self) -> None:
         """Ask the ranks to leave their generation after a step, so that newcomers can join."""
@@ -362,7 +383,7 @@ class MemberService:
         now = self._monotonic()
         dead = self._change.dead
         for number in [number for number, how in dead.items() if how is None]:
-            dead[number] = self._exit_of(number)
+            dead[number] = self._new_processes.exit_of(number)
         unexplained = [number for number, how in dead.items() if how is None]
         exited = [number for number, how in dead.items() if how is not None and not how.startswith(_SURVIVED)]
         if exited:
@@ -418,7 +439,7 @@ class MemberService:
 
     def _go_on_if_newcomers_are_there(self) -> None:
         awaited = self._change.awaited - self._newcomers.keys()
-        exits = {number: self._exit_of(number) for number in awaited}
+        exits = {number: self._new_processes.exit_of(number) for number in awaited}
         ended = [number for number, how in exits.items() if how is not None]
         if len(self._members.keys() | self._newcomers.keys()) >= self._smallest_world:
             self._go_on()
@@ -433,7 +454,7 @@ class MemberService:
         for number in sorted(numbers):
             task = self._task_of_newcomer(number)
             if task is not None:
-                self._start_newcomer(number, task)
+                self._new_processes.start(number, task)
                 started.add(number)
         return started
 

@@ -54,6 +54,7 @@ class Newcomers:
         self._cpus_per_task = cpus_per_task
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._told: set[int] = set()
+        self._refused: dict[int, str] = {}
 
     def start(self, number: int, task: Mapping[str, str]) -> None:
         """Start a process for a rank on the node where it has been; the others do without if that is impossible.
@@ -79,6 +80,7 @@ class Newcomers:
             *self._command,
         ]
         self._told.discard(number)
+        self._refused.pop(number, None)
         try:
             with self._attempt.newcomer_log(number).open("ab") as log:
                 self._processes[number] = subprocess.Popen(
@@ -87,8 +89,14 @@ class Newcomers:
         except OSError as error:
             write_message(f"no process can be started in the place of rank {number} ({error})")
 
+    def refuse(self, number: int, why: str) -> None:
+        """Note why the newest process of a rank is not taken in; it ends by itself."""
+        self._refused[number] = why
+
     def exit_of(self, number: int) -> str | None:
         """Return how the newest process of a rank has ended, in srun's words, or None while it is not known."""
+        if number in self._refused:
+            return self._refused[number]
         process = self._processes.get(number)
         if process is not None:
             return _exit_text(process)
@@ -152,8 +160,7 @@ def serve_members(
                 min_nodes=spec.resources.min_nodes or spec.nodes,
                 slurm_answers=partial(_slurm_answers, environment),
             ),
-            exit_of=newcomers.exit_of,
-            start_newcomer=newcomers.start,
+            newcomers=newcomers,
             on_new_generation=lambda generation: _record(attempt, generation),
             on_last_generation=lambda reason, step: _append(attempt, reason, step=step),
         )

@@ -34,6 +34,7 @@ from hpcddp.stop.listener import LISTENER, write_to_stderr
 from hpcddp.stop.reasons import ExitCode, StopReason
 from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, save_failure
 from hpcddp.task.channel import ChannelClosedError, connect
+from hpcddp.task.code import record_loaded_code, why_code_differs
 from hpcddp.task.cut_off import end_cut_off
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.meeting import choose_interfaces, deadline_of, meet_ranks
@@ -218,6 +219,8 @@ class _TrainingRank:
         PROCESS_STATE.save_last_step = survivor.save
         if self._member is not None:
             self._member.allow(survivor.smallest_world)
+            if self._inputs.env.rank == 0:
+                record_loaded_code(self._inputs.attempt)
 
     def _say_done(self) -> None:
         if self._member is not None:
@@ -304,12 +307,20 @@ def _end_lost_rank(attempt: AttemptDirectory, why: str) -> None:
 
 
 def _join(inputs: TaskInputs, identity: Identity) -> tuple[Member, _Generation]:
-    """Wait, as a new process of a rank, until the others take this one in."""
+    """Wait, as a new process of a rank, until the others take this one in.
+
+    Its code is imported before it is compared: a later edit then changes nothing in it.
+    """
+    from hpcddp.train.user_code import import_modules_of
+
+    import_modules_of(inputs.spec)
     listener = bind_port(single_host=inputs.env.nodes == 1)
     port = int(listener.getsockname()[1])
-    member = _connect(inputs, identity, left={"step": -1, "evaluated_step": -1, "port": port})
+    left = {"step": -1, "evaluated_step": -1, "port": port, "why_code_differs": why_code_differs(inputs.attempt)}
+    member = _connect(inputs, identity, left=left)
     formation = member.wait_for_formation()
     if formation is None:
+        write_to_stderr(f"hpcddp: this process does not join the other ranks: {member.why_ended}\n")
         exit_process(ExitCode.FINISHED)
     PROCESS_STATE.is_newcomer = False
     choose_interfaces(inputs, interface_of(member.own_address))

@@ -30,6 +30,7 @@ class Cluster:
         self.port = int(self.listener.getsockname()[1])
         self.exits: dict[int, str] = {}
         self.recoveries: list[NewGeneration] = []
+        self.refused: dict[int, str] = {}
         self.last: list[tuple[str, int]] = []
         self.started: list[int] = []
         self.tasks: dict[int, Mapping[str, str]] = {}
@@ -41,8 +42,7 @@ class Cluster:
             world_size=world_size,
             most_failures=most_failures,
             nodes=JobNodes(nodes, min_nodes=min_nodes, slurm_answers=lambda: self.slurm_answers),
-            exit_of=self.exits.get,
-            start_newcomer=self.start_newcomer,
+            newcomers=self,
             on_new_generation=self.recoveries.append,
             on_last_generation=lambda reason, step: self.last.append((reason, step)),
             monotonic=self.clock,
@@ -55,10 +55,16 @@ class Cluster:
             channel.send({"smallest_world": 1})
         self.settle()
 
-    def start_newcomer(self, number: int, task: Mapping[str, str]) -> None:
+    def start(self, number: int, task: Mapping[str, str]) -> None:
         self.started.append(number)
         self.tasks[number] = task
         self.exits.pop(number, None)
+
+    def refuse(self, number: int, why: str) -> None:
+        self.refused[number] = why
+
+    def exit_of(self, number: int) -> str | None:
+        return self.exits.get(number)
 
     def task(self, number: int) -> Mapping[str, str]:
         """Return the task of a rank: two ranks on each node."""
@@ -250,9 +256,23 @@ def test_a_new_process_of_another_version_is_not_taken_in(cluster: Cluster) -> N
     cluster.leave({0: 7, 2: 7, 3: 7})
     cluster.formations()
     cluster.form(1)
-    stranger = cluster.join(1, left={"step": -1, "evaluated_step": -1, "port": 1000}, version="2")
-    assert "not like the other ranks" in stranger.receive()["end"]
+    stranger = cluster.join(1, left=NEW_PROCESS, version="2")
+    why = "version is 2 there, and 1 for the other ranks"
+    assert stranger.receive() == {"end": why}
+    assert cluster.refused == {1: why}
     assert not cluster.service.has_ended
+
+
+def test_a_new_process_that_has_loaded_other_code_is_not_taken_in(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.formations()
+    cluster.form(1)
+    why = "train.py changed since the ranks began"
+    newcomer = cluster.join(1, left={**NEW_PROCESS, "why_code_differs": why})
+    assert newcomer.receive() == {"end": why}
+    assert cluster.refused == {1: why}
+    assert cluster.service.is_training
 
 
 @pytest.mark.parametrize(
