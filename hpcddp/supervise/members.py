@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from hpcddp.supervise.job_nodes import JobNodes
-from hpcddp.supervise.rank_states import why_states_differ
+from hpcddp.supervise.rank_states import samples_text, why_states_differ
 from hpcddp.task.channel import Channel, ChannelClosedError
 
 # How long a rank may take to leave a broken generation beyond two of its longest steps, and to form the next one.
@@ -152,8 +152,8 @@ class MemberService:
         nodes: the nodes of the job.
         newcomers: the new processes that take the places of ranks.
         on_new_generation: called when a generation has taken the place of another one.
-        on_last_generation: called with a reason, and the optimizer steps done, when a generation is the last one
-            because of what its ranks have said.
+        on_last_generation: called when a generation is the last one because of what its ranks have said: with the
+            reason, the optimizer steps done, and the numbers of samples that may have caused it.
         monotonic: seconds on a clock that never goes back.
     """
 
@@ -167,7 +167,7 @@ class MemberService:
         nodes: JobNodes,
         newcomers: NewProcesses,
         on_new_generation: Callable[[NewGeneration], None],
-        on_last_generation: Callable[[str, int], None],
+        on_last_generation: Callable[[str, int, Sequence[int]], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener, self._key, self._world_size = listener, key, world_size
@@ -423,7 +423,7 @@ class MemberService:
         if why is None:
             return False
         self.end(why, states_differ=True)
-        self._on_last_generation(f"{why}; the ranks end, and save none of them", max(checksums))
+        self._on_last_generation(f"{why}; the ranks end, and save none of them", max(checksums), [])
         return True
 
     def _wait_for_newcomers(self) -> None:
@@ -510,16 +510,32 @@ class MemberService:
         at_step, count = self._broken_at_step
         count = count + 1 if at_step == step else 1
         self._broken_at_step = (step, count)
+        broken = f"{count} generations have broken in the step after step {step}"
         if count >= _MOST_AT_A_STEP:
-            self.end(f"{count} generations have broken in the step after step {step}")
+            self._end_cascade(broken, step)
             return False
         if all(how == NODE_LOST for how in self._change.dead.values()):
             return True
         if self._failures_left == 0:
-            self.end("requeue.max_failures is used up")
+            why = "requeue.max_failures is used up"
+            if count > 1:
+                self._end_cascade(f"{why}, and {broken}", step)
+            else:
+                self.end(why)
             return False
         self._failures_left -= 1
         return True
+
+    def _end_cascade(self, why: str, step: int) -> None:
+        """Tell the ranks to end after several deaths at a step; name its samples, one of which may be the cause."""
+        samples: Sequence[int] = []
+        for member in self._members.values():
+            if member.left is not None and member.position[0] == step:
+                samples = member.left["samples"]
+                why = f"{why}{samples_text(samples, int(member.left['sample_count']))}"
+                break
+        self.end(why)
+        self._on_last_generation(f"{why}; the ranks save and end", step, samples)
 
     def _has_enough_nodes(self) -> bool:
         """Return whether no node was lost, or enough are left; tell the ranks to end where they are not."""

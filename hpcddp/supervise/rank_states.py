@@ -1,10 +1,13 @@
-"""Compare the states that the ranks of a generation have kept when they leave it."""
+"""What the ranks of a generation say when they leave it: whether their states differ, and what they were working on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from hpcddp.slurm.hostlist import ranges_text
+
+_SAMPLES_NAMED: Final = 16
 
 
 def why_states_differ(checksums: Mapping[int, Mapping[int, int]]) -> str | None:
@@ -26,3 +29,17 @@ def why_states_differ(checksums: Mapping[int, Mapping[int, int]]) -> str | None:
 def _ranks_text(ranks: Sequence[int]) -> str:
     noun = "rank" if len(ranks) == 1 else "ranks"
     return f"{noun} {ranges_text(ranks)}"
+
+
+def samples_text(samples: Sequence[int], count: int) -> str:
+    """Return the end of a sentence about a step that names its samples; empty if none is known.
+
+    Args:
+        samples: their numbers, or the first of them.
+        count: how many there are.
+    """
+    if not samples:
+        return ""
+    named = ", ".join(map(str, samples[:_SAMPLES_NAMED]))
+    more = f" and {count - _SAMPLES_NAMED:,} more" if count > _SAMPLES_NAMED else ""
+    return f", on the samples {named}{more}"

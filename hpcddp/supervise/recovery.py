@@ -162,7 +162,7 @@ def serve_members(
             ),
             newcomers=newcomers,
             on_new_generation=lambda generation: _record(attempt, generation),
-            on_last_generation=lambda reason, step: _append(attempt, reason, step=step),
+            on_last_generation=partial(_record_last, attempt),
         )
         service.start()
         addresses = reachable_addresses([host], [], single_host=single_host)
@@ -271,6 +271,11 @@ def _record_without_success(attempt: AttemptDirectory, number: int, how: str, wo
     ranks = counted(world_size, "rank")
     reason = f"a new process of {_rank_text(attempt, number)} did not join ({how}); the training goes on with {ranks}"
     _append(attempt, reason, world_size=world_size)
+
+
+def _record_last(attempt: AttemptDirectory, reason: str, step: int, samples: Sequence[int]) -> None:
+    """Write to the event log why the ranks do not go on, and which samples may be the cause."""
+    _append(attempt, reason, step=step, samples=list(samples))
 
 
 def _append(

@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ _BREAK_S: Final = 3.0
 _END_S: Final = 3.0
 # How long a rank that has left its generation waits for the next one, beyond four of its longest steps.
 _FORMATION_S: Final = 180.0
+# The numbers of so many samples fit into a message.
+_MOST_SAMPLES: Final = 1000
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
@@ -118,13 +120,16 @@ class Member:
             time.sleep(1)
         return is_broken
 
-    def leave(self, step: int, evaluated_step: int, checksum: int, listener: socket.socket) -> Formation | None:
+    def leave(
+        self, step: int, evaluated_step: int, checksum: int, samples: Sequence[int], listener: socket.socket
+    ) -> Formation | None:
         """Leave the generation, and wait for the next one.
 
         Args:
             step: optimizer steps done.
             evaluated_step: those at the last evaluation; 0 before the first.
             checksum: that of the state after both; the same on all ranks that have the same state.
+            samples: the numbers of the samples of the step that was begun.
             listener: listens in case that this process becomes rank 0.
 
         Returns:
@@ -135,6 +140,8 @@ class Member:
             "step": step,
             "evaluated_step": evaluated_step,
             "checksum": checksum,
+            "samples": list(samples[:_MOST_SAMPLES]),
+            "sample_count": len(samples),
             "port": int(listener.getsockname()[1]),
         }
         self._channel.send(left)

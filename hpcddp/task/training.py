@@ -248,7 +248,8 @@ class _TrainingRank:
         abandon_process_group()
         listener = bind_port(single_host=self._inputs.env.nodes == 1)
         evaluated_step = state.manifest.progress["evaluated_step"] or 0
-        formation = member.leave(state.manifest.step, evaluated_step, state.checksum(), listener)
+        samples = survivor.samples_of_begun_step()
+        formation = member.leave(state.manifest.step, evaluated_step, state.checksum(), samples, listener)
         if formation is None and member.states_differ:
             # Nobody knows which state is right.
             PROCESS_STATE.save_last_step = None

@@ -56,6 +56,9 @@ class Survivor(Protocol):
     def state(self) -> MemoryCheckpoint | None:
         """Return the state after that step; None where this rank does not have all of it."""
 
+    def samples_of_begun_step(self) -> list[int]:
+        """Return the numbers of the samples of the step after that one; none if an evaluation is due before it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:

@@ -65,7 +65,7 @@ def wait_for_world(tracked: TrackedRun, size: int) -> None:
 
     def is_reached() -> bool:
         recoveries = tracked.events("recovery")
-        return bool(recoveries) and recoveries[-1].facts["world_size"] == size
+        return bool(recoveries) and recoveries[-1].facts.get("world_size") == size
 
     tracked.wait_until(is_reached, f"{size} ranks", timeout_s=60)
 

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253
 
+from hpcddp.batch.sampler import GlobalBatches
+from hpcddp.batch.samples import TRAINING_SAMPLES
+from hpcddp.run.job_file import read_job_file
 from tests.cluster.recoveries import assert_same, parameters, wait_for_world
 from tests.cluster.scenarios import (
     OTHER_HOSTS,
@@ -29,10 +32,14 @@ _SLOW_STEP_S = 0.4
 _FIRST_STEPS = 10
 
 
-def start(context: ScenarioContext, *, max_failures: int = 1, code: str = "live") -> TrackedRun:
+def start(
+    context: ScenarioContext, *, max_failures: int = 1, behaviour: dict[str, float] | None = None, **sections: Any
+) -> TrackedRun:
     """Start a training of four ranks whose ranks that are left may go on, and wait until it is at work."""
-    sections: Sections = {"requeue": {"max_failures": max_failures}, "environment": {"code": code}}
-    tracked = context.start("run", nodes=2, tasks=2, on=OTHER_HOSTS, sections=sections, seconds=_SLOW_STEP_S)
+    sections["requeue"] = {"max_failures": max_failures}
+    tracked = context.start(
+        "run", nodes=2, tasks=2, on=OTHER_HOSTS, sections=sections, seconds=_SLOW_STEP_S, behaviour=behaviour
+    )
     tracked.wait_for_steps(_FIRST_STEPS)
     return tracked
 
@@ -49,7 +56,7 @@ def rank_1_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     """The model is edited before the rank dies: the new process runs that of the submission, as the others do."""
     context.directory.mkdir(parents=True)
     git(context.directory, "init")
-    tracked = start(context, code="snapshot")
+    tracked = start(context, environment={"code": "snapshot"})
     (context.directory / "run" / "traced_model.py").write_text("raise RuntimeError('the edited model')\n")
     tracked.signal(1, signal.SIGKILL)
     wait_for_world(tracked, 4)
@@ -71,6 +78,16 @@ def pair_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
         tracked.signal(rank, signal.SIGKILL, ranks)
     wait_for_world(tracked, 4)
     return finish(context, tracked)
+
+
+def samples_of(tracked: TrackedRun, step: int) -> list[int]:
+    """Return the samples of the step after some steps."""
+    spec = read_job_file(tracked.run)
+    assert spec.train is not None
+    batches = GlobalBatches(
+        TRAINING_SAMPLES["digits"], spec.global_batch_size, spec.batch.tail, spec.batch.order, spec.train.seed
+    )
+    return [int(sample) for sample in batches.indices(*batches.steps.place(step))]
 
 
 @pytest.mark.parametrize(
@@ -132,11 +149,9 @@ def test_ranks_that_cannot_go_on_with_fewer_wait_and_have_the_bits_of_the_undist
 
 
 def failures_used_up(context: ScenarioContext) -> TrackedRun:
-    """A second rank dies, and only one failure is allowed."""
-    tracked = start(context, max_failures=1)
+    """A second rank dies, in the step in which the first one died, and only one failure is allowed."""
+    tracked = start(context, max_failures=1, behaviour={"dies_again": 2})
     tracked.signal(1, signal.SIGKILL)
-    wait_for_world(tracked, 4)
-    tracked.signal(2, signal.SIGKILL)
     tracked.wait_for_end("FAILED", timeout_s=120)
     return tracked
 
@@ -150,6 +165,61 @@ def test_a_run_whose_failures_are_used_up_saves_its_step_and_ends(scenario_resul
     assert failure.attempt == 0
     # Not rank 1, whose death the others survived.
     assert "rank 2 on n4" in scenario_result.result["reason"]
+    *_, cascade = scenario_result.events("recovery")
+    assert cascade.step == saved.step
+    samples = samples_of(scenario_result, saved.step or 0)
+    assert cascade.facts["samples"] == samples
+    named = f"on the samples {', '.join(map(str, samples[:16]))} and {len(samples) - 16} more"
+    assert named in (cascade.reason or "")
+    assert named in scenario_result.log()
+
+
+def state_of_a_rank_changed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """A parameter of a rank changes by itself after a save; later another rank dies."""
+    save_every = _FIRST_STEPS - 2
+    behaviour = {"rank": 2, "drifts_at": save_every + 1}
+    tracked = start(context, max_failures=5, behaviour=behaviour, checkpoint={"every": {"steps": save_every}})
+    tracked.signal(1, signal.SIGKILL)
+    return finish(context, tracked)
+
+
+@pytest.mark.long
+@after_scenario(state_of_a_rank_changed)
+def test_ranks_with_different_states_go_on_from_the_newest_checkpoint(
+    scenario_result: tuple[TrackedRun, TrackedRun],
+) -> None:
+    tracked, reference = scenario_result
+    (difference,) = tracked.events("recovery")
+    why = f"after step {difference.step} the states of ranks 0,3 and rank 2 differ"
+    assert difference.reason == f"{why}; the ranks end, and save none of them"
+    assert [event for event in tracked.events("save") if event.reason == "other ranks have gone"] == []
+    (restart,) = tracked.events("restart")
+    assert why in (restart.reason or "")
+    assert [event.step for event in tracked.events("train")] == [0, _FIRST_STEPS - 2]
+    assert_same(tracked, reference)
+
+
+def code_edited(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """The user edits the model while the run trains; later a rank dies."""
+    tracked = start(context)
+    with tracked.job.with_name("traced_model.py").open("a") as file:
+        file.write("# An edit.\n")
+    tracked.signal(1, signal.SIGKILL)
+    tracked.wait_until(lambda: len(tracked.events("recovery")) == 2, "the refusal", timeout_s=60)
+    return finish(context, tracked)
+
+
+@pytest.mark.long
+@after_scenario(code_edited)
+def test_a_new_process_does_not_join_with_edited_code(scenario_result: tuple[TrackedRun, TrackedRun]) -> None:
+    tracked, reference = scenario_result
+    death, refusal = tracked.events("recovery")
+    assert death.facts["world_size"] == 3
+    assert refusal.reason == (
+        "a new process of rank 1 on n3 did not join (traced_model.py changed since the ranks began); the training goes "
+        "on with 3 ranks"
+    )
+    assert_same(tracked, reference)
 
 
 def user_code_raised(context: ScenarioContext) -> TrackedRun:

@@ -7,7 +7,9 @@ A copy of this file lies beside the job files of the tests. Each training forwar
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +21,8 @@ from torch import Tensor, nn  # noqa: TID253
 
 # Its presence lets steps take no longer than they must.
 FAST = Path(__file__).with_name("fast")
+# A process whose ranks go on after a death builds the model again.
+BUILDS = itertools.count(1)
 # The library tries a model with so many samples before it trains; no rank's share is as small.
 _TRIED = 2
 
@@ -33,6 +37,7 @@ class Traced(nn.Module):
         layers = (nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 32), *of_ranks, nn.ReLU(), nn.Linear(32, num_classes))
         self.layers = nn.Sequential(*layers)
         self.behaviour, self.forwards = behaviour, 0
+        self.builds = next(BUILDS)
         self.rank = int(os.environ["RANK"])
         path = Path(os.environ["HPCDDP_ATTEMPT_DIR"]) / f"trace-{self.rank}"
         self.trace = repeated(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
@@ -58,8 +63,13 @@ class Traced(nn.Module):
         return scores
 
     def _misbehave(self, scores: Tensor) -> Tensor:
+        if self.builds > 1 and self.forwards == 1 and self.rank == self.behaviour.get("dies_again"):
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.rank != self.behaviour.get("rank", 1):
             return scores
+        if self.forwards == self.behaviour.get("drifts_at"):
+            with torch.no_grad():
+                self.layers[-1].bias[0] += 1e-9
         if self.forwards == self.behaviour.get("raise_at"):
             raise ValueError("a bug in the user's model")
         if self.forwards == self.behaviour.get("stuck_at"):
@@ -86,7 +96,8 @@ def build(num_classes: int, *, missing_on: int | None = None, **behaviour: float
         missing_on: a rank that looks for a file that is not there.
         behaviour: ``seconds`` that a step takes until there is a file ``fast``, three times as long on ``slow_rank``;
             and what ``rank`` (1 if not given) does at its n-th forward: ``raise_at``, ``stuck_at``, ``exit_at``
-            (0), ``nan_at``.
+            (0), ``nan_at``, ``drifts_at`` (its parameters are no longer those of the others); ``dies_again``: which
+            rank is killed in its first forward after a recovery.
     """
     if os.environ["RANK"] == str(missing_on):
         Path("/no/such/place/weights.pt").read_bytes()

@@ -31,7 +31,7 @@ class Cluster:
         self.exits: dict[int, str] = {}
         self.recoveries: list[NewGeneration] = []
         self.refused: dict[int, str] = {}
-        self.last: list[tuple[str, int]] = []
+        self.last: list[tuple[str, int, list[int]]] = []
         self.started: list[int] = []
         self.tasks: dict[int, Mapping[str, str]] = {}
         self.channels: dict[int, Channel] = {}
@@ -44,7 +44,7 @@ class Cluster:
             nodes=JobNodes(nodes, min_nodes=min_nodes, slurm_answers=lambda: self.slurm_answers),
             newcomers=self,
             on_new_generation=self.recoveries.append,
-            on_last_generation=lambda reason, step: self.last.append((reason, step)),
+            on_last_generation=lambda reason, step, samples: self.last.append((reason, step, list(samples))),
             monotonic=self.clock,
         )
         self.service.start()
@@ -105,6 +105,7 @@ class Cluster:
         *,
         evaluated: Collection[int] = (),
         checksums: Mapping[int, int] = NOTHING,
+        samples: Sequence[int] = (),
     ) -> None:
         for number, step in steps.items():
             left = {
@@ -112,6 +113,8 @@ class Cluster:
                 "step": step,
                 "evaluated_step": step if number in evaluated else 0,
                 "checksum": checksums.get(number, step),
+                "samples": list(samples),
+                "sample_count": len(samples),
                 "port": 1000 + number,
             }
             self.channels[number].send(left)
@@ -328,6 +331,25 @@ def test_the_failures_that_are_allowed_are_counted(new_cluster: Callable[..., Cl
     cluster.kill(2)
     cluster.leave({0: 9, 3: 9}, generation=1)
     assert cluster.reasons() == ["requeue.max_failures is used up"] * 2
+    # The first death was in another step.
+    assert cluster.last == []
+
+
+def test_the_samples_are_named_where_the_failures_are_used_up_in_a_step_that_broke_before(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = new_cluster(most_failures=1)
+    for generation, number in enumerate((1, 2)):
+        cluster.kill(number)
+        cluster.leave(dict.fromkeys(cluster.channels, 7), generation, samples=range(100, 132))
+        if generation == 0:
+            cluster.formations()
+            cluster.form(1)
+    named = ", ".join(str(sample) for sample in range(100, 116))
+    broken = "2 generations have broken in the step after step 7"
+    why = f"requeue.max_failures is used up, and {broken}, on the samples {named} and 16 more"
+    assert cluster.reasons() == [why] * 2
+    assert cluster.last == [(f"{why}; the ranks save and end", 7, list(range(100, 132)))]
 
 
 def test_three_generations_that_break_at_one_step_are_the_last(new_cluster: Callable[..., Cluster]) -> None:
@@ -338,8 +360,8 @@ def test_three_generations_that_break_at_one_step_are_the_last(new_cluster: Call
         cluster.formations()
         cluster.form(generation + 1)
     cluster.kill(1)
-    cluster.leave({0: 7}, generation=2)
-    assert cluster.reasons() == ["3 generations have broken in the step after step 7"]
+    cluster.leave({0: 7}, generation=2, samples=[31, 4])
+    assert cluster.reasons() == ["3 generations have broken in the step after step 7, on the samples 31, 4"]
 
 
 def test_ranks_whose_states_after_the_same_step_differ_end_and_save_none(cluster: Cluster) -> None:
@@ -347,7 +369,7 @@ def test_ranks_whose_states_after_the_same_step_differ_end_and_save_none(cluster
     cluster.leave({0: 7, 2: 8, 3: 8}, checksums={0: 1, 2: 2, 3: 3})
     why = "after step 8 the states of rank 2 and rank 3 differ"
     assert cluster.ends() == [{"end": why, "states_differ": True}] * 3
-    assert cluster.last == [(f"{why}; the ranks end, and save none of them", 8)]
+    assert cluster.last == [(f"{why}; the ranks end, and save none of them", 8, [])]
     assert cluster.service.must_end
     assert cluster.recoveries == []
 

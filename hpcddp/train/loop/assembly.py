@@ -137,6 +137,22 @@ def _global_batches(spec: JobSpec, data: Data, start: BatchStart) -> GlobalBatch
     return GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, seed, start=start)
 
 
+def samples_of_step(setting: Setting, step: int) -> list[int]:
+    """Return the numbers of the samples of a step's global batch, as the data set counts them.
+
+    Args:
+        setting: the setting of the training.
+        step: optimizer steps done before it; fewer than all.
+    """
+    schedule, data = setting.schedule, setting.data
+    position = schedule.position(step)
+    batches = _global_batches(setting.context.spec, data, schedule.steps.start)
+    units = batches.indices(position.epoch, position.step_in_epoch)
+    samples = units if data.groups is None else data.groups.samples(units)
+    numbers: list[int] = samples.tolist()
+    return numbers
+
+
 def make_replica(setting: Setting) -> Replica:
     """Build the model with the same parameters on every rank, check it with two samples, and wrap it in DDP.
 

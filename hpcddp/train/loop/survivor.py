@@ -14,7 +14,7 @@ from hpcddp.batch.refusals import PlanError
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.checkpoint.memory import MemoryCheckpoint
 from hpcddp.train.context import TrainContext
-from hpcddp.train.loop.assembly import Setting
+from hpcddp.train.loop.assembly import Setting, samples_of_step
 from hpcddp.train.loop.loop import Loop
 from hpcddp.train.loop.state import TrainingProgress
 from hpcddp.train.model.normalisation import local_batch_norms, synchronised_batch_norms
@@ -40,7 +40,7 @@ class Survivor:
         self, context: TrainContext, replica: Replica, loop: Loop, setting: Setting, checkpointer: Checkpointer
     ) -> None:
         self._context, self._replica, self._loop, self._checkpointer = context, replica, loop, checkpointer
-        self._plan = setting.plan.batch
+        self._setting, self._plan = setting, setting.plan.batch
         self.data = setting.data
         """The opened data set."""
         self._saved_step = loop.saved_step
@@ -97,6 +97,14 @@ class Survivor:
             if self._changed_buffer() is not None:
                 return None
             return self._checkpointer.state_alone(progress.step, progress.as_document())
+
+    def samples_of_begun_step(self) -> list[int]:
+        """Return the numbers of the samples of the step after that one; none if an evaluation is due before it."""
+        progress, schedule = self._loop.last_made_step(), self._setting.schedule
+        is_evaluation_due = schedule.evaluation_missing(progress.step, progress.evaluated_step)
+        if is_evaluation_due or progress.step >= schedule.total_steps:
+            return []
+        return samples_of_step(self._setting, progress.step)
 
     def _save(self) -> str:
         progress = self._loop.last_made_step()
