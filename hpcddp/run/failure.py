@@ -22,6 +22,8 @@ _LONGEST_LINE = 300
 _MOST_LINES_BELOW_HEADLINE = 9
 _FIRST_LINES_BELOW_HEADLINE = 4
 _RANKS_NAMED = 16
+DIFFERENT_STATES: Final = "different_states"
+"""The kind of the error of ranks that have different states after the same step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,8 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     """
     # The first that is known.
     return (
-        _lost_peers_sentence(attempt, records)
+        _different_states_sentence(records)
+        or _lost_peers_sentence(attempt, records)
         or _named_sentence(records)
         or _launch_sentence(attempt)
         or _hang_sentence(attempt, records)
@@ -173,6 +176,11 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         or _container_sentence(attempt)
         or _without_a_cause(attempt)
     )
+
+
+def _different_states_sentence(records: Sequence[FailureRecord]) -> str | None:
+    """Return why no state was saved where the ranks had different ones: which of them is to blame is not known."""
+    return next((record.headline for record in records if record.kind == DIFFERENT_STATES), None)
 
 
 def _named_sentence(records: Sequence[FailureRecord]) -> str | None:

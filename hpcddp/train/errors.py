@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from hpcddp.errors import HpcddpError
+from hpcddp.run.failure import DIFFERENT_STATES
 from hpcddp.stop.reasons import ExitCode
 
 
@@ -94,7 +95,7 @@ class DriftError(TrainingError):
 class DifferentStatesError(TrainingError):
     """The ranks that are left after a death, or have paused, have different states after the same step."""
 
-    kind = "different_states"
+    kind = DIFFERENT_STATES
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 

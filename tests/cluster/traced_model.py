@@ -39,7 +39,9 @@ class Traced(nn.Module):
         self.behaviour, self.forwards = behaviour, 0
         self.builds = next(BUILDS)
         self.rank = int(os.environ["RANK"])
-        path = Path(os.environ["HPCDDP_ATTEMPT_DIR"]) / f"trace-{self.rank}"
+        attempt = Path(os.environ["HPCDDP_ATTEMPT_DIR"])
+        self.is_first_attempt = int(attempt.name) == 0
+        path = attempt / f"trace-{self.rank}"
         self.trace = repeated(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -67,9 +69,9 @@ class Traced(nn.Module):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.rank != self.behaviour.get("rank", 1):
             return scores
-        if self.forwards == self.behaviour.get("drifts_at"):
-            with torch.no_grad():
-                self.layers[-1].bias[0] += 1e-9
+        if self.forwards == self.behaviour.get("drifts_at") and self.is_first_attempt:
+            *_, bias = self.parameters()
+            bias.data[0] += 1e-9
         if self.forwards == self.behaviour.get("raise_at"):
             raise ValueError("a bug in the user's model")
         if self.forwards == self.behaviour.get("stuck_at"):
@@ -96,7 +98,7 @@ def build(num_classes: int, *, missing_on: int | None = None, **behaviour: float
         missing_on: a rank that looks for a file that is not there.
         behaviour: ``seconds`` that a step takes until there is a file ``fast``, three times as long on ``slow_rank``;
             and what ``rank`` (1 if not given) does at its n-th forward: ``raise_at``, ``stuck_at``, ``exit_at``
-            (0), ``nan_at``, ``drifts_at`` (its parameters are no longer those of the others); ``dies_again``: which
+            (0), ``nan_at``, ``drifts_at`` (a parameter changes by itself, in the first attempt); ``dies_again``: which
             rank is killed in its first forward after a recovery.
     """
     if os.environ["RANK"] == str(missing_on):
