@@ -177,7 +177,7 @@ def test_a_run_whose_failures_are_used_up_saves_its_step_and_ends(scenario_resul
 def state_of_a_rank_changed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     """A parameter of a rank changes by itself after a save; later another rank dies."""
     save_every = _FIRST_STEPS - 2
-    behaviour = {"rank": 2, "drifts_at": save_every + 1}
+    behaviour: dict[str, float] = {"rank": 2, "drifts_at": save_every + 1}
     tracked = start(context, max_failures=5, behaviour=behaviour, checkpoint={"every": {"steps": save_every}})
     tracked.signal(1, signal.SIGKILL)
     return finish(context, tracked)

@@ -17,9 +17,7 @@ from tests.messages import GoldenMessages
 for module in pkgutil.iter_modules(hpcddp.run.__path__):
     importlib.import_module(f"hpcddp.run.{module.name}")
 # A dataclass with slots is a second class of the same name.
-RECORDS = {
-    kind.__name__: kind for kind in (*Record.__subclasses__(), Staged) if kind.__module__.startswith("hpcddp.")
-}
+RECORDS = {kind.__name__: kind for kind in (*Record.__subclasses__(), Staged) if kind.__module__.startswith("hpcddp.")}
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
