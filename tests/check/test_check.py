@@ -181,7 +181,7 @@ def test_a_byte_order_mark_in_front_of_a_script_is_found_and_no_harm_to_a_job_fi
     (finding,) = check_file(script, None, HERE).findings
     assert (finding.rule.code, finding.line) == ("refused-text", 1)
     job_file = tmp_path / "job.yaml"
-    job_file.write_text("\ufeffname: a\ncommand: ["true"]\n")
+    job_file.write_text('\ufeffname: a\ncommand: ["true"]\n')
     assert check_file(job_file, None, HERE).findings == ()
 
 
