@@ -296,6 +296,9 @@ class MemberService:
             self._phase = "training"
 
     def _join_as_newcomer(self, member: _Member, left: Mapping[str, Any]) -> None:
+        if not self._members or member.number in self._members:
+            member.channel.send({"end": f"rank {member.number} is not missing"})
+            return
         why_refused = self._why_refused(member, left)
         if why_refused is not None:
             self._new_processes.refuse(member.number, why_refused)
@@ -307,9 +310,7 @@ class MemberService:
             self._pause()
 
     def _why_refused(self, newcomer: _Member, left: Mapping[str, Any]) -> str | None:
-        """Return why a new process cannot join the others; None if it can."""
-        if not self._members or newcomer.number in self._members:
-            return f"rank {newcomer.number} is not missing"
+        """Return why a new process is not like the others; None if it is."""
         other = next(iter(self._members.values()))
         for name, value in other.identity.items():
             if newcomer.identity.get(name) != value:

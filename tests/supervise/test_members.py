@@ -266,6 +266,18 @@ def test_a_new_process_of_another_version_is_not_taken_in(cluster: Cluster) -> N
     assert not cluster.service.has_ended
 
 
+def test_a_second_process_of_a_rank_that_is_there_is_sent_away_and_notes_nothing_about_the_rank(
+    cluster: Cluster,
+) -> None:
+    first = cluster.channels[1]
+    second = cluster.join(1, left=NEW_PROCESS)
+    assert second.receive() == {"end": "rank 1 is not missing"}
+    second.close()
+    cluster.channels[1] = first
+    assert cluster.refused == {}
+    assert cluster.service.is_training
+
+
 def test_a_new_process_that_has_loaded_other_code_is_not_taken_in(cluster: Cluster) -> None:
     cluster.kill(1)
     cluster.leave({0: 7, 2: 7, 3: 7})
