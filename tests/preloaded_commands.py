@@ -10,10 +10,10 @@ import hpcddp.manage
 import hpcddp.submission
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.packages import shipped_directory
-from hpcddp.submission import render
+from hpcddp.submission import template
 
 for package in (hpcddp.cli, hpcddp.manage, hpcddp.submission):
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 JobSpec.model_rebuild()
-render._environment(shipped_directory("templates")).get_template(f"{render.DEFAULT_TEMPLATE}{render.SUFFIX}")
+template._environment(shipped_directory("templates")).get_template(f"{template.DEFAULT_TEMPLATE}{template.SUFFIX}")

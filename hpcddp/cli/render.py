@@ -67,7 +67,8 @@ def render(
 
     Example: hpcddp render --nodes 2 --gpus-per-node 4 --cpus-per-task 8 -- python train.py
     """
-    from hpcddp.submission.render import notes_about_template, render_script
+    from hpcddp.submission.render import render_script
+    from hpcddp.submission.template import notes_about_template
 
     arguments = job_arguments(context)
     sweep = read_sweep_options(axes, sweep_file, max_parallel)

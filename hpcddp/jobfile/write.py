@@ -78,9 +78,13 @@ def _differing_fields(section: Section, data: Mapping[str, Any]) -> dict[str, An
     differing = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if value == field.get_default(call_default_factory=True):
-            continue
-        differing[name] = _differing_fields(value, data[name]) if isinstance(value, Section) else data[name]
+        if isinstance(value, Section):
+            below = _differing_fields(value, data[name])
+            # The default is none, or a section with its own defaults.
+            if below or field.default_factory is None:
+                differing[name] = below
+        elif value != field.get_default(call_default_factory=True):
+            differing[name] = data[name]
     return differing
 
 

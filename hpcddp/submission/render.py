@@ -1,33 +1,15 @@
-"""The renderer: from a request to the text of its sbatch script, which depends on nothing but the request.
-
-The templates run in a sandboxed, strict environment of Jinja2, in which each value needs a filter that quotes it.
-"""
+"""The renderer: from a request to the text of its sbatch script, which depends on nothing but the request."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
-from pathlib import Path as FilePath
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import (
-    ChoiceLoader,
-    FileSystemLoader,
-    PrefixLoader,
-    StrictUndefined,
-    TemplateNotFound,
-    TemplateSyntaxError,
-    UndefinedError,
-    nodes,
-)
-from jinja2.sandbox import SandboxedEnvironment
-
-from hpcddp.errors import HpcddpError, UserError, printable
+from hpcddp.errors import UserError
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES, Mount
 from hpcddp.jobfile.job import JobSpec, leaf_paths
@@ -35,13 +17,12 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.write import dump_for_script
-from hpcddp.packages import shipped_directory
-from hpcddp.slurm.directives import Directive, directives_for, quote_value, refuse_unwritable
+from hpcddp.slurm.directives import Directive, directives_for, refuse_unwritable
 from hpcddp.slurm.job_environment import FOREIGN_PREFIXES, foreign_step_options
 from hpcddp.submission.request import SubmitRequest
+from hpcddp.submission.template import NOT_IN_A_WORD, TemplateError, render_template
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_NUL = {"\0": "a NUL character"}
 
 
 class RunIdError(UserError):
@@ -171,7 +152,7 @@ def _refuse_unwritable_words(spec: JobSpec, python: str) -> None:
     fields |= {f"environment.modules[{index}]": module for index, module in enumerate(environment.modules)}
     fields |= {f"environment.setup[{index}]": line for index, line in enumerate(environment.setup)}
     for field, text in fields.items():
-        refuse_unwritable(text, _NUL, field=field, place="a script")
+        refuse_unwritable(text, NOT_IN_A_WORD, field=field, place="a script")
 
 
 def exported_values(request: SubmitRequest) -> dict[str, str]:
@@ -251,268 +232,3 @@ def _fields(job: ResolvedJob) -> Iterator[tuple[Path, Any]]:
         yield path, value
         if isinstance(field, Mapping):
             yield from (((*path, key), entry) for key, entry in value.items())
-
-
-DEFAULT_TEMPLATE = "sbatch"
-
-
-def is_default_template(name: str | None) -> bool:
-    """Return whether the value of ``--template`` means the default template; None does."""
-    return name in {None, DEFAULT_TEMPLATE}
-
-
-SUFFIX = ".sh.j2"
-_SHIPPED = "hpcddp"
-_EXTENDABLE = f"{_SHIPPED}/{DEFAULT_TEMPLATE}{SUFFIX}"
-"""The default template by the name under which a template of the user's own extends it."""
-
-
-class TemplateError(UserError):
-    """A template that does not exist or cannot be rendered."""
-
-    kind = "template"
-
-
-class Written(str):
-    """Text that a filter has quoted for its place in the script."""
-
-    __slots__ = ()
-
-
-def sb(value: Directive | str) -> Written:
-    """Write a directive (``--flag=value``), or a value for the part after its equals sign.
-
-    Raises:
-        UnwritableValueError: no quoting can carry the value.
-    """
-    return Written(value if isinstance(value, Directive) else quote_value(value))
-
-
-def sh(value: str) -> Written:
-    """Write one word of a shell command.
-
-    Raises:
-        UnwritableValueError: no quoting can carry the value.
-    """
-    return Written(quote_word(value))
-
-
-def quote_word(text: str) -> str:
-    """Return ``text``, which may hold line breaks, as one word of a shell command.
-
-    Raises:
-        UnwritableValueError: it holds a NUL character or a lone surrogate.
-    """
-    refuse_unwritable(text, _NUL, field="the value", place="a shell word")
-    return shlex.quote(text)
-
-
-def comment(value: str) -> Written:
-    """Write text into a comment, with escapes for line breaks and other control characters."""
-    return Written(printable(value).replace("\n", "\\n"))
-
-
-def verbatim(value: str) -> Written:
-    """Write text that is shell code or the body of a here-document, unchanged."""
-    return Written(value)
-
-
-def _only_written(value: object) -> object:
-    """Refuse a value that no filter has written; integers need none."""
-    if isinstance(value, Written | StrictUndefined) or type(value) is int:
-        return value
-    raise TypeError(
-        "a value has no filter; write {{ value | sh }} in shell, {{ value | sb }} in a directive, and "
-        "{{ super() | verbatim }} for the block that is overridden"
-    )
-
-
-def render_template(name: str | None, values: Mapping[str, Any]) -> str:
-    """Render a template.
-
-    Args:
-        name: a template's name, or a path, which holds a slash or ends in .j2; None is the default template.
-        values: the variables of the template.
-
-    Raises:
-        TemplateError: the template does not exist or cannot be rendered; file and line are named.
-    """
-    path = find_template(name or DEFAULT_TEMPLATE)
-    environment = _environment(path.parent)
-    try:
-        template = environment.get_template(path.name)
-        if not is_default_template(name):
-            _refuse_lost_lines(_lineage(environment, path))
-        return template.render(values)
-    except TemplateError:
-        raise
-    except Exception as error:  # noqa: BLE001  a template is a program: it may raise anything, and does not go on
-        _explain(error, path, variables=values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ancestor:
-    """A template, or one that it extends.
-
-    Args:
-        name: its name for ``extends``.
-        file: its file.
-        source: the text of the file.
-        tree: its syntax tree.
-    """
-
-    name: str
-    file: str
-    source: str
-    tree: nodes.Template
-
-
-def _lineage(environment: SandboxedEnvironment, path: FilePath) -> list[_Ancestor]:
-    """Return a template and the templates above it, each the one that the one before it extends.
-
-    Raises:
-        TemplateNotFound: one of them does not exist.
-        TemplateError: one of them extends itself.
-    """
-    lineage: list[_Ancestor] = []
-    name: object = path.name
-    # The name may also be an expression, which only the rendering knows.
-    while isinstance(name, str):
-        file = environment.get_template(name).filename or name
-        source = FilePath(file).read_text(encoding="utf-8")
-        tree = environment.parse(source, name, file)
-        if any(name == ancestor.name for ancestor in lineage):
-            raise TemplateError(
-                f"the template {file} extends itself; write {_EXTENDABLE} for the default one", file=file
-            )
-        lineage.append(_Ancestor(name=name, file=file, source=source, tree=tree))
-        extends = tree.find(nodes.Extends)
-        name = extends.template.value if extends is not None and isinstance(extends.template, nodes.Const) else None
-    return lineage
-
-
-def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
-    """Refuse lines of a template that extends another one and that Jinja2 would leave out without a word.
-
-    Raises:
-        TemplateError: a line is outside of all blocks, or in a block that no template above has.
-    """
-    root = lineage[-1]
-    blocks = [block.name for block in root.tree.find_all(nodes.Block)]
-    for template in reversed(lineage[:-1]):
-        for node in template.tree.body:
-            lost: tuple[int, str] | None = None
-            if isinstance(node, nodes.Block) and node.name not in blocks:
-                lost = (node.lineno, f"overrides the block {node.name}, which {root.name} does not have")
-            if isinstance(node, nodes.Output):
-                lost = _text_outside_of_blocks(node)
-            if lost is not None:
-                line, problem = lost
-                raise TemplateError(
-                    f"the template {template.file}:{line} {problem}; write one of the blocks {', '.join(blocks)}",
-                    file=template.file,
-                    line=line,
-                )
-        blocks += [block.name for block in template.tree.find_all(nodes.Block) if block.name not in blocks]
-
-
-def _text_outside_of_blocks(output: nodes.Output) -> tuple[int, str] | None:
-    """Return the line and the problem of text that is in no block; None for blank lines."""
-    for node in output.find_all(nodes.TemplateData):
-        text = node.data.lstrip()
-        if text:
-            blank_lines = node.data.removesuffix(text).count("\n")
-            return node.lineno + blank_lines, "is outside of all blocks, so that it would not be in the script"
-    return None
-
-
-_CHANGE = re.compile(r"^\{# changed: (.+) #\}$", re.MULTILINE)
-
-
-def notes_about_template(name: str | None) -> tuple[str, ...]:
-    """Return a warning about a template that is a copy of an older default template, and what has changed since.
-
-    Args:
-        name: the value of ``--template``; the template can be rendered.
-    """
-    if is_default_template(name):
-        return ()
-    path = find_template(name or DEFAULT_TEMPLATE)
-    environment = _environment(path.parent)
-    root = _lineage(environment, path)[-1]
-    present = _CHANGE.findall(root.source)
-    default = find_template(DEFAULT_TEMPLATE).read_text(encoding="utf-8")
-    missing = [change for change in _CHANGE.findall(default) if change not in present]
-    if not missing:
-        return ()
-    note = (
-        f"the template {root.file} does not have what has changed in the default template: {'; '.join(missing)}; "
-        f'extend that one ({{% extends "{_EXTENDABLE}" %}}), or take the changes over, each with its line '
-        "{# changed: ... #} (docs/templates.md)"
-    )
-    return (note,)
-
-
-def find_template(name: str) -> FilePath:
-    """Return the file of a template.
-
-    Args:
-        name: its name or path.
-
-    Raises:
-        TemplateError: the file does not exist.
-    """
-    if "/" in name or name.endswith(".j2"):
-        path = FilePath(name)
-        if path.is_file():
-            return path
-        raise TemplateError(f"--template is {name!r}, and there is no such file; give the path of a template")
-    folder = shipped_directory("templates")
-    path = folder / f"{name}{SUFFIX}"
-    if path.is_file():
-        return path
-    names = ", ".join(sorted(entry.name.removesuffix(SUFFIX) for entry in folder.glob(f"*{SUFFIX}")))
-    raise TemplateError(
-        f"--template is {name!r}, and there is no such template; write one of {names}, or a file's path"
-    )
-
-
-@cache
-def _environment(folder: FilePath) -> SandboxedEnvironment:
-    """Return the environment of a folder's templates, which compiles a template again after a change.
-
-    They extend the default template by the name ``hpcddp/sbatch.sh.j2``, which is none of a file beside them.
-    """
-    shipped = FileSystemLoader(shipped_directory("templates"))
-    environment = SandboxedEnvironment(
-        loader=ChoiceLoader([PrefixLoader({_SHIPPED: shipped}), FileSystemLoader(folder)]),
-        undefined=StrictUndefined,
-        finalize=_only_written,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters |= {"sb": sb, "sh": sh, "comment": comment, "verbatim": verbatim}
-    return environment
-
-
-def _explain(error: Exception, path: FilePath, *, variables: Iterable[str]) -> NoReturn:
-    """Raise a ``TemplateError`` with the line of the template at which the error occurred."""
-    file: str = str(path)
-    line: int | None = None
-    if isinstance(error, TemplateSyntaxError):
-        file, line = error.filename or file, error.lineno
-    else:
-        folders = {path.parent, shipped_directory("templates")}
-        # Jinja2 rewrites tracebacks so that their frames are lines of templates.
-        for frame in traceback.extract_tb(error.__traceback__):
-            if FilePath(frame.filename).parent in folders:
-                file, line = frame.filename, frame.lineno
-    sentence = error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__
-    if isinstance(error, UndefinedError):
-        sentence = f"{sentence}; the variables are {', '.join(sorted(variables))}"
-    if isinstance(error, TemplateNotFound):
-        sentence = f"there is no template {sentence}; write {_EXTENDABLE} for the default one, or a file beside it"
-    where = file if line is None else f"{file}:{line}"
-    raise TemplateError(f"the template {where} cannot be rendered: {sentence}", file=file, line=line) from error

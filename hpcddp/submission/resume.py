@@ -38,11 +38,11 @@ from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.code import SubmissionCode, code_of_resumption, remove_unused_copies
-from hpcddp.submission.render import is_default_template
 from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import PreparedJob, Submission, check_path, prepare, submit_script, write_run
 from hpcddp.submission.sweep_element import array_of_one
+from hpcddp.submission.template import is_default_template
 
 _MORE_WORK: Final = frozenset({"train.epochs", "command"})
 """The fields whose change gives a run that has finished something to do."""

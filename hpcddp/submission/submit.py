@@ -32,9 +32,10 @@ from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environme
 from hpcddp.stop.listener import do_nothing
 from hpcddp.submission.checks import check_submittable, check_sweep_submittable, notes_about
 from hpcddp.submission.code import take_code
-from hpcddp.submission.render import exported_values, is_default_template, notes_about_template, render_script
+from hpcddp.submission.render import exported_values, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
+from hpcddp.submission.template import is_default_template, notes_about_template
 from hpcddp.submission.turns import Turns
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.rules import SHELL_VARIABLES
 from hpcddp.jobfile.write import dump_for_script, dump_job, parse_from_script
-from hpcddp.submission.render import quote_word, render_script
+from hpcddp.submission.render import render_script
+from hpcddp.submission.template import quote_word
 from tests.examples import examples
 from tests.slurm.directive_words import directive_words
 from tests.submission.hostile_text import LINE, MARKER, TEXT

@@ -11,13 +11,8 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive
-from hpcddp.submission.render import (
-    TemplateError,
-    find_template,
-    notes_about_template,
-    render_script,
-    render_template,
-)
+from hpcddp.submission.render import render_script
+from hpcddp.submission.template import TemplateError, find_template, notes_about_template, render_template
 from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
 from tests.submission.script_runner import LAUNCHERS

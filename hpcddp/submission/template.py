@@ -1,0 +1,298 @@
+"""Templates of the script: the default one, and those of the user's own, which extend it or are copies of it.
+
+They run in a sandboxed, strict environment of Jinja2, in which each value needs a filter that quotes it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from jinja2 import (
+    ChoiceLoader,
+    FileSystemLoader,
+    PrefixLoader,
+    StrictUndefined,
+    TemplateNotFound,
+    TemplateSyntaxError,
+    UndefinedError,
+    nodes,
+)
+from jinja2.sandbox import SandboxedEnvironment
+
+from hpcddp.errors import HpcddpError, UserError, printable
+from hpcddp.packages import shipped_directory
+from hpcddp.slurm.directives import Directive, quote_value, refuse_unwritable
+
+NOT_IN_A_WORD: Final = {"\0": "a NUL character"}
+"""What no word of a shell command can hold, with a name for it."""
+
+DEFAULT_TEMPLATE = "sbatch"
+
+
+def is_default_template(name: str | None) -> bool:
+    """Return whether the value of ``--template`` means the default template; None does."""
+    return name in {None, DEFAULT_TEMPLATE}
+
+
+SUFFIX = ".sh.j2"
+_SHIPPED = "hpcddp"
+_EXTENDABLE = f"{_SHIPPED}/{DEFAULT_TEMPLATE}{SUFFIX}"
+"""The default template by the name under which a template of the user's own extends it."""
+
+
+class TemplateError(UserError):
+    """A template that does not exist or cannot be rendered."""
+
+    kind = "template"
+
+
+class Written(str):
+    """Text that a filter has quoted for its place in the script."""
+
+    __slots__ = ()
+
+
+def sb(value: Directive | str) -> Written:
+    """Write a directive (``--flag=value``), or a value for the part after its equals sign.
+
+    Raises:
+        UnwritableValueError: no quoting can carry the value.
+    """
+    return Written(value if isinstance(value, Directive) else quote_value(value))
+
+
+def sh(value: str) -> Written:
+    """Write one word of a shell command.
+
+    Raises:
+        UnwritableValueError: no quoting can carry the value.
+    """
+    return Written(quote_word(value))
+
+
+def quote_word(text: str) -> str:
+    """Return ``text``, which may hold line breaks, as one word of a shell command.
+
+    Raises:
+        UnwritableValueError: it holds a NUL character or a lone surrogate.
+    """
+    refuse_unwritable(text, NOT_IN_A_WORD, field="the value", place="a shell word")
+    return shlex.quote(text)
+
+
+def comment(value: str) -> Written:
+    """Write text into a comment, with escapes for line breaks and other control characters."""
+    return Written(printable(value).replace("\n", "\\n"))
+
+
+def verbatim(value: str) -> Written:
+    """Write text that is shell code or the body of a here-document, unchanged."""
+    return Written(value)
+
+
+def _only_written(value: object) -> object:
+    """Refuse a value that no filter has written; integers need none."""
+    if isinstance(value, Written | StrictUndefined) or type(value) is int:
+        return value
+    raise TypeError(
+        "a value has no filter; write {{ value | sh }} in shell, {{ value | sb }} in a directive, and "
+        "{{ super() | verbatim }} for the block that is overridden"
+    )
+
+
+def render_template(name: str | None, values: Mapping[str, Any]) -> str:
+    """Render a template.
+
+    Args:
+        name: a template's name, or a path, which holds a slash or ends in .j2; None is the default template.
+        values: the variables of the template.
+
+    Raises:
+        TemplateError: the template does not exist or cannot be rendered; file and line are named.
+    """
+    path = find_template(name or DEFAULT_TEMPLATE)
+    environment = _environment(path.parent)
+    try:
+        if not is_default_template(name):
+            _refuse_lost_lines(_lineage(environment, path))
+        return environment.get_template(path.name).render(values)
+    except TemplateError:
+        raise
+    except Exception as error:  # noqa: BLE001  a template is a program: it may raise anything, and does not go on
+        _explain(error, path, variables=values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ancestor:
+    """A template, or one that it extends.
+
+    Args:
+        name: its name for ``extends``.
+        file: its file.
+        tree: its syntax tree.
+    """
+
+    name: str
+    file: str
+    tree: nodes.Template
+
+
+def _lineage(environment: SandboxedEnvironment, path: Path) -> list[_Ancestor]:
+    """Return a template and the templates above it, each the one that the one before it extends.
+
+    Raises:
+        TemplateNotFound: one of them does not exist.
+        TemplateError: one of them extends itself.
+    """
+    lineage: list[_Ancestor] = []
+    name: object = path.name
+    # The name may also be an expression, which only the rendering knows.
+    while isinstance(name, str):
+        file = environment.get_template(name).filename or name
+        tree = environment.parse(_text_of(file), name, file)
+        if any(name == ancestor.name for ancestor in lineage):
+            raise TemplateError(
+                f"the template {file} extends itself; write {_EXTENDABLE} for the default one", file=file
+            )
+        lineage.append(_Ancestor(name=name, file=file, tree=tree))
+        extends = tree.find(nodes.Extends)
+        name = extends.template.value if extends is not None and isinstance(extends.template, nodes.Const) else None
+    return lineage
+
+
+def _text_of(file: str | Path) -> str:
+    return Path(file).read_text(encoding="utf-8")
+
+
+def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
+    """Refuse lines of a template that extends another one and that Jinja2 would leave out without a word.
+
+    Raises:
+        TemplateError: a line is outside of all blocks, or in a block that no template above has.
+    """
+    root = lineage[-1]
+    blocks = [block.name for block in root.tree.find_all(nodes.Block)]
+    for template in reversed(lineage[:-1]):
+        for node in template.tree.body:
+            lost: tuple[int, str] | None = None
+            if isinstance(node, nodes.Block) and node.name not in blocks:
+                lost = (node.lineno, f"overrides the block {node.name}, which {root.name} does not have")
+            if isinstance(node, nodes.Output):
+                lost = _text_outside_of_blocks(node)
+            if lost is not None:
+                line, problem = lost
+                raise TemplateError(
+                    f"the template {template.file}:{line} {problem}; write one of the blocks {', '.join(blocks)}",
+                    file=template.file,
+                    line=line,
+                )
+        blocks += [block.name for block in template.tree.find_all(nodes.Block) if block.name not in blocks]
+
+
+def _text_outside_of_blocks(output: nodes.Output) -> tuple[int, str] | None:
+    """Return the line and the problem of text that is in no block; None for blank lines."""
+    for node in output.find_all(nodes.TemplateData):
+        text = node.data.lstrip()
+        if text:
+            blank_lines = node.data.removesuffix(text).count("\n")
+            return node.lineno + blank_lines, "is outside of all blocks, so that it would not be in the script"
+    return None
+
+
+_CHANGE = re.compile(r"^\{# changed: (.+) #\}$", re.MULTILINE)
+
+
+def notes_about_template(name: str | None) -> tuple[str, ...]:
+    """Return a warning about a template that is a copy of an older default template, and what has changed since.
+
+    Args:
+        name: the value of ``--template``; the template can be rendered.
+    """
+    if is_default_template(name):
+        return ()
+    path = find_template(name or DEFAULT_TEMPLATE)
+    environment = _environment(path.parent)
+    root = _lineage(environment, path)[-1]
+    present = _CHANGE.findall(_text_of(root.file))
+    changes = _CHANGE.findall(_text_of(find_template(DEFAULT_TEMPLATE)))
+    missing = [change for change in changes if change not in present]
+    if not missing:
+        return ()
+    note = (
+        f"the template {root.file} does not have what has changed in the default template: {'; '.join(missing)}; "
+        f'extend that one ({{% extends "{_EXTENDABLE}" %}}), or take the changes over, each with its line '
+        "{# changed: ... #} (docs/templates.md)"
+    )
+    return (note,)
+
+
+def find_template(name: str) -> Path:
+    """Return the file of a template.
+
+    Args:
+        name: its name or path.
+
+    Raises:
+        TemplateError: the file does not exist.
+    """
+    if "/" in name or name.endswith(".j2"):
+        path = Path(name)
+        if path.is_file():
+            return path
+        raise TemplateError(f"--template is {name!r}, and there is no such file; give the path of a template")
+    folder = shipped_directory("templates")
+    path = folder / f"{name}{SUFFIX}"
+    if path.is_file():
+        return path
+    names = ", ".join(sorted(entry.name.removesuffix(SUFFIX) for entry in folder.glob(f"*{SUFFIX}")))
+    raise TemplateError(
+        f"--template is {name!r}, and there is no such template; write one of {names}, or a file's path"
+    )
+
+
+@cache
+def _environment(folder: Path) -> SandboxedEnvironment:
+    """Return the environment of a folder's templates, which compiles a template again after a change.
+
+    They extend the default template by the name ``hpcddp/sbatch.sh.j2``, which is none of a file beside them.
+    """
+    shipped = FileSystemLoader(shipped_directory("templates"))
+    environment = SandboxedEnvironment(
+        loader=ChoiceLoader([PrefixLoader({_SHIPPED: shipped}), FileSystemLoader(folder)]),
+        undefined=StrictUndefined,
+        finalize=_only_written,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters |= {"sb": sb, "sh": sh, "comment": comment, "verbatim": verbatim}
+    return environment
+
+
+def _explain(error: Exception, path: Path, *, variables: Iterable[str]) -> NoReturn:
+    """Raise a ``TemplateError`` with the line of the template at which the error occurred."""
+    file: str = str(path)
+    line: int | None = None
+    if isinstance(error, TemplateSyntaxError):
+        file, line = error.filename or file, error.lineno
+    else:
+        folders = {path.parent, shipped_directory("templates")}
+        # Jinja2 rewrites tracebacks so that their frames are lines of templates.
+        for frame in traceback.extract_tb(error.__traceback__):
+            if Path(frame.filename).parent in folders:
+                file, line = frame.filename, frame.lineno
+    sentence = error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__
+    if isinstance(error, UndefinedError):
+        sentence = f"{sentence}; the variables are {', '.join(sorted(variables))}"
+    if isinstance(error, TemplateNotFound):
+        sentence = f"there is no template {sentence}; write {_EXTENDABLE} for the default one, or a file beside it"
+    where = file if line is None else f"{file}:{line}"
+    raise TemplateError(f"the template {where} cannot be rendered: {sentence}", file=file, line=line) from error
