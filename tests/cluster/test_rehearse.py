@@ -27,7 +27,7 @@ def project(tmp_path: Path) -> Path:
 def test_a_program_comes_back_from_the_faults_of_slurm(project: Path) -> None:
     faults = ("requeue", "slurm-preemption", "lost-node")
     options = [word for fault in faults for word in ("--fault", fault)]
-    words = ("rehearse", "--sandbox", "--json", *options, "--", sys.executable, "program.py")
+    words = ("rehearse", "--sandbox", "--json", *options, "--", sys.executable, "program.py", "slowly")
     done = hpcddp(project, *words, timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
     (report,) = json.loads(done.stdout)["rehearsals"]
@@ -35,7 +35,7 @@ def test_a_program_comes_back_from_the_faults_of_slurm(project: Path) -> None:
 
 
 def test_a_job_is_requeued_once_on_the_cluster_and_leaves_nothing(sandbox: Sandbox, project: Path) -> None:
-    words = ("rehearse", "--cluster", "slurm", "--json", "--yes", "--", sys.executable, "program.py")
+    words = ("rehearse", "--cluster", "slurm", "--json", "--yes", "--", sys.executable, "program.py", "slowly")
     done = hpcddp(project, *words, environment=sandbox.environment, timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (report,) = json.loads(done.stdout)["rehearsals"]

@@ -1,7 +1,8 @@
 """A program that imports no torch, counts steps and goes on from its state: a rehearsal of it takes seconds.
 
 Its words spoil it: ``forgets`` never loads its state, ``drifts`` computes another number after a resumption, ``random``
-differs from start to start, ``fails`` ends with an error, ``waits`` never ends.
+differs from start to start, ``fails`` ends with an error, ``waits`` never ends. ``slowly`` leaves time for a command of
+Slurm, on a busy machine too, before the last step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 STEPS = 40
+# A rehearsal causes its fault after step 24 of the first attempt; the other steps need not take long.
+FAULT_STEPS = range(20, 40)
 RUN = Path(os.environ["HPCDDP_RUN_DIR"])
 IS_FIRST = os.environ["RANK"] == "0"
 told: list[bool] = []
@@ -47,6 +50,13 @@ def keep_step(step: int) -> None:
             time.sleep(0.005)
 
 
+def pause_s(way: str, step: int, first: int) -> float:
+    """Return how long a step takes, in seconds."""
+    if first or step not in FAULT_STEPS:
+        return 0.02
+    return 0.4 if way == "slowly" else 0.05
+
+
 def main(way: str) -> None:
     if way == "fails":
         sys.exit("this program always fails")
@@ -62,7 +72,7 @@ def main(way: str) -> None:
             with Path(os.environ["HPCDDP_METRICS_FILE"]).open("a") as stream:
                 stream.write(json.dumps({"step": step, "loss": loss, "step_s": time.time()}) + "\n")
         keep_step(step)
-        time.sleep(0.05)
+        time.sleep(pause_s(way, step, first))
         if told:
             save(step)
             sys.exit(75)

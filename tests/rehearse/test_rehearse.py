@@ -74,11 +74,19 @@ def test_a_right_program_comes_back_from_every_fault_and_leaves_nothing(project:
     assert list(index.glob("*.json")) == []
 
 
-def test_a_program_that_starts_over_is_found(project: Path, golden: GoldenMessages) -> None:
-    done = rehearse(project, "--fault preemption --- forgets")
+def test_a_program_that_starts_over_is_found_and_its_runs_can_be_kept(
+    project: Path, tmp_path: Path, golden: GoldenMessages
+) -> None:
+    kept = tmp_path / "kept"
+    done = rehearse(project, f"--fault preemption --keep {kept} --- forgets")
     assert done.returncode == 1, done.stderr
     assert "starts over" in done.stdout
     golden.message(next(line for line in done.stdout.splitlines() if "likely cause" in line))
+    assert sorted(path.name for path in kept.iterdir()) == ["preemption", "undisturbed"]
+    assert kept.stat().st_mode & 0o777 == 0o700
+    done = rehearse(project, f"--keep {kept}")
+    assert done.returncode == 2
+    assert "--keep is" in done.stderr
 
 
 def test_a_program_that_goes_on_differently_is_found_with_its_first_step(project: Path) -> None:
@@ -118,32 +126,19 @@ def test_a_job_that_does_not_end_is_ended(project: Path, tmp_path: Path) -> None
     assert not processes_below(tmp_path)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_ends_a_rehearsal_ends_all_that_it_started(
-    project: Path, tmp_path: Path, signum: signal.Signals
-) -> None:
+def test_whoever_ends_a_rehearsal_ends_all_that_it_started(project: Path, tmp_path: Path) -> None:
+    # test_interrupts.py has each signal.
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     words = [sys.executable, "-m", "hpcddp", "rehearse", "--", sys.executable, "program.py", "waits"]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with subprocess.Popen(words, cwd=project, env=environment, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: processes_below(scratch), "the processes of the rehearsal")
-        process.send_signal(signum)
+        process.send_signal(signal.SIGTERM)
         process.wait(60)
     assert process.returncode != 0
     assert not processes_below(scratch)
     assert list(scratch.iterdir()) == []
-
-
-def test_the_runs_of_a_rehearsal_can_be_kept(project: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    done = rehearse(project, f"--fault preemption --keep {kept}")
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in kept.iterdir()) == ["preemption", "undisturbed"]
-    assert kept.stat().st_mode & 0o777 == 0o700
-    done = rehearse(project, f"--keep {kept}")
-    assert done.returncode == 2
-    assert "--keep is" in done.stderr
 
 
 @pytest.mark.parametrize(
