@@ -22,6 +22,7 @@ class JobNodes:
         self._used: set[str] = set()
         self._spare = list(names)
         self._replaced: dict[str, str] = {}
+        self._lost: set[str] = set()
 
     def use(self, node: str) -> None:
         """Note that a rank runs on a node, which is no spare one then."""
@@ -29,15 +30,21 @@ class JobNodes:
         if node in self._spare:
             self._spare.remove(node)
 
-    def why_too_few(self, left: Collection[str]) -> str | None:
-        """Return why the ranks on the nodes that are left must not go on, or None if they may.
+    def lose(self, nodes: Collection[str]) -> None:
+        """Note that nodes are lost."""
+        self._lost.update(nodes)
+
+    def why_too_few(self, answering: Collection[str]) -> str | None:
+        """Return why the ranks that are left must not go on, or None if they may.
 
         Args:
-            left: the nodes with ranks that are left.
+            answering: their nodes. All ranks of another node may have died, which is not lost for that.
         """
+        nodes = self._used.union(self._replaced.values())
+        left = nodes - self._lost
         if len(left) + len(self._spare) < self._min_nodes:
-            return f"a node was lost, and {len(left)} of {len(self._used)} are too few"
-        is_majority = 2 * len(left) > len(self._used)
+            return f"a node was lost, and {len(left)} of {len(nodes)} are too few"
+        is_majority = 2 * len(answering) > len(self._used)
         if not is_majority and not self._slurm_answers():
             return "other nodes do not answer, nor does Slurm: these may be the nodes that the job has lost"
         return None

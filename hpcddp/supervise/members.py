@@ -22,8 +22,9 @@ from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.supervise.rank_states import samples_text, why_states_differ
 from hpcddp.task.channel import Channel, ChannelClosedError
 
-# How long a rank may take to leave a broken generation beyond two of its longest steps, and to form the next one.
-_LEAVE_S: Final = 3.0
+# How long a rank may take to leave a broken generation beyond two of its longest steps, and to form the next one. The
+# first is longer than it takes to notice that a host does not answer (hpcddp.task.channel).
+_LEAVE_S: Final = 5.0
 _FORM_S: Final = 20.0
 # How long new processes may take that the others wait for.
 _NEWCOMER_S: Final = 120.0
@@ -540,9 +541,11 @@ class MemberService:
 
     def _has_enough_nodes(self) -> bool:
         """Return whether no node was lost, or enough are left; tell the ranks to end where they are not."""
-        if NODE_LOST not in self._change.dead.values():
+        lost = {self._tasks[number]["SLURMD_NODENAME"] for number, how in self._change.dead.items() if how == NODE_LOST}
+        if not lost:
             return True
         self._has_lost_node = True
+        self._nodes.lose(lost)
         why_not = self._nodes.why_too_few({member.node for member in self._members.values()})
         if why_not is not None:
             self.end(why_not)

@@ -445,11 +445,11 @@ def test_the_ranks_wait_for_two_new_processes_if_another_one_dies_meanwhile(wait
     assert cluster.formations()[3]["world_size"] == 4
 
 
-def lose_second_node(cluster: Cluster) -> None:
+def lose_second_node(cluster: Cluster, generation: int = 0) -> None:
     cluster.exits[3] = NODE_LOST
     cluster.kill(2, NODE_LOST)
     cluster.kill(3, NODE_LOST)
-    cluster.leave({0: 7, 1: 7})
+    cluster.leave({0: 7, 1: 7}, generation=generation)
 
 
 def test_the_ranks_on_the_other_nodes_go_on_and_no_failure_is_counted(new_cluster: Callable[..., Cluster]) -> None:
@@ -471,6 +471,32 @@ def test_the_ranks_on_the_other_nodes_go_on_and_no_failure_is_counted(new_cluste
 def test_too_few_nodes_end(cluster: Cluster) -> None:
     lose_second_node(cluster)
     assert cluster.reasons() == ["a node was lost, and 1 of 2 are too few"] * 2
+
+
+def test_a_node_of_which_all_ranks_have_died_is_not_lost(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(world_size=6, nodes=("n1", "n2", "n3"), min_nodes=2)
+    cluster.exits[5] = KILLED
+    cluster.kill(4)
+    cluster.kill(5)
+    cluster.leave(dict.fromkeys(range(4), 6))
+    cluster.formations()
+    cluster.form(1)
+    lose_second_node(cluster, generation=1)
+    assert cluster.formations()[0]["world_size"] == 2
+
+
+def test_ranks_that_leave_wait_until_a_node_that_does_not_answer_is_noticed(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = new_cluster(min_nodes=1)
+    cluster.kill(1)
+    cluster.leave({0: 7})
+    began = time.monotonic()
+    cluster.now = lambda: began + 4
+    cluster.exits[3] = NODE_LOST
+    cluster.kill(2, NODE_LOST)
+    cluster.kill(3, NODE_LOST)
+    assert cluster.formations()[0]["world_size"] == 1
 
 
 def test_half_of_the_nodes_go_on_only_where_slurm_answers(new_cluster: Callable[..., Cluster]) -> None:
