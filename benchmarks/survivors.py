@@ -117,7 +117,8 @@ def _disk_full(recovery: Recovery) -> None:
     disk = recovery.tracked.job.parents[1]
     FILLS[recovery.dice.choice(list(FILLS))](disk)
     try:
-        time.sleep(recovery.dice.uniform(1, 15))
+        # There is room again before the last save.
+        time.sleep(recovery.dice.uniform(1, 8))
     finally:
         make_room(disk)
 
