@@ -75,6 +75,12 @@ class Goodput:
             return None
         return sum(attempt.on_nodes_s * ranks for attempt, ranks in zip(self.attempts, self._ranks, strict=True)) / 3600
 
+    def share(self, phase: Phase) -> float:
+        """Return the part of a phase in the time on the nodes: of all devices, or of the nodes if those are unknown."""
+        times = self.device_hours or self.seconds
+        on_nodes = sum(time for phase_of_time, time in times.items() if phase_of_time is not Phase.QUEUE)
+        return times.get(phase, 0.0) / on_nodes if on_nodes else 0.0
+
     @property
     def _ranks(self) -> list[int] | None:
         """How many ranks each attempt has; None if those of one are not known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.manage.advice import Advice, advice_for
 from hpcddp.manage.attempt_records import (
     AttemptRecords,
     RunRecords,
@@ -21,9 +21,8 @@ from hpcddp.manage.attempt_records import (
     read_attempt_records,
     start_in_log,
 )
-from hpcddp.manage.attempt_times import AttemptTimes, Phase, attempt_times
+from hpcddp.manage.attempt_times import AttemptTimes, attempt_times
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
-from hpcddp.manage.format import duration_text
 from hpcddp.manage.goodput import Goodput
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.ranking import sort_key
@@ -49,13 +48,11 @@ from hpcddp.run.job_records import (
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
 from hpcddp.slurm.states import State
-from hpcddp.stop.reasons import Cause
 
 # What has a curve, and is not a metric of the training.
-_NO_METRICS: Final = frozenset({"lr", "samples_per_s"})
+_BOOKKEEPING: Final = frozenset({"lr", "samples_per_s"})
 _RANKED_BY: Final = ("val_accuracy", "val_loss", "loss")
-_GOOD: Final = 0.95
-_SLOWER: Final = 1.2
+_NOTICEABLY_SLOWER: Final = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +88,7 @@ class SlowestRank:
     """The rank of an attempt that needed most time for its data and its forward, in which it waits for no other rank.
 
     Args:
-        attempt: the attempt, the newest one that was measured.
-        rank: the rank.
+        attempt: the newest one that was measured.
         host: its host; None if it is not known.
         data_wait_s: its wait for data in a step, the mean in seconds.
         forward_s: its forward in a step, the mean in seconds; None if it was not measured.
@@ -114,24 +110,7 @@ class SlowestRank:
     @property
     def is_slower(self) -> bool:
         """Whether it is a fifth slower than the median rank, or more."""
-        return self.seconds >= _SLOWER * self.median_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """The one change that would help most.
-
-    Args:
-        sentence: what to do, and how much time it is about.
-        phase: the phase that it shortens; None if nothing needs to be done.
-    """
-
-    sentence: str
-    phase: Phase | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        return {"sentence": self.sentence, "phase": None if self.phase is None else str(self.phase)}
+        return self.seconds >= _NOTICEABLY_SLOWER * self.median_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +118,9 @@ class RunReport:
     """What is known of a run.
 
     Args:
-        status: its state.
-        attempts: the times of its attempts.
         measured: its metrics.
-        events: its events.
         spec: its job; None if it cannot be read.
-        submission: its newest submission.
+        submission: its newest submission; None if it cannot be read.
         checkpoints: those on disk, the newest first.
         error: its first error; None if nothing failed.
         sources: what its submissions would run.
@@ -190,7 +166,7 @@ class RunReport:
 
     @property
     def device(self) -> str:
-        """What its hours are counted in."""
+        """The device type: its hours are counted in hours of these devices."""
         if self.has_gpus:
             return "GPU"
         return "device" if self.spec is None else "CPU rank"
@@ -204,24 +180,20 @@ class RunReport:
         """Return what a resumption has changed in the training from an attempt on."""
         return [str(change) for change in self.status.files.changes if change.attempt == attempt]
 
-    def share(self, phase: Phase) -> float:
-        """Return the part of a phase in the time on the nodes: of all devices, or of the nodes if those are unknown."""
-        parts = self.goodput.device_hours or self.goodput.seconds
-        total = sum(part for part_phase, part in parts.items() if part_phase is not Phase.QUEUE)
-        return parts.get(phase, 0.0) / total if total else 0.0
-
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of what it measured, without the bookkeeping."""
-        return tuple(name for name in sorted(self.measured.metrics) if name not in _NO_METRICS)
+        return tuple(name for name in sorted(self.measured.metrics) if name not in _BOOKKEEPING)
 
     def last(self, name: str) -> Extreme | None:
         """Return the last value of a metric."""
-        return self.measured.metrics[name].last if name in self.measured.metrics else None
+        metric = self.measured.metrics.get(name)
+        return None if metric is None else metric.last
 
     def best(self, name: str) -> Extreme | None:
         """Return the best value of a metric: the smallest of a loss or an error, else the largest."""
-        return self.measured.metrics[name].best if name in self.measured.metrics else None
+        metric = self.measured.metrics.get(name)
+        return None if metric is None else metric.best
 
     @property
     def began(self) -> float | None:
@@ -234,9 +206,8 @@ class RunReport:
         rates = sorted(self.measured.rates)
         if not rates:
             return None
-        return {
-            name: rates[round(part * (len(rates) - 1))] for name, part in (("p10", 0.1), ("median", 0.5), ("p90", 0.9))
-        }
+        last = len(rates) - 1
+        return {"p10": rates[round(0.1 * last)], "median": rates[round(0.5 * last)], "p90": rates[round(0.9 * last)]}
 
     @property
     def saves(self) -> list[float]:
@@ -252,60 +223,84 @@ class RunReport:
     @property
     def advice(self) -> Advice:
         """The one change that would help most."""
-        return advice_for(self)
+        data_wait_share = 0.0 if self.data_wait is None else self.data_wait.share
+        return advice_for(self.goodput, events=self.events, data_wait_share=data_wait_share, is_local=self.is_local)
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
-        goodput, hours = self.goodput, self.goodput.device_hours
-        source = self.sources[-1] if self.sources else None
-        return {
+        goodput = self.goodput
+        document: dict[str, Any] = {
             "run_id": self.run.run_id,
             "name": self.run.path.parent.name,
             "run_dir": str(self.run.path),
             "state": str(self.status.state),
             "reason": self.reason,
-            **({"values": values_now(self.values, self.status.files.changes)} if self.values else {}),
+        }
+        if self.values:
+            document["values"] = values_now(self.values, self.status.files.changes)
+        return document | {
             "step": self.status.step,
             "total_steps": self.status.files.total_steps,
             "metrics": {
-                name: {"last": _json_of(self.last(name)), "best": _json_of(self.best(name))} for name in self.metrics
+                name: {"last": _document_or_none(self.last(name)), "best": _document_or_none(self.best(name))}
+                for name in self.metrics
             },
-            "attempts": [
-                {**attempt.as_json(), **({"changes": changes} if (changes := self.changes(attempt.number)) else {})}
-                for attempt in self.attempts
-            ],
+            "attempts": [self._attempt_document(attempt) for attempt in self.attempts],
             "device": self.device,
             "device_hours": goodput.total_device_hours,
-            "phases": {
-                str(phase): {"seconds": round(seconds, 3), "device_hours": None if hours is None else hours[phase]}
-                for phase, seconds in goodput.seconds.items()
-            },
+            "phases": _phases_document(goodput),
             "goodput": goodput.value,
             "goodput_unknown": goodput.unknown,
             "advice": self.advice.as_json(),
             "samples_per_s": self.throughput,
-            "data_wait": None if self.data_wait is None else asdict(self.data_wait),
-            "slowest_rank": None if self.slowest_rank is None else asdict(self.slowest_rank),
+            "data_wait": _document_or_none(self.data_wait),
+            "slowest_rank": _document_or_none(self.slowest_rank),
             "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
             "first_error": None if self.error is None else self.error.as_json(),
-            "source": None if source is None else {"commit": source.commit, "branch": source.branch,
-                                                   "dirty": source.dirty, "unknown": source.git_unknown,
-                                                   "packages": dict(source.packages)},
-            "code_changes": [{"attempt": attempt, "what": what} for attempt, what in self.code_changes],
+            "source": _source_document(self.sources[-1]) if self.sources else None,
+            "code_changes": [{"attempt": attempt, "what": sentence} for attempt, sentence in self.code_changes],
             "damaged": list(self.damaged),
-        }  # fmt: skip
+        }
+
+    def _attempt_document(self, attempt: AttemptTimes) -> dict[str, Any]:
+        document = attempt.as_json()
+        changes = self.changes(attempt.number)
+        if changes:
+            document["changes"] = changes
+        return document
 
 
-def _json_of(extreme: Extreme | None) -> dict[str, Any] | None:
-    return None if extreme is None else asdict(extreme)
+def _document_or_none(value: Extreme | DataWait | SlowestRank | None) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)
+
+
+def _phases_document(goodput: Goodput) -> dict[str, Any]:
+    hours = goodput.device_hours
+    phases = {}
+    for phase, seconds in goodput.seconds.items():
+        device_hours = None if hours is None else hours[phase]
+        phases[str(phase)] = {"seconds": round(seconds, 3), "device_hours": device_hours}
+    return phases
+
+
+def _source_document(source: Source) -> dict[str, Any]:
+    return {
+        "commit": source.commit,
+        "branch": source.branch,
+        "dirty": source.dirty,
+        "unknown": source.git_unknown,
+        "packages": dict(source.packages),
+    }
 
 
 def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:
     """Return the metric by which runs are ranked, and the runs, the best first; those without a value are the last."""
-    names = [name for report in reports for name in report.metrics]
-    metric = next((name for name in (*_RANKED_BY, *names) if name in names), None)
-    if metric is None:
+    names: list[str] = []
+    for report in reports:
+        names += report.metrics
+    if not names:
         return None, list(reports)
+    metric = next((name for name in _RANKED_BY if name in names), names[0])
 
     def key(report: RunReport) -> float:
         best = report.best(metric)
@@ -318,8 +313,7 @@ def report_of(status: RunStatus, *, values: Mapping[str, Any] | None = None) -> 
     """Return what is known of a run; a record that cannot be read is a sentence in it.
 
     Args:
-        status: the run.
-        values: its values, if it is an element of a sweep.
+        values: those of an element of a sweep; None for another run.
     """
     try:
         return _report_of(status, values or {})
@@ -364,7 +358,7 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
         damaged=tuple(reader.damage),
         has_gpus=_has_gpus(spec, attempt_files),
         missing=_missing_record(events_damage, attempt_files),
-        data_wait=_data_wait([files.step_times for files in attempt_files if files.step_times is not None]),
+        data_wait=_data_wait(attempt_files),
         slowest_rank=_newest_slowest_rank(attempt_files),
     )
 
@@ -397,9 +391,8 @@ class _AttemptFiles:
     """Records in the directory of an attempt.
 
     Args:
-        directory: the directory.
-        start: its start; None if neither its record nor the event log can be read.
-        ranks: its ranks; None if that cannot be read, or they have not met.
+        start: None if neither its record nor the event log can be read.
+        ranks: None if their record cannot be read, or they have not met.
         step_times: what its ranks measured of their steps; None without a measurement.
     """
 
@@ -481,10 +474,15 @@ def _first_error(run: RunDirectory) -> FirstError | None:
     return None
 
 
-def _data_wait(measured: Sequence[RankStepTimes]) -> DataWait | None:
-    steps_s = sum(times.steps * times.step_s for times in measured)
-    seconds = sum(times.steps * max(times.data_wait_s) for times in measured)
-    return DataWait(seconds=seconds, share=min(1.0, seconds / steps_s)) if steps_s else None
+def _data_wait(attempt_files: Sequence[_AttemptFiles]) -> DataWait | None:
+    steps_s = 0.0
+    waited_s = 0.0
+    for files in attempt_files:
+        times = files.step_times
+        if times is not None:
+            steps_s += times.steps * times.step_s
+            waited_s += times.steps * max(times.data_wait_s)
+    return DataWait(seconds=waited_s, share=min(1.0, waited_s / steps_s)) if steps_s else None
 
 
 def _newest_slowest_rank(attempt_files: Sequence[_AttemptFiles]) -> SlowestRank | None:
@@ -529,105 +527,16 @@ def reports_of(lines: Sequence[RunStatus | SweepStatus]) -> list[RunReport]:
         if isinstance(line, RunStatus):
             reports.append(report_of(line))
         else:
-            reports += [
-                report_of(element, values=values)
-                for element, values in zip(line.elements, line.sweep.elements, strict=True)
-            ]
+            for element, values in zip(line.elements, line.sweep.elements, strict=True):
+                reports.append(report_of(element, values=values))
     return reports
 
 
-def advice_for(report: RunReport) -> Advice:
-    """Return the one change that would help a run, or the next one like it, most."""
-    goodput = report.goodput
-    seconds = dict(goodput.seconds)
-    if goodput.value is None:
-        return Advice(sentence=f"The goodput is unknown: {goodput.unknown}.")
-    total = sum(attempt.on_nodes_s for attempt in report.attempts)
-    queue = seconds.pop(Phase.QUEUE, 0.0)
-    seconds.pop(Phase.TRAINING, None)
-    if seconds.get(Phase.LOST) and not _lossy(report):
-        del seconds[Phase.LOST]
-    phase = max(seconds, key=report.share, default=None)
-    waiting = report.data_wait.share * report.share(Phase.TRAINING) if report.data_wait else 0.0
-    if waiting > max(1 - _GOOD, 0.0 if phase is None else report.share(phase)):
-        return Advice(sentence=f"{_LOAD_FASTER} That was {waiting:.0%} of the time on the nodes.", phase=Phase.TRAINING)
-    if goodput.value >= _GOOD or phase is None:
-        return Advice(
-            sentence=f"Nothing to change: {goodput.value:.1%} of the time on the nodes was training that counts."
-        )
-    share = f"{duration_text(seconds[phase])}, {report.share(phase):.0%} of the time on the nodes"
-    if queue > total and not report.is_local:
-        share += (
-            f". The queue took longer, {duration_text(queue)}: fewer nodes or a shorter time limit may start earlier"
-        )
-    return Advice(sentence=f"{_what_to_do(report, phase)} That was {share}.", phase=phase)
-
-
-def _what_to_do(report: RunReport, phase: Phase) -> str:
-    count = len(report.attempts)
-    if phase is Phase.LOST:
-        lossy = _lossy(report)
-        lost = f"{len(lossy)} of {count} attempts lost steps that were not saved."
-        every = _best_interval_s(report, len(lossy))
-        if every is None:
-            return f"Save more often (checkpoint.every): {lost}"
-        minutes = max(1, round(every / 60))
-        return f"Save every {minutes} minutes (checkpoint.every: {minutes}min): {lost}"
-    ended = _ended_by(report, Cause.PREEMPTION, Cause.TIME_LIMIT)
-    if phase is Phase.START_UP and ended and not report.is_local:
-        return (
-            f"Start less often: {len(ended)} of {count} attempts ended at the time limit or by a preemption. A longer "
-            "time_limit, or a QOS that is not preempted, makes fewer."
-        )
-    if phase is Phase.START_UP and not report.is_local:
-        return f"{_ADVICE[phase].removesuffix('.')}, or train longer in a job."
-    return _ADVICE.get(phase, _BETWEEN_STEPS)
-
-
-def _ended_by(report: RunReport, *causes: Cause) -> set[int]:
-    """Return which attempts ended for one of these causes."""
-    return {event.attempt for event in report.events if event.cause in causes}
-
-
-def _lossy(report: RunReport) -> list[AttemptTimes]:
-    """Return the attempts that lost steps, without those that the user has cancelled."""
-    cancelled = _ended_by(report, Cause.CANCELLED)
-    return [
-        attempt for attempt in report.attempts if attempt.seconds.get(Phase.LOST) and attempt.number not in cancelled
-    ]
-
-
-_ADVICE: Final[Mapping[Phase, str]] = {
-    Phase.START_UP: "Shorten the start-up: put environment and data on a faster disk.",
-    Phase.EVALUATION: "Evaluate less often (train.eval_every).",
-    Phase.SAVE: "Save less often (checkpoint.every), or to a faster disk: the training waited for its saves.",
-    Phase.STOP: "Shorten the end: what runs after the last step, the save at a stop, and hooks of the job.",
-}
-_LOAD_FASTER: Final = (
-    "Load the data faster: the ranks waited for it. Ask for more CPUs for each task (resources.cpus_per_task), which "
-    "train.num_workers follows, or read from a faster disk (environment.stage)."
-)
-_BETWEEN_STEPS: Final = (
-    "Profile the loop between its steps: this time is neither in steps nor in recorded evaluations and saves."
-)
-
-
-def _best_interval_s(report: RunReport, failures: int) -> float | None:
-    """Return the interval between saves that loses least, in seconds, or None if the cost of a save is not known.
-
-    J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974:
-    sqrt(2 * cost of a save * mean time between failures).
-    """
-    costs = [float(cost) for event in report.events if event.kind == "save"
-             and isinstance(cost := event.facts.get("blocked_s", event.facts.get("seconds")), int | float)]  # fmt: skip
-    if not costs or not failures:
-        return None
-    between = sum(attempt.on_nodes_s for attempt in report.attempts) / failures
-    return math.sqrt(2 * max(0.1, sum(costs) / len(costs)) * between)
-
-
 def page_name(reports: Sequence[RunReport], sweep: Path | None) -> str:
-    """Return the name of the file of a report."""
-    first = reports[0].run.run_id if sweep is None else sweep.name
-    more = f"-and-{len(reports) - 1}-more" if sweep is None and len(reports) > 1 else ""
-    return f"{first}{more}-report.html"
+    """Return the name of the file of a report; with a sweep, that of the sweep."""
+    if sweep is not None:
+        return f"{sweep.name}-report.html"
+    name = reports[0].run.run_id
+    if len(reports) > 1:
+        name += f"-and-{len(reports) - 1}-more"
+    return f"{name}-report.html"

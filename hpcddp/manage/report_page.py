@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import math
-import re
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from hpcddp.errors import UserError, printable
+from hpcddp.errors import printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
 from hpcddp.manage.ranking import is_smaller_better
 from hpcddp.manage.report import RunReport, ranked
-from hpcddp.manage.run_metrics import Piece, joined_pieces
+from hpcddp.manage.report_drawing import Curve, Drawer, time_unit
+from hpcddp.manage.run_metrics import joined_pieces
 from hpcddp.manage.sweep_values import value_texts
 from hpcddp.run.find import token_of
 from hpcddp.version import __version__
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 _RUNS_DRAWN: Final = 10
 _RUNS_DETAILED: Final = 20
-_ATTEMPTS_DRAWN: Final = 40
 _CHARTS: Final = 14
 # Points of all curves of a page together, and of one.
 _POINTS: Final = 20_000
-_MOST_POINTS, _FEWEST_POINTS = 600, 40
-# Characters of diffs, job files and packages in a page.
-_TEXT: Final = 300_000
-_LONGEST_DIFF: Final = 100_000
+_MOST_POINTS: Final = 600
+_FEWEST_POINTS: Final = 40
+# Characters of diffs, job files and packages in a page, and of one of them.
+_TEXT_CHARACTERS: Final = 300_000
+_LONGEST_TEXT: Final = 100_000
 _LOG_LINES: Final = 60
 _LONGEST_LINE: Final = 400
 _FIRST_CHARTS: Final = ("loss", "val_loss", "val_accuracy", "val_top5")
 _LAST_CHARTS: Final = ("samples_per_s", "lr")
 _LOGARITHMIC_FROM: Final = 1000
 _WHOLE_RATES_FROM: Final = 100
-_MARKED_POINTS: Final = 40
 # A logarithmic axis cannot reach down to the smallest numbers of the machine.
-_SMALLEST: Final = 1e-100
+_SMALLEST_LOGARITHMIC: Final = 1e-100
 # A time that is later is damage (the year 5138).
 _LATEST: Final = 1e11
-_UNITS: Final = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))
 PHASES: Final[Mapping[Phase, str]] = {
     Phase.QUEUE: "queue",
     Phase.START_UP: "start-up",
@@ -64,18 +56,6 @@ PHASES: Final[Mapping[Phase, str]] = {
     Phase.PROGRAM: "program without steps",
     Phase.OTHER: "other",
 }
-# Colours that stand for variables of the page's style sheet, so that one drawing is light and dark.
-_VARIABLE: Final = re.compile(r"#e0(?P<kind>[0-9a-f]{2})(?P<number>[0-9a-f]{2})")
-_KINDS: Final = {"01": "c", "02": "p", "03": "ink", "04": "grid"}
-_INK, _GRID = "#e00300", "#e00400"
-_TAG: Final = re.compile("<[^>]+>")
-_DECIMALS: Final = re.compile(r"(\d\.\d\d)\d+")
-
-
-class NoMatplotlibError(UserError):
-    """The library that draws is not installed."""
-
-    kind = "no_matplotlib"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +84,6 @@ def page(
 
     Args:
         reports: the runs, at least one.
-        title: the title of the page.
         now: seconds since the epoch.
         is_sweep: whether the runs are the elements of a sweep.
         sorted_by: the metric by whose last values the runs are sorted; None sorts them by their best values.
@@ -112,16 +91,49 @@ def page(
     Raises:
         NoMatplotlibError: matplotlib is not installed.
     """
-    draw = _Pen()
-    metric, order = (sorted_by, list(reports)) if sorted_by or len(reports) == 1 else ranked(reports)
-    heading = None if metric is None else f"the best {metric} first"
+    drawer = Drawer()
+    is_single = len(reports) == 1
+    metric = sorted_by
+    order = list(reports)
+    heading = None
     if sorted_by is not None:
-        heading = f"by the last {metric}, the {'smallest' if is_smaller_better(sorted_by) else 'largest'} first"
+        extreme = "smallest" if is_smaller_better(sorted_by) else "largest"
+        heading = f"by the last {sorted_by}, the {extreme} first"
+    elif not is_single:
+        metric, order = ranked(reports)
+        if metric is not None:
+            heading = f"the best {metric} first"
     with_curves = [report for report in order if report.measured.lines]
     drawn = with_curves[:_RUNS_DRAWN]
     detailed = order[:_RUNS_DETAILED]
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template.filters.update(
+    texts = _Texts()
+    return (
+        _template_environment()
+        .from_string(_template())
+        .render(
+            title=title,
+            made=_moment(now),
+            version=__version__,
+            runs=[_run_values(report, drawer, texts) for report in detailed],
+            left_out=len(order) - len(detailed),
+            is_single=is_single,
+            is_sweep=is_sweep,
+            heading=heading,
+            ranking=[] if is_single else [_row(place, report, metric) for place, report in enumerate(order, start=1)],
+            legend=[{"color": f"--c{color}", "label": label} for color, label in enumerate(_short_labels(drawn))],
+            left_undrawn=len(with_curves) - len(drawn),
+            charts=list(_charts(drawn, drawer)),
+        )
+    )
+
+
+def _template() -> str:
+    return files("hpcddp.manage").joinpath("report.html.j2").read_text(encoding="utf-8")
+
+
+def _template_environment() -> Environment:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
         {
             "duration": duration_text,
             "clean": _clean,
@@ -132,21 +144,7 @@ def page(
             "part_of_a_step": _part_of_a_step,
         }
     )
-    texts = _Texts()
-    return template.from_string(files("hpcddp.manage").joinpath("report.html.j2").read_text(encoding="utf-8")).render(
-        title=title,
-        made=_moment(now),
-        version=__version__,
-        runs=[_run(report, draw, texts) for report in detailed],
-        left_out=len(order) - len(detailed),
-        is_single=len(reports) == 1,
-        is_sweep=is_sweep,
-        heading=heading,
-        ranking=[_row(place, report, metric) for place, report in enumerate(order, start=1)] if len(order) > 1 else [],
-        legend=[{"color": f"--c{place}", "label": label} for place, label in enumerate(_short_labels(drawn))],
-        left_undrawn=len(with_curves) - len(drawn),
-        charts=list(_charts(drawn, draw)),
-    )
+    return environment
 
 
 def _label(report: RunReport) -> str:
@@ -191,7 +189,8 @@ def _number(value: float | None, form: str = ".4g") -> str:
 
 
 def _rate(value: float | None) -> str:
-    return number_text(value, ".3g" if value is not None and value < _WHOLE_RATES_FROM else ",.0f")
+    is_small = value is not None and value < _WHOLE_RATES_FROM
+    return number_text(value, ".3g" if is_small else ",.0f")
 
 
 def _part_of_a_step(seconds: float) -> str:
@@ -202,88 +201,66 @@ class _Texts:
     """Cuts the long texts of a page, so that it stays small."""
 
     def __init__(self) -> None:
-        self._left = _TEXT
-        self._seen: set[str] = set()
+        self._characters_left = _TEXT_CHARACTERS
+        self._taken: set[str] = set()
 
-    def take(self, text: str, most: int) -> str:
+    def take(self, text: str) -> str:
         """Return the beginning of a text, without control characters; nothing of one that is on the page already."""
-        if text in self._seen:
+        if text in self._taken:
             return ""
-        self._seen.add(text)
-        kept = printable(text[: min(most, self._left)])
-        self._left -= len(kept)
-        return kept
+        self._taken.add(text)
+        beginning = printable(text[: min(_LONGEST_TEXT, self._characters_left)])
+        self._characters_left -= len(beginning)
+        return beginning
 
 
 def _row(place: int, report: RunReport, metric: str | None) -> dict[str, Any]:
-    best, last = (None, None) if metric is None else (report.best(metric), report.last(metric))
+    throughput = report.throughput
     return {
         "place": place,
         "label": _label(report),
         "anchor": report.run.run_id,
         "state": str(report.status.state),
-        "best": best,
-        "last": last,
+        "best": None if metric is None else report.best(metric),
+        "last": None if metric is None else report.last(metric),
         "step": report.status.step,
         "hours": report.goodput.total_device_hours,
         "goodput": report.goodput.value,
-        "throughput": (report.throughput or {}).get("median"),
+        "throughput": None if throughput is None else throughput["median"],
     }
 
 
-def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
+def _run_values(report: RunReport, drawer: Drawer, texts: _Texts) -> dict[str, Any]:
+    """Return what the template shows of one run."""
     goodput = report.goodput
-    seconds, hours = goodput.seconds, goodput.device_hours
-    # The longest part first; the queue has no part of the time on the nodes.
-    parts = sorted((phase for phase in ON_NODES if seconds.get(phase)), key=lambda phase: -seconds[phase])
-    began, ended = report.began, max((attempt.ended for attempt in report.attempts), default=None)
-    files_ = report.status.files
+    files = report.status.files
+    began = report.began
+    ended = max((attempt.ended for attempt in report.attempts), default=None)
     return {
         "id": report.run.run_id,
         "label": _label(report),
         "directory": str(report.run.path),
         "state": str(report.status.state),
         "reason": report.reason,
-        "job": None if files_.job is None else files_.job.job_id,
-        "steps": step_text(report.status.step, files_.total_steps),
-        "metrics": [
-            {
-                "name": name,
-                "best": report.best(name),
-                "last": report.last(name),
-                "rule": "smallest" if is_smaller_better(name) else "largest",
-            }
-            for name in _ordered(report.metrics)
-        ],
+        "job": None if files.job is None else files.job.job_id,
+        "steps": step_text(report.status.step, files.total_steps),
+        "metrics": [_metric_values(report, name) for name in _in_order_of_page(report.metrics)],
         "began": began,
         "ended": ended,
         "is_running": any(attempt.is_running for attempt in report.attempts),
         "wall_s": None if began is None or ended is None else ended - began,
-        "queue_s": seconds.get(Phase.QUEUE),
+        "queue_s": goodput.seconds.get(Phase.QUEUE),
         "device": report.device,
         "hours": goodput.total_device_hours,
         "goodput": goodput.value,
         "unknown": goodput.unknown,
         "advice": report.advice.sentence,
-        "parts": [
-            {
-                "color": f"--p{list(Phase).index(phase)}",
-                "label": PHASES[phase],
-                "seconds": seconds[phase],
-                "share": report.share(phase),
-                "hours": None if hours is None else hours[phase],
-            }
-            for phase in parts
-        ],
+        "parts": _parts_of_time(report),
         "attempts": report.attempts,
-        "phases": [
-            {"color": f"--p{place}", "label": PHASES[phase]}
-            for place, phase in enumerate(Phase)
-            if any(attempt.seconds.get(phase) for attempt in report.attempts)
-        ],
+        "phases": _phases_in_attempts(report),
         "changes": {attempt.number: _clean(", ".join(report.changes(attempt.number))) for attempt in report.attempts},
         "Phase": Phase,
-        "timeline": draw.timeline(report),
+        "timeline": drawer.timeline(report.attempts),
         "throughput": report.throughput,
         "data_wait": report.data_wait,
         "slowest_rank": report.slowest_rank,
@@ -293,15 +270,50 @@ def _run(report: RunReport, draw: _Pen, texts: _Texts) -> dict[str, Any]:
         "sources": [
             {
                 "source": source,
-                "diff": texts.take(source.diff, _LONGEST_DIFF),
+                "diff": texts.take(source.diff),
                 "packages": ", ".join(f"{name} {version}" for name, version in source.packages.items()),
             }
             for source in report.sources
         ],
         "code_changes": report.code_changes,
-        "job_file": texts.take(_read(report), _LONGEST_DIFF),
+        "job_file": texts.take(_job_file_text(report)),
         "damaged": report.damaged,
     }
+
+
+def _metric_values(report: RunReport, name: str) -> dict[str, Any]:
+    rule = "smallest" if is_smaller_better(name) else "largest"
+    return {"name": name, "best": report.best(name), "last": report.last(name), "rule": rule}
+
+
+def _parts_of_time(report: RunReport) -> list[dict[str, Any]]:
+    """Return the parts of the time on the nodes, the longest first."""
+    goodput = report.goodput
+    seconds = goodput.seconds
+    hours = goodput.device_hours
+    phases = [phase for phase in ON_NODES if seconds.get(phase)]
+    phases.sort(key=lambda phase: -seconds[phase])
+    return [
+        {
+            "color": _color_of_phase(phase),
+            "label": PHASES[phase],
+            "seconds": seconds[phase],
+            "share": goodput.share(phase),
+            "hours": None if hours is None else hours[phase],
+        }
+        for phase in phases
+    ]
+
+
+def _phases_in_attempts(report: RunReport) -> list[dict[str, Any]]:
+    """Return the colours and names of the phases that any attempt has."""
+    phases = [phase for phase in Phase if any(attempt.seconds.get(phase) for attempt in report.attempts)]
+    return [{"color": _color_of_phase(phase), "label": PHASES[phase]} for phase in phases]
+
+
+def _color_of_phase(phase: Phase) -> str:
+    """Return the variable of the style sheet."""
+    return f"--p{list(Phase).index(phase)}"
 
 
 def _durations(seconds: Sequence[float]) -> dict[str, float] | None:
@@ -310,7 +322,7 @@ def _durations(seconds: Sequence[float]) -> dict[str, float] | None:
     return {"count": len(seconds), "mean": sum(seconds) / len(seconds), "longest": max(seconds)}
 
 
-def _read(report: RunReport) -> str:
+def _job_file_text(report: RunReport) -> str:
     from hpcddp.jobfile.write import dump_job
 
     return "" if report.spec is None else dump_job(report.spec, environment_values=False)
@@ -321,7 +333,7 @@ def _error(report: RunReport) -> dict[str, Any] | None:
     if error is None:
         return None
     lines = shortened(error.text) if error.is_traceback else list(error.text)
-    shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in lines[-_LOG_LINES:]]
+    shown = [_cut_line(line) for line in lines[-_LOG_LINES:]]
     return {
         "attempt": error.attempt.number,
         "sentence": error.sentence,
@@ -332,247 +344,81 @@ def _error(report: RunReport) -> dict[str, Any] | None:
     }
 
 
-def _ordered(names: Sequence[str]) -> list[str]:
+def _cut_line(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
+
+
+def _in_order_of_page(names: Sequence[str]) -> list[str]:
     """Return the names of metrics in the order of a page."""
     first = [name for name in _FIRST_CHARTS if name in names]
     return [*first, *sorted(name for name in names if name not in first)]
 
 
-def _charts(reports: Sequence[RunReport], draw: _Pen) -> Iterator[Chart]:
+def _charts(reports: Sequence[RunReport], drawer: Drawer) -> Iterator[Chart]:
     """Yield a chart for each metric; the first run has the first colour."""
-    measured = {name for report in reports for name in report.metrics}
-    rates = [name for name in _LAST_CHARTS if any(name in report.measured.metrics for report in reports)]
-    names = [*_ordered(sorted(measured))[: _CHARTS - len(rates)], *rates]
-    points = max(_FEWEST_POINTS, min(_MOST_POINTS, _POINTS // max(1, 4 * len(names) * len(reports))))
-    longest = max((_length(report) for report in reports), default=0.0)
-    unit_s, unit = next((size, unit) for at_least, size, unit in _UNITS if longest >= at_least)
+    names = _names_of_charts(reports)
+    points = _POINTS // max(1, 4 * len(names) * len(reports))
+    points = max(_FEWEST_POINTS, min(_MOST_POINTS, points))
+    longest_s = max((_wall_s(report) for report in reports), default=0.0)
+    unit_s, unit = time_unit(longest_s)
     last_step = max((report.measured.last_step for report in reports), default=0)
+    step_marks: list[float] = []
+    time_marks: list[float] = []
+    if len(reports) == 1:
+        step_marks = _steps_of_later_attempts(reports[0])
+        time_marks = [moment_s / unit_s for moment_s in _times_of_later_attempts(reports[0])]
     for name in names:
-        by_step, by_time = [], []
+        curves_over_steps = []
+        curves_over_time = []
         for color, report in enumerate(reports):
             metric = report.measured.metrics.get(name)
-            if metric is not None:
-                lines = sum(piece.lines for piece in metric.pieces)
-                pieces = joined_pieces(metric.pieces, math.ceil(lines / points))
-                by_step.append(_Curve.over_steps(pieces, color))
-                by_time.append(_Curve.over_time(pieces, color, began=report.began or 0.0, unit_s=unit_s))
-        step_marks, time_marks = _marks(reports[0]) if len(reports) == 1 else ([], [])
-        time_marks = [moment / unit_s for moment in time_marks]
-        is_logarithmic = _spans_powers_of_ten(by_step)
+            if metric is None:
+                continue
+            lines = sum(piece.lines for piece in metric.pieces)
+            pieces = joined_pieces(metric.pieces, math.ceil(lines / points))
+            curves_over_steps.append(Curve.over_steps(pieces, color))
+            curves_over_time.append(Curve.over_time(pieces, color, began=report.began or 0.0, unit_s=unit_s))
+        is_logarithmic = _spans_powers_of_ten(curves_over_steps)
         yield Chart(
             title=_clean(name),
-            over_steps=draw.chart(by_step, step_marks, width=last_step, is_logarithmic=is_logarithmic),
-            over_time=draw.chart(by_time, time_marks, width=longest / unit_s, is_logarithmic=is_logarithmic),
+            over_steps=drawer.chart(curves_over_steps, step_marks, width=last_step, is_logarithmic=is_logarithmic),
+            over_time=drawer.chart(
+                curves_over_time, time_marks, width=longest_s / unit_s, is_logarithmic=is_logarithmic
+            ),
             unit=unit,
             is_logarithmic=is_logarithmic,
         )
 
 
-def _spans_powers_of_ten(curves: Sequence[_Curve]) -> bool:
-    lowest = min((value for curve in curves for value in curve.low), default=0.0)
-    highest = max((value for curve in curves for value in curve.high), default=0.0)
-    return lowest > _SMALLEST and highest > _LOGARITHMIC_FROM * lowest
+def _names_of_charts(reports: Sequence[RunReport]) -> list[str]:
+    """Return the metrics that have a chart: the rates, and of the others as many as fit on the page."""
+    rates = [name for name in _LAST_CHARTS if any(name in report.measured.metrics for report in reports)]
+    names: set[str] = set()
+    for report in reports:
+        names.update(report.metrics)
+    return [*_in_order_of_page(sorted(names))[: _CHARTS - len(rates)], *rates]
 
 
-def _length(report: RunReport) -> float:
-    began = report.began
-    return 0.0 if began is None else max(attempt.ended for attempt in report.attempts) - began
+def _spans_powers_of_ten(curves: Sequence[Curve]) -> bool:
+    lowest = min((min(curve.low) for curve in curves if curve.low), default=0.0)
+    highest = max((max(curve.high) for curve in curves if curve.high), default=0.0)
+    return lowest > _SMALLEST_LOGARITHMIC and highest > _LOGARITHMIC_FROM * lowest
 
 
-def _marks(report: RunReport) -> tuple[list[float], list[float]]:
-    """Return where later attempts begin: their steps and their times."""
+def _wall_s(report: RunReport) -> float:
+    """Return the time from the first attempt to the end of the last one, in seconds; 0 before the first."""
+    if report.began is None:
+        return 0.0
+    return max(attempt.ended for attempt in report.attempts) - report.began
+
+
+def _steps_of_later_attempts(report: RunReport) -> list[float]:
+    """Return the steps that the attempts after the first one went on from."""
+    steps = [attempt.resumed_from for attempt in report.attempts[1:]]
+    return [float(step) for step in steps if step is not None]
+
+
+def _times_of_later_attempts(report: RunReport) -> list[float]:
+    """Return when the attempts after the first one began, in seconds since that one."""
     began = report.began or 0.0
-    later = report.attempts[1:]
-    steps = [float(attempt.resumed_from) for attempt in later if attempt.resumed_from is not None]
-    return steps, [attempt.began - began for attempt in later]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Curve:
-    """A curve with few points: the mean of each group of neighbours, and their smallest and largest values.
-
-    Args:
-        x: the mean place of each group.
-        mean: its mean.
-        low: its smallest value.
-        high: its largest value.
-        color: the number of the colour.
-    """
-
-    x: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    color: int
-
-    @classmethod
-    def over_steps(cls, pieces: Sequence[Piece], color: int) -> _Curve:
-        """Return the curve of pieces over steps."""
-        return cls(
-            x=[piece.steps / piece.lines for piece in pieces],
-            mean=[piece.total / piece.lines for piece in pieces],
-            low=[piece.low for piece in pieces],
-            high=[piece.high for piece in pieces],
-            color=color,
-        )
-
-    @classmethod
-    def over_time(cls, pieces: Sequence[Piece], color: int, *, began: float, unit_s: float) -> _Curve:
-        """Return the curve of pieces over the wall time; it is interrupted between attempts.
-
-        Args:
-            pieces: the values.
-            color: the number of the colour.
-            began: when the run began, in seconds since the epoch.
-            unit_s: the unit of the wall time, in seconds.
-        """
-        curve = cls(x=[], mean=[], low=[], high=[], color=color)
-        before = None
-        for piece in pieces:
-            time = piece.times / piece.lines
-            if not math.isfinite(time):
-                continue
-            if before not in {None, piece.place}:
-                curve.add(math.nan, math.nan, math.nan, math.nan)
-            curve.add((time - began) / unit_s, piece.total / piece.lines, piece.low, piece.high)
-            before = piece.place
-        return curve
-
-    def add(self, x: float, mean: float, low: float, high: float) -> None:
-        """Add a point, or a gap."""
-        self.x.append(x)
-        self.mean.append(mean)
-        self.low.append(low)
-        self.high.append(high)
-
-
-class _Pen:
-    """Draws with matplotlib.
-
-    Raises:
-        NoMatplotlibError: it is not installed.
-    """
-
-    def __init__(self) -> None:
-        # Its notes about fonts and its cache are not for the users of a command.
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        try:
-            import matplotlib.backends.backend_svg
-            import matplotlib.figure
-        except ImportError as error:
-            raise NoMatplotlibError(
-                f"the page of a report needs matplotlib ({error}); install it: {sys.executable} -m pip install "
-                "'matplotlib>=3.9', or print the numbers: hpcddp report --json"
-            ) from error
-        self._matplotlib = matplotlib
-        self._drawn = 0
-
-    def chart(self, curves: Sequence[_Curve], marks: Sequence[float], *, width: float, is_logarithmic: bool) -> Markup:
-        """Return the drawing of curves, with a line at each mark; empty if no curve has points.
-
-        Args:
-            curves: the curves.
-            marks: places on the horizontal axis.
-            width: the end of that axis, which is the same for all metrics.
-            is_logarithmic: whether the vertical axis is logarithmic; all values are positive.
-        """
-        if not any(curve.x for curve in curves):
-            return Markup()
-
-        def draw(axes: Axes) -> None:
-            for mark in marks[:200]:
-                axes.axvline(mark, color=_INK, linewidth=0.7, linestyle=(0, (2, 3)), alpha=0.6)
-            for curve in curves:
-                color = f"#e001{curve.color:02x}"
-                if len(curves) == 1 and curve.low != curve.high:
-                    axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.22, linewidth=0)
-                few = len(curve.x) <= _MARKED_POINTS
-                axes.plot(curve.x, curve.mean, color=color, linewidth=1.5, marker="." if few else None, markersize=5)
-            axes.set_xlim(-0.02 * width, 1.02 * width or 1)
-            if is_logarithmic:
-                axes.set_yscale("log")
-                axes.yaxis.set_major_formatter("{x:g}")
-            axes.grid(visible=True, color=_GRID, linewidth=0.7)
-
-        return self._svg(draw, width=4.9, height=2.15)
-
-    def timeline(self, report: RunReport) -> Markup:
-        """Return the drawing of the attempts of a run, a row for each."""
-        attempts = report.attempts[-_ATTEMPTS_DRAWN:]
-        if not attempts:
-            return Markup()
-        first = min(span.began for attempt in attempts for span in attempt.spans)
-        last = max(attempt.ended for attempt in attempts)
-        unit_s, unit = next((size, unit) for at_least, size, unit in _UNITS if last - first >= at_least)
-        colors = {phase: f"#e002{place:02x}" for place, phase in enumerate(Phase)}
-
-        def draw(axes: Axes) -> None:
-            for row, attempt in enumerate(attempts):
-                for phase in Phase:
-                    bars = [
-                        ((span.began - first) / unit_s, (span.ended - span.began) / unit_s)
-                        for span in attempt.spans
-                        if span.phase is phase and span.ended > span.began
-                    ]
-                    if bars:
-                        # Short parts lie on the training that they interrupt.
-                        level = 1 if phase is Phase.TRAINING else 2
-                        axes.broken_barh(bars, (row - 0.36, 0.72), facecolors=colors[phase], zorder=level)
-            axes.set_ylim(len(attempts) - 0.4, -0.6)
-            axes.set_yticks(range(len(attempts)), [f"attempt {attempt.number}" for attempt in attempts])
-            axes.set_xlim(0, max((last - first) / unit_s, 1e-9))
-            axes.set_xlabel(unit)
-            axes.grid(visible=True, axis="x", color=_GRID, linewidth=0.7)
-            axes.set_axisbelow(True)
-
-        return self._svg(draw, width=8.6, height=0.6 + 0.3 * len(attempts), left=0.95, below=0.45)
-
-    def _svg(
-        self, draw: Callable[[Axes], None], *, width: float, height: float, left: float = 0.6, below: float = 0.25
-    ) -> Markup:
-        """Return a drawing as SVG for a page; nothing in it comes from a run but numbers.
-
-        Args:
-            draw: draws on the axes.
-            width: inches.
-            height: inches.
-            left: inches for the labels at the left.
-            below: inches for the labels below the axes.
-        """
-        self._drawn += 1
-        style: dict[Any, Any] = {
-            "svg.fonttype": "none", "svg.hashsalt": str(self._drawn), "font.size": 8.5, "text.color": _INK,
-            "axes.edgecolor": _GRID, "axes.labelcolor": _INK, "xtick.color": _GRID, "ytick.color": _GRID,
-            "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "axes.spines.top": False, "axes.spines.right": False,
-            "axes.unicode_minus": False, "text.parse_math": False, "axes.formatter.limits": (-4, 6),
-        }  # fmt: skip
-        with self._matplotlib.rc_context(style):
-            figure = self._matplotlib.figure.Figure(figsize=(width, height))
-            # A layout that adapts itself takes longer than the drawing.
-            edges = {"left": left / width, "right": 1 - 0.28 / width, "top": 1 - 0.1 / height, "bottom": below / height}
-            figure.subplots_adjust(**edges)
-            figure.patch.set_visible(False)
-            axes = figure.add_subplot()
-            axes.patch.set_visible(False)
-            draw(axes)
-            text = io.StringIO()
-            figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        return Markup(_for_page(text.getvalue()))  # noqa: S704  drawn here
-
-
-def _for_page(svg: str) -> str:
-    """Return the SVG of matplotlib for a page: with variables as colours, and in the width of its place."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
-    svg = re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", svg)
-    svg = re.sub(r'^(<svg[^>]*?) height="[^"]*"', r"\1", svg)
-    svg = svg.replace("<svg ", '<svg role="img" ', 1)
-    svg = _VARIABLE.sub(_variable, svg)
-    # Numbers in paths need no more; those on the axes stay as they are.
-    return _TAG.sub(lambda tag: _DECIMALS.sub(r"\1", tag[0]), svg)
-
-
-def _variable(match: re.Match[str]) -> str:
-    kind = _KINDS.get(match["kind"], "ink")
-    return f"var(--{kind}{int(match['number'], 16)})" if len(kind) == 1 else f"var(--{kind})"
+    return [attempt.began - began for attempt in report.attempts[1:]]

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcddp.jobfile.placeholders import argument_text
-from hpcddp.jobfile.sweep import field_of
 from hpcddp.run.job_records import Change
 from hpcddp.run.sweep import Sweep
 
@@ -49,5 +48,8 @@ def values_now(values: Mapping[str, Any], changes: Sequence[Change]) -> dict[str
 
 def _is_changed_in_part(key: str, changes: Sequence[Change]) -> bool:
     """Return whether changes are about the command with a placeholder, or about fields of a section."""
+    # It builds the models of the job file, which few tables need.
+    from hpcddp.jobfile.sweep import field_of
+
     field = field_of(key)
     return any(change.key.startswith(f"{key}.") or change.key == field != key for change in changes)
