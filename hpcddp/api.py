@@ -7,7 +7,6 @@ the commands do, and need no torch.
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import time
 from collections import Counter
@@ -109,7 +108,7 @@ def submit(
     environment = dict(os.environ)
     request = request_to_submit(
         resolved,
-        run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
+        run_id=new_run_id(datetime.now().astimezone(), os.urandom(2).hex()),
         cluster=choose_cluster(cluster, environment),
         environment=environment,
         force=force,

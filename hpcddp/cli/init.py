@@ -18,7 +18,6 @@ from hpcddp.cli.init_script import write_job_of_script
 from hpcddp.cli.options import AsJson
 from hpcddp.cli.output import echo, write
 from hpcddp.errors import UserError
-from hpcddp.slurm.versions import visible_differences
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import ClusterFacts, Partition
@@ -271,6 +270,8 @@ def _save(file: Path, text: str | None, way_out: str, *, below: bool = False) ->
 
 def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str]:
     """Yield the lines that summarise the cluster and the written files."""
+    from hpcddp.slurm.versions import visible_differences
+
     yield f"cluster        {facts.name}, Slurm {facts.slurm}"
     if differences := visible_differences(facts.slurm):
         yield from _under("this Slurm", [*differences, "see docs/slurm-versions.md"])

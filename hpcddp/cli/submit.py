@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -210,7 +209,7 @@ def _request_of(
         return request_with_changes(run, change, environment=environment, cluster=where, template=template)
     return request_to_submit(
         arguments.load(job_file, overrides=overrides, sweep=sweep),
-        run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
+        run_id=new_run_id(datetime.now().astimezone(), os.urandom(2).hex()),
         cluster=choose_cluster(cluster.value, environment),
         template=template,
         environment=environment,

@@ -16,7 +16,7 @@ FACTS = "cluster"
 class Facts(BaseModel):
     """Facts of one kind; fields of later versions are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, defer_build=True)
 
 
 class NodeKind(Facts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -292,7 +291,7 @@ def _start(stage: Stage, name: str) -> Trial:
     spec = stage.small.spec.model_copy(update={"run_root": str(folder / "runs")})
     request = SubmitRequest(
         job=replace(stage.small.job, spec=spec),
-        run_id=new_run_id(datetime.now().astimezone(), secrets.token_hex(2)),
+        run_id=new_run_id(datetime.now().astimezone(), os.urandom(2).hex()),
         cluster=stage.cluster,
         python=stage.python,
         template=None,

@@ -15,7 +15,6 @@ import io
 import json
 import os
 import pwd
-import secrets
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,7 +60,7 @@ def write_bytes(path: Path, content: bytes, *, reserves: Iterable[Path] = ()) ->
 
 
 def _temporary_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
 
 
 def _write_synced(stream: IO[bytes], content: bytes) -> None:

@@ -194,7 +194,7 @@ def all_runs(run_root: Path, *, everywhere: bool = False) -> list[RunDirectory]:
         run_root: where runs live.
         everywhere: whether to return the runs of this user in all other places too, as the index knows them.
     """
-    paths = dict.fromkeys(path.absolute() for path in _runs(run_root))
+    paths = dict.fromkeys(_runs(run_root.absolute()))
     if everywhere:
         paths |= dict.fromkeys(_indexed())
     return _by_submission([RunDirectory(path) for path in paths])
@@ -246,9 +246,12 @@ def submission_time(run: RunDirectory) -> float:
 
 def _submitted(run: RunDirectory) -> int:
     """Return when a run was submitted last, or when it began if that was by hand, in nanoseconds."""
-    for path in (run.submission, run.attempt(0).start, run.path):
-        with contextlib.suppress(OSError):
-            return path.stat().st_mtime_ns
+    with contextlib.suppress(OSError):
+        return run.submission.stat().st_mtime_ns
+    with contextlib.suppress(OSError):
+        return run.attempt(0).start.stat().st_mtime_ns
+    with contextlib.suppress(OSError):
+        return run.path.stat().st_mtime_ns
     return 0
 
 

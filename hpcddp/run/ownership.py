@@ -10,18 +10,19 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from hpcddp.errors import HpcddpError, UserError
-from hpcddp.jobfile.job import JobSpec
 from hpcddp.processes import command_line, environment_of, own_processes
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import is_full, trusted_users
-from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Change, Start
 from hpcddp.slurm.job import wait_for_answer
 from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.stop.reasons import ExitCode
+
+if TYPE_CHECKING:
+    from hpcddp.jobfile.job import JobSpec
 
 _SCRIPT: Final = RunDirectory(Path()).script.name
 
@@ -120,6 +121,9 @@ def refuse_another_training(
     Raises:
         RunDirectoryError: names what differs, both values, and how to ask for the change if that is possible.
     """
+    # It builds the models of the job file, which a task of a command and a table of runs do without.
+    from hpcddp.run.job_file import read_job_file
+
     if not run.job_file.exists():
         return ()
     spec_before = read_job_file(run)

@@ -24,10 +24,10 @@ from hpcddp.sandbox import (
     programs,
     state,
 )
-from hpcddp.sandbox import request as requests
 from hpcddp.sandbox.configuration import PARTITIONS, Cluster, Node
 from hpcddp.sandbox.programs import Command, Daemon, Instructions
 from hpcddp.sandbox.request import Request
+from hpcddp.sandbox.request_check import check_request
 from hpcddp.sandbox.state import Sandbox
 from hpcddp.slurm.commands import SlurmCommandError, node_states
 
@@ -61,7 +61,7 @@ def up(request: Request, *, environment: Mapping[str, str]) -> Sandbox:
         UserError: the request is invalid.
         SandboxError: a daemon failed or a node did not come up; nothing is left behind.
     """
-    requests.check(request, missing_programs=programs.missing_programs)
+    check_request(request, missing_programs=programs.missing_programs)
     with _one_at_a_time():
         _make_room(request.directory)
         sandbox, cluster = _plan(request, secrets.token_hex(16))

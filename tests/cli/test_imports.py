@@ -78,6 +78,24 @@ def test_the_list_of_commands_loads_no_models_and_builds_no_command(words: list[
     assert (done.returncode, done.stderr) == (0, "[] False\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        (["--help"], {"secrets", "hashlib", "hpcddp.sandbox.network", "hpcddp.slurm.versions"}),
+        (["status", "--run-root", "."], {"hpcddp.jobfile.job", "hpcddp.run.job_file"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_loads_no_module_that_it_does_not_need(words: list[str], unneeded: set[str]) -> None:
+    run = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print(*sorted({unneeded!r} & set(sys.modules)), file=sys.stderr))\n"
+        "from hpcddp.__main__ import main; main()"
+    )
+    done = run_python(run, *words)
+    assert (done.returncode, done.stderr.split()) == (0, [])
+
+
 def test_rendering_a_script_loads_neither_the_planner_nor_progress_bars() -> None:
     run = (
         "import sys\n"

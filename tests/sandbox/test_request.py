@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from hpcddp.errors import UserError
-from hpcddp.sandbox import cgroups, request
-from hpcddp.sandbox.request import Hosts, Request
+from hpcddp.sandbox import cgroups
+from hpcddp.sandbox.request import Hosts, Request, default_directory, default_hosts
+from hpcddp.sandbox.request_check import check_request
 from tests.messages import GoldenMessages
 
 
@@ -30,13 +31,13 @@ def nothing_is_missing(_: Sequence[str]) -> list[str]:
 
 def refusal(what: Request, *, missing: Sequence[str] = ()) -> str:
     with pytest.raises(UserError) as caught:
-        request.check(what, missing_programs=lambda names: [name for name in names if name in missing])
+        check_request(what, missing_programs=lambda names: [name for name in names if name in missing])
     assert caught.value.exit_code == 2
     return caught.value.message
 
 
 def test_a_plain_request_passes() -> None:
-    request.check(wanted(), missing_programs=nothing_is_missing)
+    check_request(wanted(), missing_programs=nothing_is_missing)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_hosts_of_their_own_need_root(monkeypatch: pytest.MonkeyPatch, golden: G
     message = golden.message(refusal(wanted(hosts=Hosts.NAMESPACES)))
     assert "--hosts is namespaces" in message
     assert "use --hosts shared" in message
-    assert request.default_hosts() is Hosts.SHARED
+    assert default_hosts() is Hosts.SHARED
 
 
 def test_a_user_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages) -> None:
@@ -112,5 +113,5 @@ def test_control_groups_of_version_2_are_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_sandbox_is_found_where_the_user_keeps_state() -> None:
-    assert request.default_directory({"XDG_STATE_HOME": "/state", "HOME": "/home/ann"}) == Path("/state/hpcddp/sandbox")
-    assert request.default_directory({"HOME": "/home/ann"}) == Path("/home/ann/.local/state/hpcddp/sandbox")
+    assert default_directory({"XDG_STATE_HOME": "/state", "HOME": "/home/ann"}) == Path("/state/hpcddp/sandbox")
+    assert default_directory({"HOME": "/home/ann"}) == Path("/home/ann/.local/state/hpcddp/sandbox")
