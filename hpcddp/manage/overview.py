@@ -48,7 +48,10 @@ def _entry_or_damaged_run(run: RunDirectory) -> Entry:
 
 
 def _is_element_of_any(run: RunDirectory, sweep_paths: Collection[Path]) -> bool:
-    sweep_path = run.path.with_name(run.run_id.rpartition("_")[0] or run.run_id)
+    sweep_id = run.run_id.rpartition("_")[0]
+    if not sweep_id:
+        return False
+    sweep_path = run.path.with_name(sweep_id)
     return sweep_path in sweep_paths and is_element(run.path, sweep_path)
 
 
