@@ -198,6 +198,7 @@ class _TrainingRank:
                 offer_survivor=self._take_survivor,
                 recovery=generation.recovery,
                 trackers=self._trackers,
+                metrics=None if self._survivor is None else self._survivor.metrics,
                 is_paused=never_pause if member is None else member.is_paused,
             )
             if spec.entrypoint is not None:

@@ -45,6 +45,7 @@ class Survivor(Protocol):
     """What a rank can do alone, after other ranks have gone."""
 
     data: Data
+    metrics: MetricsFile | None
 
     @property
     def smallest_world(self) -> int:
@@ -113,6 +114,8 @@ class TrainContext:
         offer_survivor: called with what this rank can do when other ranks have gone.
         recovery: how this process group has taken the place of another one in this attempt; None for the first one.
         trackers: keeps the trackers of a rank that may go on after an error; None where it may not.
+        metrics: the metrics file of this process when it was rank 0 of the process group before, with the lines that
+            the disk has not taken; else None.
         is_paused: called on every rank when it votes; returns whether the ranks are to leave the process group after
             the step, so that another rank can join.
         now: seconds since the epoch.
@@ -135,6 +138,7 @@ class TrainContext:
     offer_survivor: Callable[[Survivor], None] = _ignore_survivor
     recovery: Recovery | None = None
     trackers: TrackingKeeper | None = None
+    metrics: MetricsFile | None = None
     is_paused: Callable[[], bool] = never_pause
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic

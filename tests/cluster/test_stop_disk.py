@@ -113,15 +113,18 @@ def away_at_a_save(context: ScenarioContext) -> ScenarioResult:
 
 
 def full_while_the_others_recover(context: ScenarioContext) -> TrackedRun:
-    """The disk is full from just before a rank dies until the others have gone on for some seconds."""
+    """The disk is full from just before a rank dies until a new process has taken its place."""
     sections = {"requeue": {"max_failures": 1}}
-    tracked = context.start("recovery", tasks=2, on=OTHER_HOSTS, seconds=0.3, sections=sections)
+    tracked = context.start("recovery", tasks=2, on=OTHER_HOSTS, seconds=0.5, sections=sections)
     # The pages into which the model under test writes its lines have room for more.
-    tracked.wait_for_steps(10)
+    tracked.wait_for_steps(5)
+    trace = trace_file(tracked.attempt, 1)
     FILLS["bytes"](context.directory)
     try:
         tracked.signal(1, signal.SIGKILL)
-        time.sleep(8)
+        time.sleep(2)
+        written = trace.stat().st_size
+        tracked.wait_until(lambda: trace.stat().st_size > written, "the steps of the new process")
     finally:
         make_room(context.directory)
     tracked.hurry()

@@ -119,9 +119,9 @@ def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     metrics = None
     if context.is_main:
         metrics = _open_files(setting, replica, progress)
-    loop = make_loop(setting, replica, checkpointer, metrics, replace(progress, metrics_lines=()))
+    loop = make_loop(setting, replica, checkpointer, metrics, progress)
     if context.keeps_steps:
-        context.offer_survivor(Survivor(context, replica, loop, setting, checkpointer))
+        context.offer_survivor(Survivor(context, replica, loop, setting, checkpointer, metrics))
     with tracked(context, first_step=progress.step, keeper=context.trackers):
         try:
             progress = loop.run()
@@ -179,10 +179,11 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     context = setting.context
     raise_if_fenced(context.run, context.attempt)
     if context.recovery is not None:
-        if context.recovery.completes_records:
-            _complete_metrics(context, progress)
         ranks = counted(context.world_size, "rank")
         context.print_on_rank_0(f"going on after step {progress.step} with {ranks}")
+        if context.metrics is not None and not context.recovery.completes_records:
+            return context.metrics
+        _complete_metrics(context, progress)
         return context.metrics_file()
     write_plan_record(context.run, {**setting.plan.as_json(), "total_steps": setting.schedule.total_steps})
     _complete_metrics(context, progress)

@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from hpcddp.batch.job import plan_job
 from hpcddp.batch.plan import refuse_single_over_ranks
 from hpcddp.batch.refusals import PlanError
+from hpcddp.run.metrics_file import MetricsFile
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.checkpoint.memory import MemoryCheckpoint
 from hpcddp.train.context import TrainContext
@@ -34,15 +35,24 @@ class Survivor:
         loop: the loop, before its first step.
         setting: what stays the same while the ranks are these.
         checkpointer: the checkpointer of the run.
+        metrics: the metrics file, on rank 0; None on the other ranks.
     """
 
     def __init__(
-        self, context: TrainContext, replica: Replica, loop: Loop, setting: Setting, checkpointer: Checkpointer
+        self,
+        context: TrainContext,
+        replica: Replica,
+        loop: Loop,
+        setting: Setting,
+        checkpointer: Checkpointer,
+        metrics: MetricsFile | None,
     ) -> None:
         self._context, self._replica, self._loop, self._checkpointer = context, replica, loop, checkpointer
         self._setting, self._plan = setting, setting.plan.batch
         self.data = setting.data
         """The opened data set."""
+        self.metrics = metrics
+        """The metrics file, with the lines that the disk has not taken, on rank 0; None on the other ranks."""
         self._saved_step = loop.saved_step
         # The watchdog may save while the main thread waits for ranks that have gone.
         self._lock = threading.Lock()
