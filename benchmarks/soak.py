@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.run.checkpoints import list_checkpoints, valid_or_none
+from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.slurm.hostlist import expand
 from tests.cluster.comparison import forwards
 from tests.cluster.recoveries import Difference, difference
@@ -187,7 +188,7 @@ class Soak:
                 tracked.wait_until_finished(timeout_s=_LONGEST_RUN_S)
                 with self.undisturbed:
                     ended = Ended(name=name, account=account_of(tracked, reference))
-            except AssertionError as error:
+            except (AssertionError, SlurmCommandError) as error:
                 ended = Ended(name=name, account=None, problem=str(error))
             self._tell(ended)
             number += 1
