@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.batch.plan import BatchPlan
-from hpcddp.manage.run_files import progress_of
+from hpcddp.manage.run_progress import progress_of
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.metrics import read_metrics

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import UserError
-from hpcddp.manage.run_files import Job, RunFiles, read_run_files, readable, readable_lines
+from hpcddp.manage.damaged_records import lines_or_damage, record_or_damage
+from hpcddp.manage.run_files import Job, RunFiles, read_run_files
 from hpcddp.manage.status import Ask, RunStatus, statuses
 from hpcddp.manage.sweep_values import short_keys, value_texts, values_now
 from hpcddp.run.directory import RunDirectory
@@ -89,9 +90,9 @@ class _SweepFiles:
 
 
 def _read_sweep_files(sweep: Sweep) -> _SweepFiles:
-    submission, _ = readable(lambda: read_submission(sweep.directory))
+    submission, _ = record_or_damage(lambda: read_submission(sweep.directory))
     event_log = sweep.directory.events
-    events, _ = readable_lines(event_log, lambda: read_event_log(event_log, TAIL_BYTES))
+    events, _ = lines_or_damage(event_log, lambda: read_event_log(event_log, TAIL_BYTES))
     return _SweepFiles(sweep=sweep, events=events, submitted=None if submission is None else submission.time)
 
 

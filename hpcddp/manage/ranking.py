@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, Final
 
 from hpcddp.errors import UserError, nearest
+from hpcddp.manage.damaged_records import lines_or_damage, record_or_damage
 from hpcddp.manage.format import NOTHING, number_text, one_line, step_text
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.overview_text import Paint, remarks_on
-from hpcddp.manage.run_files import readable, readable_lines
 from hpcddp.manage.status import RunStatus
 from hpcddp.manage.sweep_values import short_keys, value_texts, values_now
 from hpcddp.manage.table import SEPARATOR, Column, table_lines, table_width
@@ -205,13 +205,13 @@ def _newest_value(status: RunStatus, metric: str) -> tuple[float | None, list[st
     log = status.run.metrics
     names: dict[str, None] = {}
     for tail_bytes in _TAILS_BYTES:
-        lines, _ = readable_lines(log, partial(read_metrics, log, tail_bytes))
+        lines, _ = lines_or_damage(log, partial(read_metrics, log, tail_bytes))
         for line in lines:
             names.update(dict.fromkeys(name for name in line.facts if line.number(name) is not None))
         lines_with_metric = [line for line in lines if metric in line.facts]
         if lines_with_metric:
             return lines_with_metric[-1].number(metric), [*names, metric]
-    result, _ = readable(lambda: read_result(status.run))
+    result, _ = record_or_damage(lambda: read_result(status.run))
     if result is not None:
         value = MetricsLine(step=0, facts=result.as_json()).number(metric)
         if value is not None:

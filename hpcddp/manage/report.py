@@ -22,18 +22,17 @@ from hpcddp.manage.attempt_records import (
     start_in_log,
 )
 from hpcddp.manage.attempt_times import AttemptTimes, attempt_times
+from hpcddp.manage.damaged_records import T, closed_directory_sentence, lines_or_damage, record_or_damage
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.goodput import Goodput
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.ranking import sort_key
-from hpcddp.manage.run_files import T, readable, readable_lines
 from hpcddp.manage.run_metrics import Extreme, RunMetrics, read_run_metrics
 from hpcddp.manage.status import RunStatus
 from hpcddp.manage.sweep_values import values_now
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_event_log
-from hpcddp.run.files import why_unreadable
 from hpcddp.run.job_file import read_submitted_job
 from hpcddp.run.job_records import (
     Rank,
@@ -318,14 +317,14 @@ def report_of(status: RunStatus, *, values: Mapping[str, Any] | None = None) -> 
     try:
         return _report_of(status, values or {})
     except OSError as error:
-        sentence = f"{error.filename or status.run.path} cannot be read ({why_unreadable(error)})"
+        sentence = closed_directory_sentence(status.run, error)
         return RunReport(status=status, values=values or {}, damaged=(sentence,))
 
 
 def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
     run = status.run
     reader = _RecordReader(status.files.remarks)
-    events, events_damage = readable_lines(run.events, lambda: read_event_log(run.events))
+    events, events_damage = lines_or_damage(run.events, lambda: read_event_log(run.events))
     reader.add_damage(events_damage)
     spec = reader.read(lambda: read_submitted_job(run)) if run.job_file.exists() else None
     submission = reader.read(lambda: read_submission(run))
@@ -376,7 +375,7 @@ class _RecordReader:
 
     def read(self, read_record: Callable[[], T | None]) -> T | None:
         """Return a record; None if it does not exist, or cannot be read."""
-        record, damage = readable(read_record)
+        record, damage = record_or_damage(read_record)
         self.add_damage(damage)
         return record
 

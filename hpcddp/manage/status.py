@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Any, Final
 
 from hpcddp.manage.format import duration_text
-from hpcddp.manage.run_files import Job, RunFiles, read_run_files, time_written
+from hpcddp.manage.run_files import Job, RunFiles, read_run_files
+from hpcddp.manage.run_progress import time_written
 from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.evaluations import Summary

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.errors import counted
+from hpcddp.manage.damaged_records import record_or_damage
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, one_line, processes_text
 from hpcddp.manage.history import history_of
 from hpcddp.manage.hung_collectives import hung_collectives
 from hpcddp.manage.pending_reasons import pending_reason
-from hpcddp.manage.run_files import readable
 from hpcddp.manage.status import RunStatus, left_behind, state_in_slurm
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import RECENT_BYTES, newest_saved_step, read_events
@@ -394,7 +394,7 @@ def _saved_lines(run: RunDirectory, step: int | None) -> Iterator[str]:
 
 def _source_lines(run: RunDirectory) -> Iterator[str]:
     """Yield which commit the newest submission would run, where that is recorded."""
-    sources, damage = readable(lambda: read_sources(run))
+    sources, damage = record_or_damage(lambda: read_sources(run))
     if damage is not None:
         yield damage
     if sources and sources[-1].commit is not None:

@@ -17,7 +17,7 @@ from hpcddp.errors import HpcddpError, UserError, counted
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import change_job
 from hpcddp.manage.follow import JobPoller, RecordReader
-from hpcddp.manage.run_files import first_losses
+from hpcddp.manage.starts_over import first_losses
 from hpcddp.polling import wait_until
 from hpcddp.processes import environment_of, find, own_processes
 from hpcddp.rehearse.compare import Course, training_steps

@@ -6,7 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from hpcddp.manage.run_files import RunProgress, read_run_files
+from hpcddp.manage.run_files import read_run_files
+from hpcddp.manage.run_progress import RunProgress
 from hpcddp.run.directory import RunDirectory
 from tests.manage.runs import NOON, make
 
