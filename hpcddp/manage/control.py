@@ -22,7 +22,7 @@ from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import RequeueRequest, request_requeue
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import resume_command, unfinished_result, write_result
-from hpcddp.run.sweep import index_of, sweep_of
+from hpcddp.run.sweep import Sweep, index_of, sweep_of
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.hostlist import ranges_text
 from hpcddp.slurm.states import State
@@ -32,7 +32,7 @@ from hpcddp.submission.sweep_element import begin_element
 End = Callable[[Sequence[str]], None]
 """Cancels Slurm jobs, by id."""
 
-_REASON = "cancelled by its user before it ran again"
+_CANCELLED_BETWEEN_ATTEMPTS = "cancelled by its user before it ran again"
 _NEVER_RAN = "cancelled by its user before it started"
 
 
@@ -52,14 +52,14 @@ def cancel(status: RunStatus, *, end: End) -> str:
     """Cancel a run, and return what happens now, in a sentence.
 
     Args:
-        status: the run.
         end: cancels Slurm jobs.
 
     Raises:
         CancelError: it is unknown whether the job that would be cancelled is the run's.
         DamagedRunError: a record of the job or the result is damaged.
     """
-    run, job = status.run, status.files.job
+    run = status.run
+    job = status.files.job
     if not status.files.is_job_known and status.files.result is None:
         raise DamagedRunError(f"nothing was cancelled: {status.files.damaged[0]}")
     if status.state is State.UNKNOWN or (status.state.is_alive and job is None):
@@ -73,45 +73,65 @@ def cancel(status: RunStatus, *, end: End) -> str:
     _append_cancel_event(status)
     if job.local:
         os.kill(int(job.job_id), signal.SIGTERM)
-        if not status.state.has_nodes:
-            _conclude(run, status)
-            return f"run {run.run_id} is cancelled before its turn; to start it: {resume_command(run)}"
-        saves = "its program receives SIGTERM" if _is_command(run) else "it saves and exits"
-        return f"run {run.run_id} was signalled; {saves}. To resume later: {resume_command(run)}"
+        if status.state.has_nodes:
+            return _sentence_about_signalled(run)
+        _conclude(status)
+        return f"run {run.run_id} is cancelled before its turn; to start it: {resume_command(run)}"
     end([job.job_id])
-    if not status.state.has_nodes:
-        saved = _conclude(run, status)
-        if saved:
-            kept = f"step {saved} is saved. To resume later"
-        elif _is_command(run) and status.files.attempt is not None:
-            kept = "what its program has saved is not known. To resume later"
-        else:
-            kept = "it had not saved a step. To start it again"
-        return f"run {run.run_id} is cancelled (job {job.job_id}); {kept}: {resume_command(run)}"
+    if status.state.has_nodes:
+        return _sentence_about_ending(status, job.job_id)
+    saved_step = _conclude(status)
+    return _sentence_about_waiting(status, job.job_id, saved_step)
+
+
+def _sentence_about_signalled(run: RunDirectory) -> str:
+    """Return what happens to a run on this machine."""
+    reaction = "its program receives SIGTERM" if _is_command(run) else "it saves and exits"
+    return f"run {run.run_id} was signalled; {reaction}. To resume later: {resume_command(run)}"
+
+
+def _sentence_about_waiting(status: RunStatus, job_id: str, saved_step: int) -> str:
+    """Return what is left of a run whose job waited in Slurm."""
+    run = status.run
+    if saved_step:
+        rest = f"step {saved_step} is saved. To resume later"
+    elif _is_command(run) and status.files.attempt is not None:
+        rest = "what its program has saved is not known. To resume later"
+    else:
+        rest = "it had not saved a step. To start it again"
+    return f"run {run.run_id} is cancelled (job {job_id}); {rest}: {resume_command(run)}"
+
+
+def _sentence_about_ending(status: RunStatus, job_id: str) -> str:
+    """Return what happens to a run whose job has nodes of Slurm."""
+    run = status.run
+    beginning = f"run {run.run_id} is being cancelled (job {job_id})"
     if status.state is State.SUSPENDED:
         return (
-            f"run {run.run_id} is being cancelled (job {job.job_id}): it is suspended, so Slurm kills it without a "
-            f"signal, and what was not saved before is lost. To resume later: {resume_command(run)}"
+            f"{beginning}: it is suspended, so Slurm kills it without a signal, and what was not saved before is lost. "
+            f"To resume later: {resume_command(run)}"
         )
-    saves = (
-        "its program receives SIGTERM, and saves if"
-        if _is_command(run)
-        else "its tasks are signalled, and it is saved if"
-    )
+    reaction = "its tasks are signalled, and it is saved if"
+    if _is_command(run):
+        reaction = "its program receives SIGTERM, and saves if"
     return (
-        f"run {run.run_id} is being cancelled (job {job.job_id}): {saves} that fits into the seconds that Slurm gives "
-        f"them. To resume later: {resume_command(run)}"
+        f"{beginning}: {reaction} that fits into the seconds that Slurm gives them. To resume later: "
+        f"{resume_command(run)}"
     )
 
 
 def _signal_left_behind(runs: Sequence[RunStatus]) -> str | None:
     """Send SIGTERM to what killed batch scripts have left on this machine; return a phrase, None if nothing is left."""
-    left = [process for status in runs for process in left_behind(status)]
+    processes: list[int] = []
+    for status in runs:
+        processes += left_behind(status)
+    if not processes:
+        return None
     # All processes, as Slurm does in a step.
-    for process in left:
+    for process_id in processes:
         with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGTERM)
-    return f"SIGTERM was sent to what a killed batch script has left ({processes_text(left)})" if left else None
+            os.kill(process_id, signal.SIGTERM)
+    return f"SIGTERM was sent to what a killed batch script has left ({processes_text(processes)})"
 
 
 def _is_command(run: RunDirectory) -> bool:
@@ -128,17 +148,19 @@ def _append_cancel_event(status: RunStatus) -> None:
             append_event(status.run.events, kind="cancel", time=status.now, attempt=status.files.attempt)
 
 
-def _conclude(run: RunDirectory, status: RunStatus) -> int:
+def _conclude(status: RunStatus) -> int:
     """Write the result of a run that has no live process to write it; return the newest saved step, 0 without one."""
+    run = status.run
     attempt = status.files.attempt
-    if (sweep := None if run.path.exists() else sweep_of(run)) is not None:
+    sweep = None if run.path.exists() else sweep_of(run)
+    if sweep is not None:
         begin_element(sweep, index_of(run))
-    saved = newest_saved_step(read_events(run.events))
-    reason = _NEVER_RAN if attempt is None else _REASON
-    code = ExitCode.INTERRUPTED
-    write_result(run, unfinished_result(run, "cancelled", reason, code, attempt=attempt, saved_step=saved))
+    saved_step = newest_saved_step(read_events(run.events))
+    reason = _NEVER_RAN if attempt is None else _CANCELLED_BETWEEN_ATTEMPTS
+    result = unfinished_result(run, "cancelled", reason, ExitCode.INTERRUPTED, attempt=attempt, saved_step=saved_step)
+    write_result(run, result)
     _append_stop_event(run, attempt or 0, reason, now=status.now)
-    return saved
+    return saved_step
 
 
 def _append_stop_event(run: RunDirectory, attempt: int, reason: str, *, now: float) -> None:
@@ -150,7 +172,6 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     """Cancel all elements of a sweep, and return what happens now, in a sentence.
 
     Args:
-        status: the sweep.
         end: cancels Slurm jobs.
         now: seconds since the epoch.
 
@@ -169,40 +190,61 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
         return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); {what}"
     for element in alive:
         _append_cancel_event(element)
+    local = [element for element in alive if element.files.job is not None and element.files.job.local]
     # Those that wait come first: the end of one that runs is the turn of another.
-    local = sorted((one for one in alive if one.files.job and one.files.job.local), key=lambda one: one.state.has_nodes)
+    local.sort(key=lambda element: element.state.has_nodes)
     for element in local:
         with suppress(ProcessLookupError):
-            os.kill(int(element.files.job.job_id if element.files.job else ""), signal.SIGTERM)
-    if jobs := _jobs([element for element in alive if element not in local]):
-        end(jobs)
+            os.kill(int(_job_id(element)), signal.SIGTERM)
+    job_ids = [_job_id(element) for element in alive if element not in local]
+    if job_ids:
+        end(_joined_by_array(job_ids))
     for element in alive:
         if not element.state.has_nodes and element.run.path.is_dir():
-            _conclude(element.run, element)
+            _conclude(element)
     # Elements that have not begun have no directory of their own.
     _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
+    return _sentence_about_sweep(sweep, alive, is_local=bool(local), signalled=signalled)
+
+
+def _sentence_about_sweep(sweep: Sweep, alive: Sequence[RunStatus], *, is_local: bool, signalled: str | None) -> str:
+    """Return what happens to the elements of a sweep.
+
+    Args:
+        alive: the elements that are being cancelled.
+        is_local: whether they run on this machine.
+        signalled: what else was signalled, a phrase; None if nothing was.
+    """
     suspended = sum(element.state is State.SUSPENDED for element in alive)
-    on_nodes = sum(element.state.has_nodes for element in alive) - suspended
-    killed = f"; Slurm kills the {suspended} suspended without a signal" if suspended else ""
-    elements, verb = ("1 element", "is") if len(alive) == 1 else (f"{len(alive)} elements", "are")
-    in_time = "" if local else " if that fits into the seconds that Slurm gives it"
-    left = f"; {signalled}" if signalled else ""
-    what = f"what runs is saved{in_time}{killed}{left}"
-    return f"{elements} of sweep {sweep.sweep_id} {verb} being cancelled, {on_nodes} running; {what}"
+    running = sum(element.state.has_nodes for element in alive) - suspended
+    subject = "1 element" if len(alive) == 1 else f"{len(alive)} elements"
+    verb = "is" if len(alive) == 1 else "are"
+    sentence = f"{subject} of sweep {sweep.sweep_id} {verb} being cancelled, {running} running; what runs is saved"
+    if not is_local:
+        sentence += " if that fits into the seconds that Slurm gives it"
+    if suspended:
+        sentence += f"; Slurm kills the {suspended} suspended without a signal"
+    if signalled is not None:
+        sentence += f"; {signalled}"
+    return sentence
 
 
-def _jobs(alive: Sequence[RunStatus]) -> list[str]:
-    """Return the names of the jobs, few enough for a command line: those of an array as one list of indices."""
-    single: list[str] = []
-    found: dict[str, list[int]] = {}
-    for element in alive:
-        job_id = element.files.job.job_id if element.files.job else ""
-        array, _, index = job_id.partition("_")
+def _job_id(element: RunStatus) -> str:
+    return "" if element.files.job is None else element.files.job.job_id
+
+
+def _joined_by_array(job_ids: Sequence[str]) -> list[str]:
+    """Return names of jobs that are few enough for a command line: those of an array become one list of indices."""
+    single_jobs = []
+    indices_by_array: dict[str, list[int]] = {}
+    for job_id in job_ids:
+        array_id, _, index = job_id.partition("_")
         if index:
-            found.setdefault(array, []).append(int(index))
+            indices_by_array.setdefault(array_id, []).append(int(index))
         else:
-            single.append(job_id)
-    return [*single, *(f"{array}_[{ranges_text(indices)}]" for array, indices in found.items())]
+            single_jobs.append(job_id)
+    arrays = [f"{array_id}_[{ranges_text(indices)}]" for array_id, indices in indices_by_array.items()]
+    return [*single_jobs, *arrays]
 
 
 # A task listens from its first lines on, but srun takes a moment to start it.
@@ -248,8 +290,6 @@ def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[fl
     """Save and requeue a live run, and return what happens now, in a sentence.
 
     Args:
-        status: the run.
-        commands: Slurm.
         sleep: waits so many seconds.
 
     Raises:
@@ -258,8 +298,8 @@ def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[fl
     run = status.run
     job_id = _live_job(status)
     spec = read_job_file(run)
-    forbidden = spec.requeue.left_to_slurm and not spec.requeue.allow_continuation and not commands.may_requeue(job_id)
-    if forbidden:
+    may_continue = not spec.requeue.left_to_slurm or spec.requeue.allow_continuation
+    if not may_continue and not commands.may_requeue(job_id):
         raise RequeueError(
             f"Slurm is not allowed to requeue job {job_id}; end the run with hpcddp cancel {run.run_id}, then resume "
             f"it with {resume_command(run)}"
@@ -308,7 +348,9 @@ def _record_request(attempt: AttemptDirectory, status: RunStatus) -> None:
 
 def _live_job(status: RunStatus) -> str:
     """Return the id of the job that runs."""
-    run, job, state = status.run, status.files.job, status.state
+    run = status.run
+    job = status.files.job
+    state = status.state
     if not status.files.is_job_known and status.files.result is None:
         raise RequeueError(f"nothing was requeued: {status.files.damaged[0]}")
     if state in {State.PENDING, State.HELD, State.REQUEUED}:

@@ -35,7 +35,6 @@ class FirstError:
     """How an attempt failed.
 
     Args:
-        attempt: which.
         sentence: who failed first, where, at which step, and how.
         ranks: who failed first: one rank, unless several left no record and srun does not say which ended first.
         host: the first one's host; None if it is not known.
@@ -111,56 +110,75 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         attempt: one that has failed.
     """
     records = read_failures(attempt)
-    named = [record for record in records if not record.secondary and not record.waiting]
-    firsts = (
-        [named[0].rank] if named else first_ended_without_record(attempt) or [record.rank for record in records[:1]]
-    )
-    place = next((record for record in records if record.rank in firsts), None)
-    recorded = place.traceback.rstrip().splitlines() if place else []
+    independent = [record for record in records if not record.secondary and not record.waiting]
+    first_ranks = _first_ranks(attempt, records, independent)
+    first_record = next((record for record in records if record.rank in first_ranks), None)
+    traceback = [] if first_record is None else first_record.traceback.rstrip().splitlines()
+    text = traceback
+    if not traceback and first_ranks:
+        text = _last_lines(attempt.rank_log(first_ranks[0]))
+    steps = [record.step for record in [*independent, *records] if record.step is not None]
     return FirstError(
         attempt=attempt,
         sentence=failure_sentence(attempt, records),
-        ranks=tuple(firsts),
-        host=place.host if place else _host(attempt, firsts),
-        step=next((record.step for record in [*named, *records] if record.step is not None), None),
-        text=tuple(recorded or (_last_lines(attempt.rank_log(firsts[0])) if firsts else [])),
+        ranks=tuple(first_ranks),
+        host=_host(attempt, first_ranks) if first_record is None else first_record.host,
+        step=steps[0] if steps else None,
+        text=tuple(text),
         # The record of a program that was killed has the end of its log.
-        is_traceback=any(line.startswith(_FRAME) for line in recorded),
-        others=(*_others(attempt, named[1:]), *damaged_failures(attempt)),
-        secondary=_secondary(attempt, records, {*firsts, *(record.rank for record in named)}),
+        is_traceback=any(line.startswith(_FRAME) for line in traceback),
+        others=(*_others(attempt, independent[1:]), *damaged_failures(attempt)),
+        secondary=_secondary(attempt, records, {*first_ranks, *(record.rank for record in independent)}),
     )
+
+
+def _first_ranks(
+    attempt: AttemptDirectory, records: Sequence[FailureRecord], independent: Sequence[FailureRecord]
+) -> list[int]:
+    """Return who failed first; ``independent`` are the records of ranks that failed for a reason of their own."""
+    if independent:
+        return [independent[0].rank]
+    ranks = first_ended_without_record(attempt)
+    if ranks:
+        return ranks
+    return [record.rank for record in records[:1]]
 
 
 def _others(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> Iterator[str]:
     """Yield a line for each error; ranks with the same error share one, or a missing module would fill the screen."""
-    same: dict[str, list[FailureRecord]] = {}
+    records_by_error: dict[str, list[FailureRecord]] = {}
     for record in records:
-        same.setdefault(f"{record.label}{record.headline}", []).append(record)
-    for said, who in same.items():
-        where = who[0].place if len(who) == 1 else _members(attempt, [record.rank for record in who])
-        yield f"{where}: {said}"
+        records_by_error.setdefault(f"{record.label}{record.headline}", []).append(record)
+    for error, same_records in records_by_error.items():
+        where = same_records[0].place
+        if len(same_records) > 1:
+            where = _members(attempt, [record.rank for record in same_records])
+        yield f"{where}: {error}"
 
 
 def _host(attempt: AttemptDirectory, ranks: Sequence[int]) -> str | None:
-    """Return where a rank ran that left no record."""
-    known = known_hosts(attempt) or []
-    return known[ranks[0]] if ranks and ranks[0] < len(known) else None
+    """Return where the first of these ranks ran, which left no record; None if that is not known."""
+    hosts = known_hosts(attempt) or []
+    if not ranks or ranks[0] >= len(hosts):
+        return None
+    return hosts[ranks[0]]
 
 
 def _last_lines(log: Path) -> list[str]:
     return list(deque(read_tail(log, TAIL_BYTES).splitlines(), maxlen=_LAST_LINES))
 
 
-def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], firsts: set[int]) -> str:
-    """Return one line about the ranks that failed as a consequence."""
-    secondary = {record.rank: _short(record) for record in records if record.rank not in firsts}
-    secondary.update(
-        {rank: "ended without an error message" for rank in ranks_without_record(attempt) if rank not in firsts}
-    )
-    if not secondary:
+def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], first_ranks: set[int]) -> str:
+    """Return one line about the ranks that failed as a consequence; empty if none did."""
+    endings = {record.rank: _short(record) for record in records}
+    for rank in ranks_without_record(attempt):
+        endings[rank] = "ended without an error message"
+    for rank in first_ranks:
+        endings.pop(rank, None)
+    if not endings:
         return ""
-    said = Counter(secondary.values()).most_common(1)[0][0]
-    return f"{_members(attempt, list(secondary))} failed as a consequence: {said}"
+    ((most_common, _),) = Counter(endings.values()).most_common(1)
+    return f"{_members(attempt, list(endings))} failed as a consequence: {most_common}"
 
 
 def _members(attempt: AttemptDirectory, ranks: list[int]) -> str:

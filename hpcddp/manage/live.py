@@ -32,8 +32,6 @@ class LiveRun:
     """A run that holds nodes now.
 
     Args:
-        attempt: its attempt.
-        spec: its job file.
         job_id: the id of Slurm's job that its tasks are in.
         nodes: the nodes of its job in Slurm's order; empty for a run on this machine.
     """
@@ -75,21 +73,18 @@ def live_run(status: RunStatus) -> LiveRun:
     Raises:
         NotLiveError: it does not.
     """
-    run, job, state = status.run, status.files.job, status.state
+    run = status.run
+    job = status.files.job
+    state = status.state
     if state is State.SUSPENDED and job is not None:
         raise NotLiveError(
             f"run {run.run_id} is suspended, so its nodes start nothing of it; try again when it continues (scontrol "
             f"resume {job.job_id})"
         )
     if job is None or status.files.attempt is None or not state.has_nodes or (status.job is None and not job.local):
-        began = state.has_nodes or state is State.UNKNOWN
-        way_out = (
-            "try again in a moment" if began
-            else f"wait until it runs (hpcddp why {run.run_id} says what it waits for)" if state.is_alive
-            else f"its logs are there: hpcddp logs {run.run_id}"
-        )  # fmt: skip
-        raise NotLiveError(f"run {run.run_id} is {state}, so no process of it can be reached; {way_out}")
-    attempt, spec = run.attempt(status.files.attempt), read_job_file(run)
+        raise NotLiveError(f"run {run.run_id} is {state}, so no process of it can be reached; {_way_out(status)}")
+    attempt = run.attempt(status.files.attempt)
+    spec = read_job_file(run)
     nodes = () if status.job is None else tuple(expand(status.job.node_list))
     allocation = None if job.start is None else job.start.allocation
     if allocation is not None:
@@ -100,16 +95,23 @@ def live_run(status: RunStatus) -> LiveRun:
     return LiveRun(attempt=attempt, job_id=allocation or job.job_id, spec=spec, nodes=nodes)
 
 
+def _way_out(status: RunStatus) -> str:
+    """Return what to do about a run that has no process that can be reached."""
+    run_id = status.run.run_id
+    if status.state.has_nodes or status.state is State.UNKNOWN:
+        return "try again in a moment"
+    if status.state.is_alive:
+        return f"wait until it runs (hpcddp why {run_id} says what it waits for)"
+    return f"its logs are there: hpcddp logs {run_id}"
+
+
 def run_inside(
     live: LiveRun, rank: int, command: Sequence[str], environment: Mapping[str, str], *, terminal: bool
 ) -> int:
     """Run a command on the node of a rank, with the input and output of this process; return its exit code.
 
     Args:
-        live: the run.
-        rank: the rank.
-        command: the command.
-        environment: the environment of this process.
+        environment: that of this process.
         terminal: whether a person sits at a terminal.
 
     Raises:
@@ -120,12 +122,12 @@ def run_inside(
     inherited |= {"HPCDDP_RUN_ID": live.attempt.run.run_id, "HPCDDP_RUN_DIR": str(live.attempt.run.path)}
     if node is None:
         return commands.run_attached(command, inherited)
-    job = _number(live, inherited)
-    step = commands.overlapping_step(job, command, nodes=[node], directory=Path.cwd(), terminal=terminal)
+    job_number = _number_of_job(live, inherited)
+    step = commands.overlapping_step(job_number, command, nodes=[node], directory=Path.cwd(), terminal=terminal)
     return commands.run_attached(step, inherited)
 
 
-def _number(live: LiveRun, environment: Mapping[str, str]) -> str:
+def _number_of_job(live: LiveRun, environment: Mapping[str, str]) -> str:
     """Return the job id that srun takes: the number of its own that an element of a job array has."""
     if live.job_id.isdecimal():
         return live.job_id
@@ -141,8 +143,7 @@ def stacks(live: LiveRun, environment: Mapping[str, str]) -> list[ProcessStacks]
     """Return the Python stacks of all ranks, in their order; the run goes on.
 
     Args:
-        live: the run.
-        environment: the environment of this process.
+        environment: that of this process.
 
     Raises:
         SlurmUnavailableError: srun is not installed, or Slurm does not start its step.
@@ -155,5 +156,5 @@ def stacks(live: LiveRun, environment: Mapping[str, str]) -> list[ProcessStacks]
     python = live.spec.environment.interpreter or sys.executable
     command = [python, "-P", "-m", "hpcddp.task.stacks", str(live.attempt.path), *(["--programs"] if programs else [])]
     inherited, _ = submission_environment(environment)
-    step = commands.overlapping_step(_number(live, inherited), command, nodes=live.nodes, directory=Path("/"))
+    step = commands.overlapping_step(_number_of_job(live, inherited), command, nodes=live.nodes, directory=Path("/"))
     return parse_lines(commands.step_output(step, inherited).splitlines())

@@ -6,7 +6,7 @@ import errno
 import heapq
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,8 +103,8 @@ def chosen_attempt(run: RunDirectory, number: int | None) -> AttemptDirectory:
         )
     attempt = run.attempt(newest if number is None else number)
     if not attempt.path.is_dir():
-        known = f"attempts 0 to {newest}; write one of them" if newest else "attempt 0 alone; write that"
-        raise NoLogError(f"--attempt is {number}, and the run {run.run_id} has {known}")
+        attempts = f"attempts 0 to {newest}; write one of them" if newest else "attempt 0 alone; write that"
+        raise NoLogError(f"--attempt is {number}, and the run {run.run_id} has {attempts}")
     return attempt
 
 
@@ -112,24 +112,30 @@ def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool
     """Return the logs of an attempt that there are by now, in the order of the ranks.
 
     Args:
-        attempt: the attempt.
         ranks: only those of these ranks; empty = of all.
         batch: whether the batch script's own log is one of them; it comes first.
 
     Raises:
         NoLogError: a rank that was asked for has no log.
     """
-    found, member = attempt.rank_logs(), member_word(attempt)
-    if missing := [rank for rank in ranks if rank not in found]:
-        has = f"no {member} has one yet"
-        if found:
-            last = max(found)
-            has = f"{member}s 0 to {last} have one" if last else f"{member} 0 has one"
-        raise NoLogError(f"{member} {missing[0]} has no log in attempt {attempt.number}; {has}")
+    paths = attempt.rank_logs()
+    member = member_word(attempt)
+    for rank in ranks:
+        if rank not in paths:
+            others = _ranks_with_log(paths, member)
+            raise NoLogError(f"{member} {rank} has no log in attempt {attempt.number}; {others}")
     hosts = _hosts(attempt)
-    chosen = sorted(rank for rank in found if not ranks or rank in ranks)
-    logs = [LogSource(path=found[rank], rank=rank, host=hosts.get(rank), member=member) for rank in chosen]
+    chosen = sorted(rank for rank in paths if not ranks or rank in ranks)
+    logs = [LogSource(path=paths[rank], rank=rank, host=hosts.get(rank), member=member) for rank in chosen]
     return [*_batch(attempt), *logs] if batch else logs
+
+
+def _ranks_with_log(paths: Mapping[int, Path], member: str) -> str:
+    """Return which ranks have a log, a clause."""
+    if not paths:
+        return f"no {member} has one yet"
+    last = max(paths)
+    return f"{member}s 0 to {last} have one" if last else f"{member} 0 has one"
 
 
 def _hosts(attempt: AttemptDirectory) -> dict[int, str]:
@@ -155,9 +161,9 @@ def _find(log: Path, line: str, begin: int = 0) -> int | None:
     wanted = os.fsencode(line)
     # Where its lines belong, a log that cannot be read has one that says why.
     with suppress(OSError):
-        for found, behind in lines_from(log, begin, with_last=False):
-            if found.endswith(wanted):
-                return behind - len(wanted)
+        for line_of_log, end in lines_from(log, begin, with_last=False):
+            if line_of_log.endswith(wanted):
+                return end - len(wanted)
     return None
 
 

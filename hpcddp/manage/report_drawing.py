@@ -100,10 +100,10 @@ class Curve:
             time = piece.times / piece.lines
             if not math.isfinite(time):
                 continue
-            if previous_attempt is not None and previous_attempt != piece.place:
+            if previous_attempt is not None and previous_attempt != piece.attempt_index:
                 curve.add(math.nan, math.nan, math.nan, math.nan)
             curve.add((time - began) / unit_s, piece.total / piece.lines, piece.low, piece.high)
-            previous_attempt = piece.place
+            previous_attempt = piece.attempt_index
         return curve
 
     def add(self, x: float, mean: float, low: float, high: float) -> None:

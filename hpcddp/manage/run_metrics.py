@@ -46,7 +46,7 @@ class Piece:
     """Neighbouring values of a metric in one attempt.
 
     Args:
-        place: the place of the attempt among the attempts of the run.
+        attempt_index: the index of the attempt among the attempts of the run.
         lines: how many values these are.
         steps: the sum of their steps.
         times: the sum of their times, in seconds since the epoch; not finite if one is not known.
@@ -55,7 +55,7 @@ class Piece:
         high: the largest.
     """
 
-    place: int
+    attempt_index: int
     lines: int
     steps: float
     times: float
@@ -77,7 +77,7 @@ def joined_pieces(pieces: Sequence[Piece], lines: int) -> list[Piece]:
     """Return pieces of at most so many lines, if they are not longer already."""
     joined: list[Piece] = []
     for piece in pieces:
-        if joined and joined[-1].place == piece.place and joined[-1].lines + piece.lines <= lines:
+        if joined and joined[-1].attempt_index == piece.attempt_index and joined[-1].lines + piece.lines <= lines:
             joined[-1].join(piece)
         else:
             joined.append(piece)
@@ -100,30 +100,33 @@ class Metric:
         """The best value, the first of equal ones."""
         self.last: Extreme
 
-    def add(self, place: int, steps: Sequence[int], times: Sequence[float], values: Sequence[float]) -> None:
+    def add(self, attempt_index: int, steps: Sequence[int], times: Sequence[float], values: Sequence[float]) -> None:
         """Add values of an attempt, at least one; all are finite."""
-        pieces = self._pieces_of(place, steps, times, values)
+        pieces = self._pieces_of(attempt_index, steps, times, values)
         self.last = Extreme(value=values[-1], step=steps[-1])
         best = self._best_of(value for piece in pieces for value in (piece.low, piece.high))
         if not hasattr(self, "best") or self._best_of(self.best.value, best) != self.best.value:
             self.best = Extreme(value=best, step=steps[values.index(best)])
         if any(piece.high >= _LARGEST or piece.low <= -_LARGEST for piece in pieces):
             are_drawn = [abs(value) < _LARGEST for value in values]
-            pieces = self._pieces_of(place, _rows(are_drawn, steps), _rows(are_drawn, times), _rows(are_drawn, values))
+            drawn_steps = _rows(are_drawn, steps)
+            drawn_times = _rows(are_drawn, times)
+            drawn_values = _rows(are_drawn, values)
+            pieces = self._pieces_of(attempt_index, drawn_steps, drawn_times, drawn_values)
         self.pieces += pieces
-        while len(self.pieces) > _MOST_PIECES + place:
+        while len(self.pieces) > _MOST_PIECES + attempt_index:
             self._piece_lines *= 2
             self.pieces = joined_pieces(self.pieces, self._piece_lines)
 
     def _pieces_of(
-        self, place: int, steps: Sequence[int], times: Sequence[float], values: Sequence[float]
+        self, attempt_index: int, steps: Sequence[int], times: Sequence[float], values: Sequence[float]
     ) -> list[Piece]:
         pieces = []
         for first in range(0, len(values), self._piece_lines):
             rows = slice(first, first + self._piece_lines)
             group = values[rows]
             piece = Piece(
-                place=place,
+                attempt_index=attempt_index,
                 lines=len(group),
                 steps=sum(steps[rows]),
                 times=sum(times[rows]),
@@ -295,8 +298,8 @@ class RunMetrics:
         self._stretch_lines = 1
         self._time = -math.inf
         self.stretches = [[] for _ in self.starts] or [[]]
-        # The place of the attempt that has written the last line.
-        self._place = 0
+        # The index of the attempt that has written the last line.
+        self._attempt_index = 0
 
     def add(self, block: MetricsBlock) -> None:
         """Add the lines that follow."""
@@ -312,24 +315,33 @@ class RunMetrics:
         # Clocks of the hosts of two attempts differ a little.
         times = list(accumulate(own_times, max, initial=self._time))[1:]
         self._time = times[-1]
-        later = [bisect_left(times, start.began) for start in self.starts[self._place + 1 :]]
-        edges = [0, *(edge for edge in later if edge < len(times)), len(times)]
-        parts = [
-            (self._place + offset, slice(begin, end))
-            for offset, (begin, end) in enumerate(pairwise(edges))
-            if begin < end
-        ]
-        self._place += len(edges) - 2
-        for place, rows in parts:
-            self._add_stretches(place, steps[rows], times[rows], step_s[rows], eval_s[rows])
+        parts = self._rows_by_attempt(times)
+        for attempt_index, rows in parts:
+            self._add_stretches(attempt_index, steps[rows], times[rows], step_s[rows], eval_s[rows])
         for name, values in numbers.items():
             if name not in _NOT_DRAWN:
-                for place, rows in parts:
-                    self._add_values(name, place, steps[rows], times[rows], values[rows])
+                for attempt_index, rows in parts:
+                    self._add_values(name, attempt_index, steps[rows], times[rows], values[rows])
         self._add_rates(rates)
 
+    def _rows_by_attempt(self, times: Sequence[float]) -> list[tuple[int, slice]]:
+        """Return which lines each attempt has written: its index, and its rows.
+
+        Args:
+            times: when each step ended, in ascending order.
+        """
+        later_starts = self.starts[self._attempt_index + 1 :]
+        first_rows = [bisect_left(times, start.began) for start in later_starts]
+        edges = [0, *(row for row in first_rows if row < len(times)), len(times)]
+        parts = []
+        for index, (first, end) in enumerate(pairwise(edges), start=self._attempt_index):
+            if first < end:
+                parts.append((index, slice(first, end)))
+        self._attempt_index += len(edges) - 2
+        return parts
+
     def _add_values(
-        self, name: str, place: int, steps: Sequence[int], times: Sequence[float], values: Sequence[float]
+        self, name: str, attempt_index: int, steps: Sequence[int], times: Sequence[float], values: Sequence[float]
     ) -> None:
         if math.isnan(sum(values)):
             has_value = [not is_missing for is_missing in map(math.isnan, values)]
@@ -337,7 +349,7 @@ class RunMetrics:
         if values:
             if name not in self.metrics:
                 self.metrics[name] = Metric(name)
-            self.metrics[name].add(place, steps, times, values)
+            self.metrics[name].add(attempt_index, steps, times, values)
 
     def _add_rates(self, rates: Sequence[float]) -> None:
         # A random choice: steps may be slow by turns.
@@ -351,25 +363,26 @@ class RunMetrics:
 
     def _add_stretches(
         self,
-        place: int,
+        attempt_index: int,
         steps: Sequence[int],
         times: Sequence[float],
         step_s: Sequence[float],
         eval_s: Sequence[float],
     ) -> None:
-        visible_s = self._visible_s(place, times[-1])
-        stretches = self.stretches[place]
+        visible_s = self._visible_s(attempt_index, times[-1])
+        stretches = self.stretches[attempt_index]
 
         def stretch_of(first: int, end: int) -> Stretch:
+            rows = slice(first, end)
             return Stretch(
                 lines=end - first,
                 first_step=steps[first],
-                lowest_step=min(steps[first:end]),
-                highest_step=max(steps[first:end]),
+                lowest_step=min(steps[rows]),
+                highest_step=max(steps[rows]),
                 began=times[first] - step_s[first],
                 ended=times[end - 1],
-                step_s=sum(step_s[first:end]),
-                eval_s=sum(eval_s[first:end]),
+                step_s=sum(step_s[rows]),
+                eval_s=sum(eval_s[rows]),
             )
 
         for first in range(0, len(steps), self._stretch_lines):
@@ -381,33 +394,37 @@ class RunMetrics:
                     _append(stretches, stretch_of(line, line + 1), self._stretch_lines, visible_s)
             else:
                 _append(stretches, stretch, self._stretch_lines, visible_s)
-        while sum(map(len, self.stretches)) > _MOST_STRETCHES * (1 + place):
+        while sum(map(len, self.stretches)) > _MOST_STRETCHES * (1 + attempt_index):
             self._stretch_lines *= 2
-            for number, longer in enumerate(self.stretches[: place + 1]):
-                visible_s = self._visible_s(number, longer[-1].ended if longer else 0.0)
-                if self._stretch_lines > self.lines:
-                    # More than fits into the time: the durations are damaged.
-                    visible_s = math.inf
-                joined: list[Stretch] = []
-                for stretch in longer:
-                    _append(joined, stretch, self._stretch_lines, visible_s)
-                self.stretches[number] = joined
+            for index in range(attempt_index + 1):
+                self.stretches[index] = self._joined_stretches(index)
 
-    def _visible_s(self, place: int, time: float) -> float:
-        return max(0.0, _VISIBLE * (time - self.starts[place].began)) if self.starts else 0.0
+    def _joined_stretches(self, attempt_index: int) -> list[Stretch]:
+        stretches = self.stretches[attempt_index]
+        visible_s = self._visible_s(attempt_index, stretches[-1].ended if stretches else 0.0)
+        if self._stretch_lines > self.lines:
+            # More than fits into the time: the durations are damaged.
+            visible_s = math.inf
+        joined: list[Stretch] = []
+        for stretch in stretches:
+            _append(joined, stretch, self._stretch_lines, visible_s)
+        return joined
+
+    def _visible_s(self, attempt_index: int, time: float) -> float:
+        return max(0.0, _VISIBLE * (time - self.starts[attempt_index].began)) if self.starts else 0.0
 
 
 def _append(stretches: list[Stretch], stretch: Stretch, lines: int, visible_s: float) -> None:
     """Append a stretch, or join it with the last one, if that then has at most so many lines and hides nothing."""
-    last = stretches[-1] if stretches else None
-    if (
-        last is not None
-        and last.lines + stretch.lines <= lines
-        and not max(last.eval_s, stretch.eval_s, stretch.began - last.ended) > visible_s
-    ):
-        last.join(stretch)
-    else:
+    if not stretches or stretches[-1].lines + stretch.lines > lines:
         stretches.append(stretch)
+        return
+    last = stretches[-1]
+    longest_pause_s = max(last.eval_s, stretch.eval_s, stretch.began - last.ended)
+    if longest_pause_s > visible_s:
+        stretches.append(stretch)
+    else:
+        last.join(stretch)
 
 
 def _lacks_duration(step_s: float, time: float) -> bool:
@@ -428,7 +445,8 @@ def read_run_metrics(path: Path, starts: Sequence[AttemptStart] = ()) -> RunMetr
     Raises:
         RecordError: it cannot be read.
     """
-    reader, metrics = MetricsReader(path), RunMetrics(starts=starts)
+    reader = MetricsReader(path)
+    metrics = RunMetrics(starts=starts)
     for block in reader:
         metrics.add(block)
     metrics.damaged = reader.damaged

@@ -48,7 +48,6 @@ class StackGroup:
     """Processes whose main threads have the same stack.
 
     Args:
-        processes: the processes.
         main: the frames of the main thread, the innermost first; empty if they are not known.
         others: the lines of each other thread of the first process, without threads of hpcddp's own.
     """
@@ -82,7 +81,8 @@ class StackGroup:
         elif len(self.processes) == 1:
             yield f"rank {first.rank} {shown}"
         else:
-            yield f"ranks {ranks_text(one.rank or 0 for one in self.processes)}, such as rank {first.rank} {shown}"
+            ranks = ranks_text(process.rank or 0 for process in self.processes)
+            yield f"ranks {ranks}, such as rank {first.rank} {shown}"
         yield from (f"  {line}".rstrip() for line in self._stacks())
 
     @property
@@ -91,9 +91,10 @@ class StackGroup:
         first = self.processes[0]
         if len(self.processes) == 1:
             return f"a process that rank {first.rank} has started"
-        ranks = sorted({one.rank or 0 for one in self.processes})
-        by = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
-        return f"{len(self.processes)} processes that {by} started, such as one of rank {first.rank}"
+        ranks = sorted({process.rank or 0 for process in self.processes})
+        noun = "ranks" if len(ranks) > 1 else "rank"
+        parents = f"{noun} {ranks_text(ranks)}"
+        return f"{len(self.processes)} processes that {parents} started, such as one of rank {first.rank}"
 
     def _stacks(self) -> Iterator[str]:
         if not self.main:
@@ -115,11 +116,11 @@ def group_stacks(processes: Sequence[ProcessStacks]) -> list[StackGroup]:
         main, _ = _threads(process.lines)
         stack = tuple(frame.text for frame in main) or process.lines
         groups.setdefault((process.rank is None, process.is_child, stack), []).append(process)
-    found = []
+    stack_groups = []
     for members in groups.values():
         main, others = _threads(members[0].lines)
-        found.append(StackGroup(processes=tuple(members), main=tuple(main), others=tuple(others)))
-    return sorted(found, key=_position)
+        stack_groups.append(StackGroup(processes=tuple(members), main=tuple(main), others=tuple(others)))
+    return sorted(stack_groups, key=_position)
 
 
 def _position(group: StackGroup) -> tuple[bool, bool, int]:
@@ -129,13 +130,16 @@ def _position(group: StackGroup) -> tuple[bool, bool, int]:
 
 def summary(groups: Sequence[StackGroup]) -> str:
     """Return where the ranks are: ``63 ranks at train.py:54, rank 1 on n2 at train.py:51``; empty if not known."""
-    places: dict[str, list[ProcessStacks]] = {}
+    processes_by_place: dict[str, list[ProcessStacks]] = {}
     for group in groups:
         first = group.processes[0]
         if group.place is not None and first.rank is not None and not first.is_child:
-            places.setdefault(group.place, []).extend(group.processes)
-    same = (StackGroup(processes=tuple(members), main=(), others=()) for members in places.values())
-    return ", ".join(f"{group.who} at {place}" for group, place in zip(same, places, strict=True))
+            processes_by_place.setdefault(group.place, []).extend(group.processes)
+    texts = []
+    for place, processes in processes_by_place.items():
+        group = StackGroup(processes=tuple(processes), main=(), others=())
+        texts.append(f"{group.who} at {place}")
+    return ", ".join(texts)
 
 
 def _threads(lines: Sequence[str]) -> tuple[list[Frame], list[tuple[str, ...]]]:
@@ -145,7 +149,7 @@ def _threads(lines: Sequence[str]) -> tuple[list[Frame], list[tuple[str, ...]]]:
         return [], []
     # faulthandler prints the main thread last.
     main = next((thread for thread in threads if thread[0].endswith(_MAIN_IN_PY_SPY)), threads[-1])
-    others = [thread for thread in threads if thread is not main and not _is_own(thread)]
+    others = [thread for thread in threads if thread is not main and not _is_thread_of_hpcddp(thread)]
     return _frames(main), [tuple(thread) for thread in others]
 
 
@@ -162,14 +166,17 @@ def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _frames(lines: Sequence[str]) -> list[Frame]:
-    found = [frame for frame in map(_frame, lines) if frame is not None]
-    return [frame for frame in found if not _IMPORT.search(frame.file)] or found
+    frames = [frame for frame in map(_frame, lines) if frame is not None]
+    return [frame for frame in frames if not _IMPORT.search(frame.file)] or frames
 
 
 def _frame(line: str) -> Frame | None:
-    match = next((match for form in _FRAMES if (match := form.fullmatch(line))), None)
-    return None if match is None else Frame(text=line, file=match["file"], line=match["line"])
+    for pattern in _FRAMES:
+        match = pattern.fullmatch(line)
+        if match is not None:
+            return Frame(text=line, file=match["file"], line=match["line"])
+    return None
 
 
-def _is_own(thread: Sequence[str]) -> bool:
+def _is_thread_of_hpcddp(thread: Sequence[str]) -> bool:
     return all(_OWN_FILE.search(frame.file) for frame in _frames(thread))

@@ -72,7 +72,6 @@ class RunStatus:
 
     Args:
         files: the contents of its directory.
-        state: its state.
         job: its job in Slurm; None if Slurm does not know it, or was not queried.
         now: the moment, in seconds since the epoch.
     """
@@ -202,14 +201,15 @@ class RunStatus:
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""
-        files, progress, job = self.files, self.files.progress, self.files.job
-        return {
+        files = self.files
+        progress = files.progress
+        document = {
             "run_id": self.run.run_id,
             "name": self.run.path.parent.name,
             "run_dir": str(self.run.path),
             "state": str(self.state),
-            "job_id": None if job is None else job.job_id,
-            "cluster": None if job is None else "local" if job.local else "slurm",
+            "job_id": None if files.job is None else files.job.job_id,
+            "cluster": self._cluster,
             "slurm_state": None if self.job is None else self.job.state,
             "slurm_reason": None if self.job is None else self.job.reason,
             "attempt": files.attempt,
@@ -225,10 +225,21 @@ class RunStatus:
             "limit_s": self.limit_s,
             "silent_s": self.silent_s,
             "result": None if files.result is None else files.result.as_json(),
-            **({"changes": list(map(str, files.changes))} if files.changes else {}),
-            **({"damaged": list(files.damaged)} if files.damaged else {}),
-            **({"starts_over": files.starts_over} if files.starts_over else {}),
         }
+        if files.changes:
+            document["changes"] = [str(change) for change in files.changes]
+        if files.damaged:
+            document["damaged"] = list(files.damaged)
+        if files.starts_over:
+            document["starts_over"] = files.starts_over
+        return document
+
+    @property
+    def _cluster(self) -> str | None:
+        """Where its job runs, ``local`` or ``slurm``; None if its job is not known."""
+        if self.files.job is None:
+            return None
+        return "local" if self.files.job.local else "slurm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,15 +255,15 @@ class Statuses:
     unanswered: str | None = None
 
 
-def statuses(found: Iterable[RunFiles], *, ask: Ask, now: float) -> Statuses:
+def statuses(files_of_runs: Iterable[RunFiles], *, ask: Ask, now: float) -> Statuses:
     """Return the states of runs. Slurm is queried once at most, and only if one of them needs it.
 
     Args:
-        found: the contents of the run directories.
+        files_of_runs: the contents of the run directories.
         ask: asks Slurm.
         now: seconds since the epoch.
     """
-    runs = list(found)
+    runs = list(files_of_runs)
     jobs: dict[str, QueuedJob] | None = None
     unanswered = None
     if any(map(needs_slurm, runs)):

@@ -62,7 +62,6 @@ class Answer:
     """Why a run is in its state.
 
     Args:
-        status: the run.
         why: a sentence.
         error: the lines of the error's message below the one that ``why`` quotes.
         facts: what else is known, a sentence each.
@@ -111,7 +110,6 @@ def explain(
     """Return why a run is in its state.
 
     Args:
-        status: the run.
         priority: the parts of its job's priority, as ``sprio`` prints them; None if unknown.
         unanswered: whether Slurm could not be queried.
         called: what commands call the run; None is its id.
@@ -260,8 +258,6 @@ def remedy(run: RunDirectory, result: Result, called: str) -> tuple[str, str | N
     """Return the command that helps after a run has ended early, and the one that resumes it later, if that is another.
 
     Args:
-        run: the run.
-        result: its result.
         called: what commands call the run.
     """
     resume = result.resume or resume_command(run)

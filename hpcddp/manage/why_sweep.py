@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from hpcddp.manage.format import ranks_text
 from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.status import RunStatus
 from hpcddp.manage.why import Answer, explain
 from hpcddp.run.sweep import element_id
 from hpcddp.slurm.states import State
@@ -22,7 +23,6 @@ class SweepAnswer:
     """Why a sweep's elements are in their states.
 
     Args:
-        status: the sweep.
         groups: the indices of the elements that share an answer, with the answer of the first of them.
         called: what commands call the sweep.
     """
@@ -43,7 +43,8 @@ class SweepAnswer:
         for indices, answer in self.groups[:_ANSWERS_SHOWN]:
             state = answer.status.state
             why = str(state) if state.has_nodes or state is State.FINISHED else f"{state}: {answer.why}"
-            yield f"  element{'s' if len(indices) > 1 else ''} {ranks_text(indices)} {why}"
+            noun = "elements" if len(indices) > 1 else "element"
+            yield f"  {noun} {ranks_text(indices)} {why}"
             if answer.advice is not None:
                 yield f"    {answer.advice}"
         if len(self.groups) > _ANSWERS_SHOWN:
@@ -63,23 +64,25 @@ def explain_sweep(status: SweepStatus, *, unanswered: bool, called: str | None =
     """Return why the elements of a sweep are in their states; those that have finished or run as they should come last.
 
     Args:
-        status: the sweep.
         unanswered: whether Slurm could not be queried.
         called: what commands call the sweep; None is its id.
     """
-    named = called or status.sweep.sweep_id
-    groups: dict[tuple[State, str], list[int]] = {}
+    called = called or status.sweep.sweep_id
+    indices_by_reason: dict[tuple[State, str], list[int]] = {}
     for index, element in enumerate(status.elements):
-        result = element.files.result
-        reason = (result.reason if result else None) or (element.job.reason if element.job else "")
-        groups.setdefault((element.state, str(reason)), []).append(index)
+        indices_by_reason.setdefault((element.state, _reason(element)), []).append(index)
     order = [State.FAILED, State.LOST, State.TIMED_OUT, State.PREEMPTED, State.STOPPED, State.HELD, *State]
-    found = sorted(groups.items(), key=lambda group: (order.index(group[0][0]), group[1]))
-    answers = (
-        (
-            tuple(indices),
-            explain(status.elements[indices[0]], unanswered=unanswered, called=element_id(named, indices[0])),
-        )
-        for _, indices in found
-    )
-    return SweepAnswer(status=status, groups=tuple(answers), called=named)
+    groups = sorted(indices_by_reason.items(), key=lambda group: (order.index(group[0][0]), group[1]))
+    answers = []
+    for _, indices in groups:
+        first = indices[0]
+        answer = explain(status.elements[first], unanswered=unanswered, called=element_id(called, first))
+        answers.append((tuple(indices), answer))
+    return SweepAnswer(status=status, groups=tuple(answers), called=called)
+
+
+def _reason(element: RunStatus) -> str:
+    """Return the reason of its result, or that for which Slurm lets its job wait; empty without one."""
+    if element.files.result is not None and element.files.result.reason:
+        return element.files.result.reason
+    return "" if element.job is None else element.job.reason

@@ -50,7 +50,7 @@ def test_few_pieces_hold_all_lines_and_every_extreme(metrics: RunMetrics) -> Non
     assert max(piece.high for piece in loss.pieces if piece.steps / piece.lines > 1000) > 7
     assert (loss.best.step, loss.last.step, metrics.last_step) == (LINES, LINES, LINES)
     # No piece reaches from one attempt into the next.
-    assert sum(piece.lines for piece in loss.pieces if piece.place == 0) == 20_000
+    assert sum(piece.lines for piece in loss.pieces if piece.attempt_index == 0) == 20_000
 
 
 def test_few_stretches_hold_all_durations_and_each_long_pause(metrics: RunMetrics) -> None:
