@@ -67,7 +67,8 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
 
 
 def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
-    as_json, debug = "--json" in _options(arguments), "--debug" in _options(arguments)
+    as_json = "--json" in _options(arguments)
+    debug = "--debug" in _options(arguments)
     try:
         code = app(args=_debug_first(arguments), prog_name="hpcddp", standalone_mode=False)
     except HpcddpError as error:
@@ -80,7 +81,8 @@ def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
         # The exit codes of jobs mean nothing here: what has one is a damaged file of a run, which the message names.
         return min(error.exit_code, _FIXABLE)
     except USAGE_ERROR as error:
-        message, hint = _usage_message(error, arguments), _usage_hint(error)
+        message = _usage_message(error, arguments)
+        hint = _usage_hint(error)
         meant = message.partition("; ")[2] if hasattr(error, "option_name") else ""
         document = {"error": {"kind": "usage", "message": message, "hint": _as_sentence(meant) or hint}}
         if type(error).__name__ == _HELP:
@@ -150,7 +152,7 @@ def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
     if (option := getattr(error, "option_name", None)) is not None and error.ctx is not None:
         names = [name for parameter in error.ctx.command.params for name in parameter.opts if name.startswith("--")]
         return f"there is no option {option}{_instead_of(option, names, arguments)}"
-    if (sentence := _of_number(error)) is not None:
+    if (sentence := _number_message(error)) is not None:
         return sentence
     message = str(error.format_message()).replace("Value error, ", "")
     if (choice := _NOT_A_CHOICE.search(message)) is None:
@@ -175,10 +177,10 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     meant = _OTHER_OPTIONS.get(option, option)
     field = field_named(option.removeprefix("--")) if meant == option and of_job else None
     if field is not None:
-        own = f"--{field.rpartition('.')[2].replace('_', '-')}"
-        meant = _OTHER_OPTIONS.get(own, own)
-    if of_job and (known := _instead_of_sbatch(option, arguments)) is not None:
-        return known
+        option_of_field = f"--{field.rpartition('.')[2].replace('_', '-')}"
+        meant = _OTHER_OPTIONS.get(option_of_field, option_of_field)
+    if of_job and (instead := _instead_of_sbatch(option, arguments)) is not None:
+        return instead
     near = meant if meant in names else nearest(option, names)
     if of_job and near != meant and (why := why_no_flag(option)) is not None:
         return f": {why}"
@@ -232,24 +234,26 @@ def _value_of(option: str, arguments: Sequence[str]) -> str:
     return "VALUE"
 
 
-def _of_number(error: ClickObject) -> str | None:
+def _number_message(error: ClickObject) -> str | None:
     """Return the message of a value that is not the number that an option takes; None for another error.
 
     The sentences of click are kept; from 0.20 on typer has those of pydantic.
     """
-    parameter, errors = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    parameter = getattr(error, "param", None)
+    errors = getattr(error.__cause__, "errors", None)
     if parameter is None or errors is None:
         return None
     (details, *_) = errors()
-    option, limits = parameter.opts[0], details.get("ctx", {})
-    found = f"{option} is {str(details['input'])[:_SHOWN]}"
+    option = parameter.opts[0]
+    limits = details.get("ctx", {})
+    subject = f"{option} is {str(details['input'])[:_SHOWN]}"
     match details["type"].partition("_"):
         case ("int", _, _):
-            return f"{found}, which is no integer; write one, such as 1"
+            return f"{subject}, which is no integer; write one, such as 1"
         case ("float", _, _):
-            return f"{found}, which is no number; write one, such as 10"
+            return f"{subject}, which is no number; write one, such as 10"
         case ("greater", _, "than_equal"):
-            return f"{found}, and {limits['ge']:g} is the least; write {limits['ge']:g} or more"
+            return f"{subject}, and {limits['ge']:g} is the least; write {limits['ge']:g} or more"
         case _:
             return None
 
@@ -265,8 +269,8 @@ def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, 
             return
     with suppress(OutputError, BrokenPipeError):
         if sentence.startswith(f"{_PREFIX} "):
-            for one in sentence.removeprefix(f"{_PREFIX} ").split(f"\n{_PREFIX} "):
-                sentences(_PREFIX, "bad", one)
+            for text in sentence.removeprefix(f"{_PREFIX} ").split(f"\n{_PREFIX} "):
+                sentences(_PREFIX, "bad", text)
         else:
             # The help, whose lines fit.
             echo(sentence, err=True)

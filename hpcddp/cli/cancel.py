@@ -67,16 +67,17 @@ def cancel(
             _confirm(newest)
         run = str(newest.run.path if isinstance(newest, RunStatus) else newest.sweep.path)
     chosen = chosen_to_act_on(run, run_root)
-    found = overview_now([entry_of(chosen)], environment)
-    (line,) = found.lines
+    (line,) = overview_now([entry_of(chosen)], environment).lines
 
     def end(job_ids: Sequence[str]) -> None:
         commands.cancel(job_ids, environment)
 
     if isinstance(line, RunStatus):
-        sentence, run_id = cancel_run(line, end=end), line.run.run_id
+        run_id = line.run.run_id
+        sentence = cancel_run(line, end=end)
     else:
-        sentence, run_id = cancel_sweep(line, end=end, now=time.time()), line.sweep.sweep_id
+        run_id = line.sweep.sweep_id
+        sentence = cancel_sweep(line, end=end, now=time.time())
     echo(json.dumps({"run_id": run_id, "sentence": sentence}, indent=2) if as_json else sentence)
 
 
@@ -89,18 +90,25 @@ def _newest_alive(run_root: Path, environment: Mapping[str, str]) -> Line | None
     from hpcddp.manage.overview import overview
     from hpcddp.slurm import commands
 
-    found = overview(run_root, ask=lambda: commands.queue(environment), now=time.time(), everything=False)
-    alive = next((line for line in found.lines if line.is_alive), None)
-    if alive is None and found.unanswered is not None:
-        raise UserError(f"no RUN is given, and Slurm could not be asked which runs are alive: {found.unanswered}")
-    return alive
+    newest = overview(run_root, ask=lambda: commands.queue(environment), now=time.time(), everything=False)
+    for line in newest.lines:
+        if line.is_alive:
+            return line
+    if newest.unanswered is not None:
+        raise UserError(f"no RUN is given, and Slurm could not be asked which runs are alive: {newest.unanswered}")
+    return None
 
 
 def _confirm(line: Line) -> None:
     """Ask whether a run or sweep is to be cancelled."""
     from hpcddp.manage.status import RunStatus
 
-    run, state = (line.run, line.state) if isinstance(line, RunStatus) else (line.sweep.directory, line.sentence)
+    if isinstance(line, RunStatus):
+        run = line.run
+        state: str = line.state
+    else:
+        run = line.sweep.directory
+        state = line.sentence
     called = run_argument(run.path)
     if not sys.stdin.isatty():
         raise UserError(f"no RUN is given; name the run, or add --yes to cancel the newest that is alive, {called}")

@@ -44,13 +44,13 @@ def checkpoints(
     from hpcddp.run.checkpoints import survey
     from hpcddp.run.find import chosen_run
 
-    found = one_run(chosen_run(run, run_root))
-    states = survey(found.checkpoints)
+    chosen = one_run(chosen_run(run, run_root))
+    states = survey(chosen.checkpoints)
     if as_json:
-        document = {"run": str(found.path), "checkpoints": [state.as_json() for state in states]}
+        document = {"run": str(chosen.path), "checkpoints": [state.as_json() for state in states]}
         echo(json.dumps(document, indent=2))
         return
-    for line in _lines(found.checkpoints, states, now=time.time()):
+    for line in _lines(chosen.checkpoints, states, now=time.time()):
         echo(line)
 
 

@@ -67,7 +67,7 @@ def ddp(
     from hpcddp.doctor.ddp.compare import examine_job
 
     spec = read_job(job_file, overrides).spec
-    found = examine_job(
+    comparison = examine_job(
         spec,
         world_size=world_size,
         steps=steps,
@@ -75,8 +75,8 @@ def ddp(
         environment=os.environ,
         timeout_s=timeout,
     )
-    echo(json.dumps(found.as_json(), indent=2) if as_json else found.explain(), nl=as_json)
-    raise typer.Exit({"DEFECT": 1, "NOT COMPARED": 2}.get(found.verdict, 0))
+    echo(json.dumps(comparison.as_json(), indent=2) if as_json else comparison.explain(), nl=as_json)
+    raise typer.Exit({"DEFECT": 1, "NOT COMPARED": 2}.get(comparison.verdict, 0))
 
 
 @doctor.command()
@@ -126,11 +126,11 @@ def loss(
         from hpcddp.doctor.loss.examination import as_json as document_of
         from hpcddp.doctor.loss.examination import examine, explain
 
-        found = examine(
+        examination = examine(
             name, world_size=world_size, samples=batch, data=data, directory=Path.cwd(), batch_dim=batch_dim
         )
-    document = document_of(found)
-    echo(json.dumps(document, indent=2) if as_json else explain(found), nl=as_json)
+    document = document_of(examination)
+    echo(json.dumps(document, indent=2) if as_json else explain(examination), nl=as_json)
     raise typer.Exit(1 if document["defect"] else 0)
 
 
@@ -165,21 +165,21 @@ def install(
     if on_nodes:
         size = ["resources.nodes=2", *(overrides or ())]
         job = read_job(None, size, options=read_options({}, ("true",))).spec
-    found = []
+    findings = []
     for finding in examine_machine(run_root, os.environ):
         # Whether the nodes see the run root is not a question any more.
         if on_nodes and finding.name == "run root" and finding.verdict == "warning":
             continue
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             echo(str(finding))
     if job is not None:
         python = job.environment.interpreter or sys.executable
         for finding in examine_nodes(job, run_root, python=python, environment=os.environ, wait_s=wait):
-            found.append(finding)
+            findings.append(finding)
             if not as_json:
                 echo(str(finding))
-    failed = any(finding.verdict == "error" for finding in found)
+    failed = any(finding.verdict == "error" for finding in findings)
     if as_json:
-        echo(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in found]}, indent=2))
+        echo(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in findings]}, indent=2))
     raise typer.Exit(1 if failed else 0)

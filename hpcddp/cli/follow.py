@@ -321,25 +321,26 @@ _MOST_SHOWN: Final = 3
 
 def step_text(record: MetricsLine) -> str:
     """Return the numbers of a training record as text, without those that it does not have."""
-    known = _numbers(record, {"loss": "loss {:.4f}", "samples_per_s": "{:,.0f} samples/s"})
+    texts = _number_texts(record, {"loss": "loss {:.4f}", "samples_per_s": "{:,.0f} samples/s"})
     if record.number("loss") is not None:
-        return known
+        return "  ".join(texts)
     # Code of the user's own logs under names of its own.
     others = [f"{name} {value:.4g}" for name, value in record.numbers().items() if name not in _NOT_SHOWN]
-    return "  ".join([*others[:_MOST_SHOWN], *([known] if known else [])])
+    return "  ".join([*others[:_MOST_SHOWN], *texts])
 
 
 def evaluation_text(record: MetricsLine) -> str:
     """Return the numbers of an evaluation record as text, without those that it does not have."""
-    known = _numbers(record, _EVALUATIONS)
+    texts = _number_texts(record, _EVALUATIONS)
     others = (name for name in record.evaluations() if name not in _EVALUATIONS and name not in _NOT_SHOWN)
-    texts = [f"{name} {record.number(name):.4g}" for name in islice(others, _MOST_SHOWN)]
-    return "  ".join([*([known] if known else []), *texts])
+    texts += [f"{name} {record.number(name):.4g}" for name in islice(others, _MOST_SHOWN)]
+    return "  ".join(texts)
 
 
-def _numbers(record: MetricsLine, formats: Mapping[str, str]) -> str:
-    known = {name: record.number(name) for name in formats}
-    return "  ".join(formats[name].format(value) for name, value in known.items() if value is not None)
+def _number_texts(record: MetricsLine, formats: Mapping[str, str]) -> list[str]:
+    """Return the numbers that a record has, each in its format."""
+    values = {name: record.number(name) for name in formats}
+    return [formats[name].format(value) for name, value in values.items() if value is not None]
 
 
 _END_VERBS: Final = {"failure": "failed", "stop": "stopped"}

@@ -27,10 +27,10 @@ def add_examples(app: typer.Typer) -> None:
     A docstring, or the help of a group, has a paragraph ``Example: hpcddp ...`` for each.
     """
     if isinstance(app.info.help, str):
-        app.info.help, app.info.epilog = _parts(app.info.help)
+        app.info.help, app.info.epilog = _help_and_examples(app.info.help)
     app.info.cls = _showing_examples(app.info.cls if isinstance(app.info.cls, type) else TyperGroup)
     for command in app.registered_commands:
-        command.help, command.epilog = _parts(command.help or inspect.getdoc(command.callback) or "")
+        command.help, command.epilog = _help_and_examples(command.help or inspect.getdoc(command.callback) or "")
         command.cls = _showing_examples(command.cls or TyperCommand)
     for group in app.registered_groups:
         if group.typer_instance is not None:
@@ -89,23 +89,27 @@ class _Examples:
 
     def parse_args(self, ctx: ClickObject, args: list[str]) -> list[str]:
         """Take ``--all`` beside ``--help``, which is no option of the command."""
-        own = list(args[: args.index("--")] if "--" in args else args)
-        asked = not hasattr(self, "commands") or not own or own[0].startswith("-")
-        if asked and _ALL in own and any(word in ctx.help_option_names for word in own):
+        words = args[: args.index("--")] if "--" in args else args
+        # The help of a command of a group is asked for behind its name.
+        is_about_subcommand = hasattr(self, "commands") and bool(words) and not words[0].startswith("-")
+        asks_for_help = any(word in ctx.help_option_names for word in words)
+        if _ALL in words and asks_for_help and not is_about_subcommand:
             ctx.meta[_ALL] = True
-            args = [word for word in own if word != _ALL]
+            args = [word for word in words if word != _ALL]
         rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         return rest
 
     def shell_complete(self, ctx: ClickObject, incomplete: str) -> list[ClickObject]:
         """Complete every option, also one that the short help only names."""
         with self._all_listed():
-            found: list[ClickObject] = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
-            return found
+            completions: list[ClickObject] = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
+            return completions
 
     def format_help(self, ctx: ClickObject, formatter: ClickObject) -> None:
         """Write the help, with all options after ``--all``, on a terminal in the colours of the theme."""
-        write_heading, write_dl, write_usage = formatter.write_heading, formatter.write_dl, formatter.write_usage
+        write_heading = formatter.write_heading
+        write_dl = formatter.write_dl
+        write_usage = formatter.write_usage
         formatter.write_heading = lambda heading: write_heading(styled(heading, "heading"))
         formatter.write_dl = lambda rows, *more, **named: write_dl(
             [(styled(first, "name"), second) for first, second in rows], *more, **named
@@ -146,7 +150,7 @@ def _showing_examples(cls: type[Any]) -> type[Any]:
     return type(cls.__name__, (_Examples, cls), {})
 
 
-def _parts(help_text: str) -> tuple[str, str | None]:
+def _help_and_examples(help_text: str) -> tuple[str, str | None]:
     """Return the help without its examples, and the examples."""
     paragraphs = inspect.cleandoc(help_text).split("\n\n")
     examples = [paragraph for paragraph in paragraphs if paragraph.startswith(_EXAMPLE)]

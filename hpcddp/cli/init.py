@@ -49,7 +49,7 @@ class _Texts:
         profile: its text.
         job_file: the path of the first job file.
         job: its text.
-        writes_job: whether it is written;
+        writes_job: whether it is written; an existing file is kept.
         next_command: the command to run next.
     """
 
@@ -282,12 +282,16 @@ def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str
     if facts.disable_root_jobs and facts.user == "root":
         yield "root           is not allowed to submit jobs here"
     yield f"profile        {texts.profile_file}"
-    yield f"job file       {texts.job_file}{'' if texts.writes_job else ', which was there and is kept'}"
+    kept = "" if texts.writes_job else ", which was there and is kept"
+    yield f"job file       {texts.job_file}{kept}"
     if choice.runs_in is None:
         yield "next           no partition is open to you: ask your site, or name one with --partition"
     else:
+        line = f"next           {texts.next_command}"
         idle = _idle(facts.partitions[choice.runs_in])
-        yield f"next           {texts.next_command}{f', which waits while {choice.runs_in} is {idle}' if idle else ''}"
+        if idle is not None:
+            line += f", which waits while {choice.runs_in} is {idle}"
+        yield line
 
 
 def _idle(partition: Partition) -> str | None:
@@ -302,13 +306,21 @@ def _partition_lines(facts: ClusterFacts) -> list[str]:
     from hpcddp.site.profile_writer import describe_partition
 
     lines = []
-    for name in sorted(facts.partitions, key=lambda one: facts.barred(one) is not None):
-        partition, barred = facts.partitions[name], facts.barred(name)
-        idle, role = _idle(partition), " (default)" if partition.default else ""
-        what = f"you may not use it: {barred}" if barred else describe_partition(partition)
-        lines.append(f"{name}{role}: {what}{f'; {idle}' if idle and not barred else ''}")
-    more = len(lines) - _LISTED_PARTITIONS
-    return lines if more <= 0 else [*lines[:_LISTED_PARTITIONS], f"and {more} more: the profile has them all"]
+    for name in sorted(facts.partitions, key=lambda name: facts.barred(name) is not None):
+        partition = facts.partitions[name]
+        barred = facts.barred(name)
+        idle = _idle(partition)
+        label = f"{name} (default)" if partition.default else name
+        if barred:
+            lines.append(f"{label}: you may not use it: {barred}")
+        elif idle:
+            lines.append(f"{label}: {describe_partition(partition)}; {idle}")
+        else:
+            lines.append(f"{label}: {describe_partition(partition)}")
+    unlisted = len(lines) - _LISTED_PARTITIONS
+    if unlisted <= 0:
+        return lines
+    return [*lines[:_LISTED_PARTITIONS], f"and {unlisted} more: the profile has them all"]
 
 
 def _under(label: str, lines: list[str]) -> Iterator[str]:

@@ -85,11 +85,11 @@ def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) 
     elif attempt is not None and not has_failed(attempt):
         attempt = None
     if attempt is None:
-        where = f"attempt {number} of run {run.run_id}" if number is not None else f"run {run.run_id}"
+        where = f"run {run.run_id}" if number is None else f"attempt {number} of run {run.run_id}"
         echo("null" if as_json else f"nothing has failed in {where}")
         return
-    found = first_error(attempt)
-    echo(json.dumps(found.as_json(), indent=2) if as_json else "\n".join(found.lines()))
+    error = first_error(attempt)
+    echo(json.dumps(error.as_json(), indent=2) if as_json else "\n".join(error.lines()))
 
 
 def _print_logs(
@@ -108,12 +108,12 @@ def _print_logs(
     logs = sources(attempt, ranks=ranks, batch=batch)
     if lines is not None:
         logs = [last_of(log, lines) for log in logs]
-    found = _last(merged(logs), lines)
+    log_lines = _last(merged(logs), lines)
     if as_json:
-        _print_document(attempt, found)
+        _print_document(attempt, log_lines)
         return
     printer = _Printer(attempt, raw=raw)
-    printer.print(found)
+    printer.print(log_lines)
     if not printer.has_printed:
         echo(f"attempt {attempt.number} of run {attempt.run.run_id} has printed nothing yet", err=True)
 
@@ -151,12 +151,8 @@ class _Printer:
             day = time.strftime("%Y-%m-%d", moment)
             if day != self._day:
                 self._day = day
-                write(
-                    styled(
-                        printable(f"--- attempt {self._attempt.number} of run {self._attempt.run.run_id}, {day}"),
-                        "heading",
-                    )
-                )
+                heading = f"--- attempt {self._attempt.number} of run {self._attempt.run.run_id}, {day}"
+                write(styled(printable(heading), "heading"))
             label = line.source.label
             self._width = max(self._width, len(label))
             clock = time.strftime("%H:%M:%S", moment)
@@ -178,7 +174,8 @@ def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int 
         if newest is not None and newest != number:
             number = newest
             attempt = run.attempt(newest)
-            follower, printer = LogFollower(attempt, ranks=ranks, batch=batch, last=lines), _Printer(attempt, raw=raw)
+            follower = LogFollower(attempt, ranks=ranks, batch=batch, last=lines)
+            printer = _Printer(attempt, raw=raw)
             printer.print(_last(follower.new_lines(time.time(), ended=not alive), lines))
         elif number is not None:
             printer.print(follower.new_lines(time.time(), ended=not alive))

@@ -64,11 +64,16 @@ def complete_runs(context: typer.Context, incomplete: str) -> list[tuple[str, st
     from hpcddp.run.find import all_runs, brief, token_of
 
     root = context.params.get("run_root") or RUN_ROOT
-    found = all_runs(Path(root)) or all_runs(Path(root), everywhere=True)
-    names = [(name, run) for run in found for name in dict.fromkeys((run.run_id, token_of(run.run_id)))]
-    # The short forms are offered to who has begun one.
-    names = [(name, run) for name, run in names if name.startswith(incomplete) and (incomplete or name == run.run_id)]
-    return [(name, brief(run)) for name, run in names]
+    runs = all_runs(Path(root)) or all_runs(Path(root), everywhere=True)
+    completions = []
+    for run in runs:
+        names = [run.run_id]
+        token = token_of(run.run_id)
+        # A short form is offered to those who have begun one.
+        if incomplete and token != run.run_id:
+            names.append(token)
+        completions += [(name, brief(run)) for name in names if name.startswith(incomplete)]
+    return completions
 
 
 def complete_partitions(context: typer.Context, incomplete: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Print to the terminal, in which a name, a log or an error of anybody's must control nothing."""
+"""Print to the terminal, with escapes in place of the characters that control it: names and logs may hold any."""
 
 from __future__ import annotations
 

@@ -210,8 +210,11 @@ def _measured_noise(runs: Path) -> MeasuredNoise | None:
     from hpcddp.batch.noise_scale import MeasuredNoise
     from hpcddp.run.result import newest_noise_scale
 
-    found = newest_noise_scale(runs)
-    return None if found is None else MeasuredNoise(samples=found[1], source=f"run {found[0]}")
+    newest = newest_noise_scale(runs)
+    if newest is None:
+        return None
+    run_id, samples = newest
+    return MeasuredNoise(samples=samples, source=f"run {run_id}")
 
 
 def _plan_numbers(
@@ -288,18 +291,20 @@ def _explain_steps(given: Mapping[str, Any], overrides: Sequence[str] | None, sa
             "--samples and --world-size (and --global-batch, the intended batch); leave it out"
         )
     if samples is None or "--world-size" not in given:
-        missing = [*(["--samples"] if samples is None else []), *({"--world-size"} - set(given))]
+        missing = ["--samples"] if samples is None else []
+        if "--world-size" not in given:
+            missing.append("--world-size")
         raise UserError(
             f"{' and '.join(missing)} must be given with --explain-steps; write for example hpcddp plan "
             "--explain-steps 5025 --samples 1281167 --world-size 3"
         )
-    found = explain_steps(
+    observation = explain_steps(
         steps=given["--explain-steps"],
         samples=samples,
         world_size=given["--world-size"],
         intended_batch=given.get("--global-batch"),
     )
-    return found.as_json(), found.explain()
+    return observation.as_json(), observation.explain()
 
 
 def _answer(result: JobPlan) -> _Answer:

@@ -111,10 +111,10 @@ def _write(path: Path, text: str) -> None:
     if path.is_dir():
         raise OutputFileError(f"-o is {str(path)!r}, which is a directory; write the name of a file in it")
     if path.exists() and not path.is_file():
-        raise OutputFileError(f"-o is {str(path)!r}, which is no plain file; leave -o out to print the script")
+        raise OutputFileError(f"-o is {str(path)!r}, which is not a regular file; leave -o out to print the script")
     if not path.parent.is_dir():
         raise OutputFileError(
-            f"-o is {str(path)!r}, and the directory {str(path.parent)!r} is not there; make it first"
+            f"-o is {str(path)!r}, and the directory {str(path.parent)!r} does not exist; make it first"
         )
     try:
         write_text(path, text)

@@ -59,30 +59,31 @@ def report(
 
     if as_json and output is not None:
         raise UserError("--json prints numbers, and --output names the page; leave one of them out")
-    found = _look(runs or [None], run_root)
-    if found.unanswered is not None:
-        echo(f"Slurm could not be asked, so the states are as far as files tell: {found.unanswered}", err=True)
-    reports = reports_of(found.lines)
+    overview = _look(runs or [None], run_root)
+    if overview.unanswered is not None:
+        echo(f"Slurm could not be asked, so the states are as far as files tell: {overview.unanswered}", err=True)
+    reports = reports_of(overview.lines)
     if not reports:
         raise UserError("the sweep has no elements, so there is nothing to report; name another run")
     if sort is None:
         metric, order = ranked(reports)
     else:
-        ranking = rank_only(found.lines, sort, command="report")
+        ranking = rank_only(overview.lines, sort, command="report")
         metric, order = sort, [reports[element.index] for element in ranking.elements]
     if as_json:
-        document = {"ranked_by": metric if len(reports) > 1 else None, "runs": [one.as_json() for one in order]}
+        document = {"ranked_by": metric if len(reports) > 1 else None, "runs": [report.as_json() for report in order]}
         echo(json.dumps(document, indent=2))
         return
     from hpcddp.manage.overview import SweepStatus
     from hpcddp.manage.report_page import page
 
-    sweeps = [line.sweep for line in found.lines if isinstance(line, SweepStatus)]
-    only = sweeps[0] if len(found.lines) == 1 and sweeps else None
+    sweeps = [line.sweep for line in overview.lines if isinstance(line, SweepStatus)]
+    only = sweeps[0] if len(overview.lines) == 1 and sweeps else None
     first = reports[0].run.path
-    name = f"{first.parent.name} / {first.name if only is None else only.sweep_id}"
-    more = len(found.lines) - 1
-    title = f"{name} and {more} more" if more else name
+    run_or_sweep_id = first.name if only is None else only.sweep_id
+    title = f"{first.parent.name} / {run_or_sweep_id}"
+    if len(overview.lines) > 1:
+        title += f" and {len(overview.lines) - 1} more"
     path = output or Path(page_name(reports, None if only is None else only.path))
     _refuse_unwritable(path)
     _write(path, page(order, title=title, now=time.time(), is_sweep=only is not None, sorted_by=sort))
@@ -102,7 +103,9 @@ def _refuse_unwritable(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"--output is {path}, which is a directory; write the name of a file in it")
     if not path.parent.is_dir():
-        raise UserError(f"--output is {path}, and there is no directory {path.parent}; make it, or write another file")
+        raise UserError(
+            f"--output is {path}, and the directory {path.parent} does not exist; make it, or write another file"
+        )
 
 
 def _write(path: Path, text: str) -> None:

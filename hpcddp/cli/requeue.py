@@ -34,16 +34,18 @@ def requeue(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = 
 
     environment = dict(os.environ)
     chosen = chosen_to_act_on(run, run_root)
-    found = overview_now([entry_of(chosen)], environment)
-    if found.unanswered is not None:
-        raise HpcddpError(f"nothing was requeued, because Slurm could not be asked: {found.unanswered}")
-    (line,) = found.lines
+    overview = overview_now([entry_of(chosen)], environment)
+    if overview.unanswered is not None:
+        raise HpcddpError(f"nothing was requeued, because Slurm could not be asked: {overview.unanswered}")
+    (line,) = overview.lines
     slurm = commands_of_slurm(environment)
     if isinstance(line, RunStatus):
-        done = {line.run.run_id: requeue_run(line, slurm)}
+        sentences = {line.run.run_id: requeue_run(line, slurm)}
     else:
-        done = {one.run.run_id: requeue_run(one, slurm) for one in line.elements if one.state == "running"}
+        running = [element for element in line.elements if element.state == "running"]
+        sentences = {element.run.run_id: requeue_run(element, slurm) for element in running}
     if as_json:
-        echo(json.dumps([{"run_id": name, "sentence": text} for name, text in done.items()], indent=2))
+        documents = [{"run_id": run_id, "sentence": sentence} for run_id, sentence in sentences.items()]
+        echo(json.dumps(documents, indent=2))
         return
-    echo("\n".join(done.values()) or "no element of the sweep runs, so none was requeued")
+    echo("\n".join(sentences.values()) or "no element of the sweep runs, so none was requeued")

@@ -124,15 +124,15 @@ def status(*, directory: Directory = None, as_json: AsJson = False) -> None:
     from hpcddp.sandbox import sandbox as sandboxes
 
     where = _directory(directory)
-    found = sandboxes.status(where, environment=dict(os.environ))
+    document = sandboxes.status(where, environment=dict(os.environ))
     if as_json:
-        echo(json.dumps(found, indent=2))
+        echo(json.dumps(document, indent=2))
         return
-    echo(_sentence(found["state"], where))
-    for name, word in (found.get("node_states") or {}).items():
+    echo(_sentence(document["state"], where))
+    for name, word in (document.get("node_states") or {}).items():
         echo(f"  {name}  {word}")
-    if found["state"] in {"up", "degraded"}:
-        _print_exports(found)
+    if document["state"] in {"up", "degraded"}:
+        _print_exports(document)
 
 
 def _print_exports(document: Mapping[str, Any]) -> None:

@@ -44,18 +44,20 @@ def stacks(
     chosen = one_run(chosen_to_act_on(run, run_root))
     status = status_now(chosen, environment)
     live = live_run(status)
-    for one in rank or ():
-        live.check_rank(one)
-    found = [each for each in stacks_of(live, environment) if not rank or each.rank in rank]
+    for chosen_rank in rank or ():
+        live.check_rank(chosen_rank)
+    processes = [process for process in stacks_of(live, environment) if not rank or process.rank in rank]
     if as_json:
-        echo(json.dumps({"run_id": chosen.run_id, "processes": [asdict(each) for each in found]}, indent=2))
+        documents = [asdict(process) for process in processes]
+        echo(json.dumps({"run_id": chosen.run_id, "processes": documents}, indent=2))
     else:
-        groups = group_stacks(found)
-        if len(found) > 1 and (where := summary(groups)):
+        groups = group_stacks(processes)
+        where = summary(groups)
+        if where and len(processes) > 1:
             echo(f"{where}\n")
         for group in groups:
             echo("".join(f"{line}\n" for line in group.lines()))
-    if not (found or as_json):
+    if not (processes or as_json):
         echo(f"no process of run {chosen.run_id} was found on its nodes; it may just have started or ended", err=True)
-    if not any(each.is_known for each in found):
+    if not any(process.is_known for process in processes):
         raise typer.Exit(1)

@@ -19,7 +19,7 @@ import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
 from hpcddp.cli.output import Role, echo, styled, write
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, counted
 
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Filter, Overview
@@ -113,14 +113,14 @@ def status(  # noqa: PLR0913  each is an option
         _scan(scan)
     look = _looker(run, run_root, everything=everything, wanted=wanted)
     while True:
-        found = look()
-        ranking = None if sort is None else rank_only(found.lines if run else (), sort, command="status")
+        overview = look()
+        ranking = None if sort is None else rank_only(overview.lines if run else (), sort, command="status")
         if as_json:
             sweeps = {} if ranking is None else {"sweeps": [ranking.as_json()]}
-            echo(json.dumps({**found.as_json(), **sweeps}, indent=2))
+            echo(json.dumps({**overview.as_json(), **sweeps}, indent=2))
         else:
             nothing = partial(_nothing, run_root, everything=everything, wanted=wanted)
-            _show(found, run, again=watch, ranking=ranking, nothing=nothing)
+            _show(overview, run, again=watch, ranking=ranking, nothing=nothing)
         if not watch:
             return
         time.sleep(interval)
@@ -145,7 +145,7 @@ def _state(text: str) -> State:
         return State(word)
     near = nearest(word, [str(state) for state in State])
     instead = f"did you mean {near}?" if near else f"write one of {', '.join(State)}"
-    raise UserError(f"--state is {text!r}, and there is no such state; {instead}")
+    raise UserError(f"--state is {text!r}, which is not a state of a run; {instead}")
 
 
 def _moment(text: str, now: float) -> float:
@@ -158,7 +158,7 @@ def _moment(text: str, now: float) -> float:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
         raise UserError(
-            f"--since is {text!r}, and that is no time; write a duration such as 90min, 12h or 7d, or a date such as "
+            f"--since is {text!r}, which is not a time; write a duration such as 90min, 12h or 7d, or a date such as "
             "2026-11-20 or 2026-11-20T08:00"
         ) from None
 
@@ -174,11 +174,11 @@ def _scan(directory: Path) -> None:
     from hpcddp.run.index import index_directory, scan
 
     if not directory.is_dir():
-        raise UserError(f"--scan is {str(directory)!r}, and there is no such directory")
+        raise UserError(f"--scan is {str(directory)!r}, which is not a directory; name one that holds runs")
     if index_directory() is None:
         raise UserError("the index has no place: HOME is not set; set it, or XDG_STATE_HOME")
-    found = scan(directory)
-    echo(f"{len(found)} {'run' if len(found) == 1 else 'runs'} found under {directory.absolute()}", err=True)
+    runs = scan(directory)
+    echo(f"{counted(len(runs), 'run')} found under {directory.absolute()}", err=True)
 
 
 def _looker(run: str | None, run_root: Path, *, everything: bool, wanted: Filter) -> Callable[[], Overview]:
@@ -200,7 +200,7 @@ def _looker(run: str | None, run_root: Path, *, everything: bool, wanted: Filter
 
 
 def _show(
-    found: Overview, run: str | None, *, again: bool, ranking: Ranking | None, nothing: Callable[[], str]
+    overview: Overview, run: str | None, *, again: bool, ranking: Ranking | None, nothing: Callable[[], str]
 ) -> None:
     from hpcddp.manage.format import one_line
     from hpcddp.manage.overview import SweepStatus
@@ -209,9 +209,9 @@ def _show(
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    lines = table(found.lines, width=width, paint=_styled) if found.lines else [nothing()]
+    lines = table(overview.lines, width=width, paint=_styled) if overview.lines else [nothing()]
     if run is not None:
-        (only,) = found.lines
+        (only,) = overview.lines
         if isinstance(only, RunStatus):
             lines = details(only, paint=_styled)
         elif isinstance(only, SweepStatus):
@@ -221,13 +221,14 @@ def _show(
             else:
                 order = one_line(ranking.sentence)
                 lines = [f"sweep {name}: {only.sentence}; {order}", *ranking.table(width=width, paint=_styled)]
-    if found.left_out:
-        lines.append(f"{found.left_out} older runs have ended; --all shows them too")
-    head = _CLEAR if again and terminal else ""
+    if overview.left_out:
+        lines.append(f"{overview.left_out} older runs have ended; --all shows them too")
+    if again and terminal:
+        lines[0] = f"{_CLEAR}{lines[0]}"
     # The lines have colours of their own; names in them are escaped.
-    write(head + "\n".join(lines))
-    if found.unanswered is not None:
-        echo(f"Slurm could not be asked, so these states are as far as files tell: {found.unanswered}", err=True)
+    write("\n".join(lines))
+    if overview.unanswered is not None:
+        echo(f"Slurm could not be asked, so these states are as far as files tell: {overview.unanswered}", err=True)
 
 
 def _nothing(run_root: Path, *, everything: bool, wanted: Filter) -> str:
@@ -238,8 +239,10 @@ def _nothing(run_root: Path, *, everything: bool, wanted: Filter) -> str:
     options = [option for option, value in given.items() if value]
     which = f"no run matches {' and '.join(options)}" if options else "there is no run"
     where = "" if everything else f" under {one_line(str(run_root.absolute()))}"
-    elsewhere = "; hpcddp status --all shows those of other run roots" if not everything and indexed_runs() else ""
-    return f"{which}{where}{elsewhere}"
+    sentence = f"{which}{where}"
+    if not everything and indexed_runs():
+        sentence += "; hpcddp status --all shows those of other run roots"
+    return sentence
 
 
 def _styled(text: str, state: State) -> str:

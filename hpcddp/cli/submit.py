@@ -250,23 +250,23 @@ def _resume_sweep(
     if output.follow:
         raise UserError(_NOT_FOLLOWED)
     status, unanswered = sweep_status_now(sweep, environment)
-    left = status.elements_to_resume(unanswered)
+    indices = status.elements_to_resume(unanswered)
     counts = {"finished": status.count_finished, "alive": status.count_alive}
     if dry_run:
-        request, notes = prepare_sweep(sweep, left, environment=environment, dependency=dependency, force=force)
-        ids = [sweep.run_id(index) for index in left]
+        request, notes = prepare_sweep(sweep, indices, environment=environment, dependency=dependency, force=force)
+        ids = [sweep.run_id(index) for index in indices]
         document = {"sweep_id": sweep.sweep_id, "sweep_dir": str(sweep.path), "cluster": request.cluster}
         if output.as_json:
             echo(json.dumps({**document, "elements": [{"run_id": run_id} for run_id in ids], **counts}, indent=2))
             return
         _print_remarks((), notes)
-        count = counted(len(left), "element")
+        count = counted(len(indices), "element")
         echo(
             f"dry run: would go to {request.cluster}, {count} of sweep directory {sweep.path}; {status.rest}", err=True
         )
         echo("\n".join(ids))
         return
-    resumed = resume_sweep(sweep, left, environment=environment, dependency=dependency, force=force, code=code)
+    resumed = resume_sweep(sweep, indices, environment=environment, dependency=dependency, force=force, code=code)
     if output.quiet:
         echo(sweep.sweep_id)
         return
@@ -274,7 +274,8 @@ def _resume_sweep(
         echo(json.dumps({**resumed.as_json(), **counts}, indent=2))
         return
     _print_remarks(resumed.dropped, resumed.warnings)
-    echo(f"{counted(len(left), 'element')} continue{'s' if len(left) == 1 else ''}; {status.rest}")
+    verb = "continues" if len(indices) == 1 else "continue"
+    echo(f"{counted(len(indices), 'element')} {verb}; {status.rest}")
     echo(f"job id           {_first_words(resumed.job_ids)}")
     echo(f"sweep directory  {sweep.path}")
     _print_copy("code             ", sweep.directory)
@@ -312,11 +313,12 @@ def _find(text: str, run_root: Path, *, named: bool, dry_run: bool) -> RunDirect
     from hpcddp.submission.sweep_element import checked_run, find_to_resume
 
     run = checked_run(find_run(text, run_root))
-    own = run.path.parent.parent
+    root_of_run = run.path.parent.parent
     # An id or a path is found under every root.
-    if named and own.resolve() != run_root.resolve():
+    if named and root_of_run.resolve() != run_root.resolve():
         raise UserError(
-            f"--run-root is {run_root}, and the run {run.run_id} is in {own}, where it continues; leave --run-root out"
+            f"--run-root is {run_root}, and the run {run.run_id} is in {root_of_run}, where it continues; leave "
+            "--run-root out"
         )
     return run if dry_run else find_to_resume(str(run.path), run_root)
 
@@ -457,8 +459,9 @@ def print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) ->
         echo(f"failed with exit code {outcome.exit_code}: {result.reason}")
     else:
         saved = f"; step {result.saved_step} is saved" if result.saved_step else ""
-        said = str(result.reason).startswith(outcome.status)
-        echo(outcome.status + ("" if said else f": {result.reason}") + saved)
+        reason_names_status = str(result.reason).startswith(outcome.status)
+        reason = "" if reason_names_status else f": {result.reason}"
+        echo(f"{outcome.status}{reason}{saved}")
     if result is not None and result.resume:
         command, later = remedy(submission.run, result, short_argument(submission.run))
         echo(f"to go on: {command}" if later is None else f"the error: {command}")

@@ -40,16 +40,17 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
 
     environment = dict(os.environ)
     entry = entry_of(chosen_run(run, run_root))
-    found = overview_now([entry], environment)
-    (line,) = found.lines
-    unanswered = found.unanswered is not None
+    overview = overview_now([entry], environment)
+    (line,) = overview.lines
+    unanswered = overview.unanswered is not None
     if isinstance(line, RunStatus):
-        called, priority = run_argument(line.run.path), _priority(line, environment)
+        called = run_argument(line.run.path)
+        priority = _priority(line, environment)
         answer: Answer | SweepAnswer = explain(line, priority=priority, unanswered=unanswered, called=called)
     else:
         answer = explain_sweep(line, unanswered=unanswered, called=run_argument(line.sweep.path))
-    if found.unanswered is not None:
-        echo(f"Slurm could not be asked: {found.unanswered}", err=True)
+    if overview.unanswered is not None:
+        echo(f"Slurm could not be asked: {overview.unanswered}", err=True)
     echo(json.dumps(answer.as_json(), indent=2) if as_json else "\n".join(answer.lines()))
 
 
