@@ -43,9 +43,11 @@ Point = Literal[
     "save.latest",
     "save.prune",
     "best",
+    "form",
 ]
 """The points of injection: a step boundary, in a step before its last backward and before its update, before an
-evaluation, before each part of a save (``save.begin``: before all of it), and before ``checkpoints/best`` moves."""
+evaluation, before each part of a save (``save.begin``: before all of it), before ``checkpoints/best`` moves, and before
+a rank that is left after a death opens the next process group."""
 
 POINTS: Final[tuple[Point, ...]] = get_args(Point)
 SAVE_POINTS: Final = tuple(point for point in POINTS if point.startswith("save."))

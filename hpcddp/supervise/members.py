@@ -14,6 +14,7 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
@@ -26,6 +27,11 @@ from hpcddp.task.channel import Channel, ChannelClosedError
 # first is longer than it takes to notice that a host does not answer (hpcddp.task.channel).
 _LEAVE_S: Final = 5.0
 _FORM_S: Final = 20.0
+# How long gloo waits for the connection of a peer is five times the timeout of its group (tcp/pair.cc). The timeout of
+# the first try to form a generation is short, in case that a rank dies meanwhile; each further try doubles it.
+_CONNECT_S: Final = 0.2
+_CONNECT_FACTOR: Final = 5
+_MOST_TRIES: Final = 5
 # How long new processes may take that the others wait for.
 _NEWCOMER_S: Final = 120.0
 # How long srun may take to say how a task has ended.
@@ -36,6 +42,8 @@ _SLOW_POLL_S: Final = 0.5
 _MOST_GREETING: Final = 256
 # So often may a generation break before a step is made.
 _MOST_AT_A_STEP: Final = 3
+# So many processes are started for one number while the others wait for it.
+_MOST_STARTS: Final = 2
 NODE_LOST: Final = "its node was lost"
 """How a rank was ended whose host does not answer."""
 # How srun says that a task was ended by a signal, which is not what a program does by itself: signal(7), strsignal(3).
@@ -91,39 +99,58 @@ class NewGeneration:
     """A generation that has taken the place of another one.
 
     Args:
-        dead: the numbers of the ranks that had died, and how.
+        failures: how the ranks had died, by number, for each generation that has broken since the ranks last trained:
+            more than one if ranks died while the others formed a generation, or waited. Empty for a join.
         joined: the nodes of the ranks that are new, by number.
         world_size: how many ranks it has.
         step: optimizer steps done.
-        seconds: from the death, or from the last step before a join, until the ranks train again.
+        seconds: from the first death, or from the last step before a join, until the ranks train again.
     """
 
-    dead: Mapping[int, str]
+    failures: Sequence[Mapping[int, str]]
     joined: Mapping[int, str]
     world_size: int
     step: int
     seconds: float
 
+    @property
+    def dead(self) -> Mapping[int, str]:
+        """How all of them had died, by number."""
+        return {number: how for dead in self.failures for number, how in dead.items()}
+
 
 @dataclass(slots=True)
 class _Change:
-    """A change of generation that is under way.
+    """A change of generation that is under way, from the first rank that leaves until the ranks train again.
 
     Args:
         began: when, on the monotonic clock.
         deadline: until when all must have left, on the monotonic clock; infinity before a join.
         explain_until: until when srun must have said how the newest dead has ended, on the monotonic clock.
-        dead: how those that have died were ended, by number; None while srun has not said it.
-        may_go_on: whether the failure is counted, and allowed.
+        dead: how those that have died since the last failure was counted were ended, by number; None while srun has
+            not said it.
+        failures: how those before them were ended, for each failure that is counted.
         awaited: the numbers whose new processes the others wait for.
+        started: how many new processes have been started, by number.
     """
 
     began: float
-    deadline: float
+    deadline: float = float("inf")
     explain_until: float = 0.0
     dead: dict[int, str | None] = field(default_factory=dict)
-    may_go_on: bool = False
+    failures: list[dict[int, str]] = field(default_factory=list)
     awaited: set[int] = field(default_factory=set)
+    started: Counter[int] = field(default_factory=Counter)
+
+    def count_failure(self) -> None:
+        """Count the newest deaths, all of which are explained, as one failure."""
+        self.failures.append({number: how or "" for number, how in self.dead.items()})
+        self.dead = {}
+
+    @property
+    def counted_deaths(self) -> dict[int, str]:
+        """How those of the counted failures were ended, by number; the newest death of a number."""
+        return {number: how for dead in self.failures for number, how in dead.items()}
 
 
 class NewProcesses(Protocol):
@@ -187,7 +214,11 @@ class MemberService:
         self._newcomers: dict[int, _Member] = {}
         self._tasks: dict[int, Mapping[str, str]] = {}
         self._smallest_world = world_size
-        self._change = _Change(0.0, 0.0)
+        self._change = _Change(0.0)
+        # Whether its ranks have not been told that the generation is broken.
+        self._is_whole = True
+        # How often the ranks have tried to form a generation since they last trained.
+        self._tries = 0
         self._formed: set[int] = set()
         self._must_end = False
         # The number of the member that is rank 0.
@@ -321,7 +352,7 @@ class MemberService:
     def _pause(self) -> None:
         """Ask the ranks to leave their generation after a step, so that newcomers can join."""
         self._phase = "leaving"
-        self._change = _Change(self._monotonic(), float("inf"))
+        self._change = _Change(self._monotonic())
         self._tell({"pause": self._generation})
 
     def _hear(self, member: _Member, document: Mapping[str, Any]) -> None:
@@ -339,42 +370,69 @@ class MemberService:
             self._change.deadline = max(self._change.deadline, deadline)
         elif document.get("left") == self._generation:
             member.left = document
+            if self._phase == "forming":
+                # It could not open the process group: another rank was late, or has died.
+                self._break({})
         elif document.get("formed") == self._generation:
             self._formed.add(member.number)
 
     def _lose(self, member: _Member, *, is_cut_off: bool) -> None:
         """Handle the end of a connection."""
-        if self._newcomers.get(member.number) is member:
+        if is_cut_off and self._phase not in {"gathering", "ended"}:
+            self._lose_node(member.node)
+        elif self._newcomers.get(member.number) is member:
             del self._newcomers[member.number]
-            return
-        if self._members.get(member.number) is not member:
-            return
-        del self._members[member.number]
-        if member.is_done or self._phase == "ended":
-            return
-        if self._phase in {"gathering", "forming"}:
-            self.end(f"rank {member.number} has gone while the ranks met")
-            return
-        if not is_cut_off:
-            self._break([member], None)
-            return
-        # The connections of the others on this node end some seconds later.
-        on_its_node = [other for other in self._members.values() if other.node == member.node]
-        for other in on_its_node:
-            del self._members[other.number]
-            other.channel.close()
-        self._break([member, *on_its_node], NODE_LOST)
+            if self._phase == "waiting":
+                self._break({member.number: None})
+        elif self._members.get(member.number) is member:
+            del self._members[member.number]
+            if member.is_done or self._phase == "ended":
+                return
+            if self._phase == "gathering":
+                self.end(f"rank {member.number} has gone while the ranks met")
+            else:
+                self._break({member.number: None})
 
-    def _break(self, dead: Sequence[_Member], how: str | None) -> None:
-        """Let the others leave the generation, after the death of some ranks."""
+    def _lose_node(self, node: str) -> None:
+        """Handle the loss of a node: the connections of its other ranks end some seconds later, or never began."""
+        lost = {number for number in self._change.awaited if self._tasks[number].get("SLURMD_NODENAME") == node}
+        for members in (self._members, self._newcomers):
+            for member in [member for member in members.values() if member.node == node]:
+                del members[member.number]
+                member.channel.close()
+                if members is self._members and not member.is_done:
+                    lost.add(member.number)
+        if lost:
+            self._break(dict.fromkeys(lost, NODE_LOST))
+
+    def _break(self, dead: Mapping[int, str | None]) -> None:
+        """Let the ranks leave their generation.
+
+        Args:
+            dead: those that have died, and how they were ended; empty if some rank could not open the process group.
+        """
         now = self._monotonic()
-        if self._phase == "training" or not self._change.dead:
-            self._change = _Change(now, now + _LEAVE_S)
-            self._tell({"broken": self._generation})
+        is_first_death = not self._change.dead and not self._change.failures
+        if self._phase == "training" or (is_first_death and dead):
+            self._change = _Change(now)
+        change = self._change
+        change.dead.update(dead)
+        change.awaited -= dead.keys()
+        change.explain_until = now + _CAUSE_S
+        leave_s = _LEAVE_S
+        if self._phase == "forming":
+            leave_s += _CONNECT_FACTOR * self._connect_s
+            self._tries += 1
         self._phase = "leaving"
-        self._change.explain_until = now + _CAUSE_S
-        for member in dead:
-            self._change.dead[member.number] = how
+        if self._is_whole:
+            self._is_whole = False
+            change.deadline = now + leave_s
+            self._tell({"broken": self._generation})
+
+    @property
+    def _connect_s(self) -> float:
+        """The timeout of the process group while it opens."""
+        return _CONNECT_S * 2.0**self._tries
 
     def _tell(self, document: Mapping[str, Any]) -> None:
         for member in self._members.values():
@@ -400,15 +458,18 @@ class MemberService:
     def _go_on(self) -> None:
         """Form the next generation, or wait for new processes, if one of both is possible."""
         change = self._change
-        step = max((member.position[0] for member in self._members.values()), default=0)
+        step = max((member.position[0] for member in self._members.values()), default=-1)
+        if step < 0:
+            self.end("no rank is left that has the state")
+            return
         if self._ends_because_states_differ():
             return
-        if change.dead and not change.may_go_on:
-            change.may_go_on = self._may_break_again(step) and self._has_enough_nodes()
-            if not change.may_go_on:
+        if change.dead:
+            if not self._may_break_again(step) or not self._has_enough_nodes():
                 return
-        if not self._members:
-            self.end("no rank is left")
+            change.count_failure()
+        if self._tries == _MOST_TRIES:
+            self.end(f"the ranks that are left could not meet in {_MOST_TRIES} tries")
         elif len(self._members.keys() | self._newcomers.keys()) >= self._smallest_world:
             self._form()
         else:
@@ -431,7 +492,8 @@ class MemberService:
     def _wait_for_newcomers(self) -> None:
         """Start new processes where fewer ranks would not have the same result; the others wait for them."""
         change = self._change
-        change.awaited |= self._start_newcomers(change.dead.keys() - change.awaited - self._newcomers.keys())
+        absent = change.counted_deaths.keys() - self._members.keys() - self._newcomers.keys()
+        change.awaited |= self._start_newcomers(absent - change.awaited)
         expected = len(self._members.keys() | self._newcomers.keys() | change.awaited)
         if expected < self._smallest_world:
             self.end(f"{expected} ranks are too few for the same result")
@@ -442,11 +504,14 @@ class MemberService:
     def _go_on_if_newcomers_are_there(self) -> None:
         awaited = self._change.awaited - self._newcomers.keys()
         exits = {number: self._new_processes.exit_of(number) for number in awaited}
-        ended = [number for number, how in exits.items() if how is not None]
+        ended = {number: how for number, how in exits.items() if how is not None}
+        exited = [number for number, how in ended.items() if not how.startswith(_SURVIVED)]
         if len(self._members.keys() | self._newcomers.keys()) >= self._smallest_world:
             self._go_on()
+        elif exited:
+            self.end(f"the new process of rank {exited[0]} has ended ({ended[exited[0]]})")
         elif ended:
-            self.end(f"the new process of rank {ended[0]} has ended ({exits[ended[0]]})")
+            self._break(ended)
         elif self._monotonic() > self._change.deadline:
             self.end("the new processes were not there in time")
 
@@ -455,7 +520,9 @@ class MemberService:
         started = set()
         for number in sorted(numbers):
             task = self._task_of_newcomer(number)
-            if task is not None:
+            if task is not None and self._change.started[number] < _MOST_STARTS:
+                self._tasks[number] = task
+                self._change.started[number] += 1
                 self._new_processes.start(number, task)
                 started.add(number)
         return started
@@ -463,7 +530,7 @@ class MemberService:
     def _task_of_newcomer(self, number: int) -> Mapping[str, str] | None:
         """Return the task of a new process; None if its node is lost, and no spare one is left."""
         task = self._tasks[number]
-        if self._change.dead[number] != NODE_LOST:
+        if self._change.counted_deaths[number] != NODE_LOST:
             return task
         return self._nodes.task_elsewhere(task)
 
@@ -477,10 +544,9 @@ class MemberService:
         """Let the ranks that are there form the next generation."""
         positions = {member.position for member in self._members.values()}
         position = max(positions)
-        joining = [number for number in self._newcomers if number not in self._members]
-        everyone = self._members | {number: self._newcomers[number] for number in joining}
-        for number in joining:
-            self._tasks[number] = everyone[number].task
+        everyone = self._newcomers | self._members
+        # New processes of a generation that broke before it trained are members already.
+        joining = [number for number, member in everyone.items() if member.position[0] < 0]
         numbers = sorted(everyone)
         source = min(number for number, member in self._members.items() if member.position == position)
         rank_0 = everyone[numbers[0]]
@@ -492,6 +558,7 @@ class MemberService:
                 "world_size": len(numbers),
                 "address": rank_0.channel.other_address,
                 "port": rank_0.port,
+                "connect_timeout_s": self._connect_s,
                 "source": numbers.index(source),
                 "shares_state": bool(joining) or len(positions) > 1,
                 "completes_records": numbers[0] != self._rank_0 or rank_0.position < position,
@@ -504,8 +571,9 @@ class MemberService:
         self._joined = joining
         self._step = position[0]
         self._formed = set()
+        self._is_whole = True
         self._phase = "forming"
-        self._change.deadline = self._monotonic() + _FORM_S
+        self._change.deadline = self._monotonic() + _FORM_S + _CONNECT_FACTOR * self._connect_s
 
     def _may_break_again(self, step: int) -> bool:
         """Count a broken generation; tell the ranks to end, and return False, if that were one too many."""
@@ -552,18 +620,19 @@ class MemberService:
         return why_not is None
 
     def _train_again(self) -> None:
-        dead = {number: how or "" for number, how in self._change.dead.items()}
-        seconds = self._monotonic() - self._change.began
+        change = self._change
+        seconds = self._monotonic() - change.began
         self._phase = "training"
+        self._tries = 0
         self._on_new_generation(
             NewGeneration(
-                dead=dead,
+                failures=tuple(change.failures),
                 joined={number: self._members[number].node for number in self._joined},
                 world_size=len(self._members),
                 step=self._step,
                 seconds=seconds,
             )
         )
-        self._start_newcomers(dead.keys() - self._change.awaited)
+        self._start_newcomers(change.counted_deaths.keys() - self._members.keys() - change.awaited)
         if self._newcomers:
             self._pause()

@@ -53,6 +53,7 @@ class Newcomers:
         self._attempt, self._command, self._environment = attempt, command, environment
         self._cpus_per_task = cpus_per_task
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._nodes: dict[int, str] = {}
         self._told: set[int] = set()
         self._refused: dict[int, str] = {}
 
@@ -81,6 +82,7 @@ class Newcomers:
         ]
         self._told.discard(number)
         self._refused.pop(number, None)
+        self._nodes[number] = task["SLURMD_NODENAME"]
         try:
             with self._attempt.newcomer_log(number).open("ab") as log:
                 self._processes[number] = subprocess.Popen(
@@ -97,12 +99,13 @@ class Newcomers:
         """Return how the newest process of a rank has ended, in srun's words, or None while it is not known."""
         if number in self._refused:
             return self._refused[number]
+        node = self._nodes.get(number) or _host_of(self._attempt, number)
+        # Slurm ends the tasks of a node that it has given up.
+        if node in failed_nodes(self._attempt):
+            return NODE_LOST
         process = self._processes.get(number)
         if process is not None:
             return _exit_text(process)
-        # Slurm ends the tasks of a node that it has given up.
-        if _host_of(self._attempt, number) in failed_nodes(self._attempt):
-            return NODE_LOST
         return exits_of_tasks(self._attempt).get(number)
 
     def without_success(self, members: Collection[int]) -> dict[int, str]:
@@ -226,7 +229,16 @@ def _record(attempt: AttemptDirectory, generation: NewGeneration) -> None:
     """Write to the event log that the ranks train again."""
     ranks = counted(generation.world_size, "rank")
     joined = ", ".join(f"rank {number} on {node}" for number, node in sorted(generation.joined.items()))
-    dead = "; ".join(_death_texts(attempt, generation.dead))
+    *earlier, newest = generation.failures or [{}]
+    for dead_before in earlier:
+        _append(
+            attempt,
+            f"{_death_text(attempt, dead_before)}; before the others had gone on, another process was lost",
+            step=generation.step,
+            cause=_cause(dead_before),
+            dead=sorted(dead_before),
+        )
+    dead = _death_text(attempt, newest)
     if not dead:
         reason = f"a new process of {joined} joined, after a pause of {generation.seconds:.1f} s: {ranks}"
     elif not joined:
@@ -237,11 +249,15 @@ def _record(attempt: AttemptDirectory, generation: NewGeneration) -> None:
         attempt,
         reason,
         step=generation.step,
-        cause=_cause(generation),
-        dead=sorted(generation.dead),
+        cause=_cause(newest),
+        dead=sorted(newest),
         seconds=round(generation.seconds, 3),
         world_size=generation.world_size,
     )
+
+
+def _death_text(attempt: AttemptDirectory, dead: Mapping[int, str]) -> str:
+    return "; ".join(_death_texts(attempt, dead))
 
 
 def _death_texts(attempt: AttemptDirectory, dead: Mapping[int, str]) -> Iterator[str]:
@@ -258,11 +274,11 @@ def _death_texts(attempt: AttemptDirectory, dead: Mapping[int, str]) -> Iterator
         yield f"node {host} was lost ({ranks} {', '.join(numbers)})"
 
 
-def _cause(generation: NewGeneration) -> str | None:
-    """Return the cause of a change of generation, as the budgets count it; None for a join."""
-    if not generation.dead:
+def _cause(dead: Mapping[int, str]) -> str | None:
+    """Return the cause of a change of generation, as the budgets count it; None for a join, which has no dead."""
+    if not dead:
         return None
-    is_node_failure = all(how == NODE_LOST for how in generation.dead.values())
+    is_node_failure = all(how == NODE_LOST for how in dead.values())
     return str(Cause.NODE_FAILURE if is_node_failure else Cause.CRASH)
 
 

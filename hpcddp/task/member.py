@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.task.channel import Channel, ChannelClosedError
+from hpcddp.task.rendezvous import PeerFailedError
 
 # How long a rank whose collective has failed waits for the service to say that the generation is broken.
 _BREAK_S: Final = 3.0
@@ -41,6 +42,7 @@ class Formation:
         world_size: how many ranks it has.
         address: where its rank 0 listens.
         port: on which port.
+        connect_timeout_s: the timeout of the process group while it opens, in seconds.
         source: the rank whose state all take.
         shares_state: whether some rank has another state, or none.
         completes_records: whether rank 0 has not written all records: it is another process than before, or behind.
@@ -51,9 +53,38 @@ class Formation:
     world_size: int
     address: str
     port: int
+    connect_timeout_s: float
     source: int
     shares_state: bool
     completes_records: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """The state with which a process leaves a generation, or joins one.
+
+    Args:
+        step: optimizer steps done; -1 without a state.
+        evaluated_step: those at the last evaluation; 0 before the first, -1 without a state.
+        checksum: that of the state after both; the same on all ranks that have the same state. None without a state.
+        samples: the numbers of the samples of the step that was begun.
+    """
+
+    step: int = -1
+    evaluated_step: int = -1
+    checksum: int | None = None
+    samples: Sequence[int] = ()
+
+    def document(self, listener: socket.socket) -> dict[str, Any]:
+        """Return what the service hears of it, and of the socket that listens in case that the process is rank 0."""
+        return {
+            "step": self.step,
+            "evaluated_step": self.evaluated_step,
+            "checksum": self.checksum,
+            "samples": list(self.samples[:_MOST_SAMPLES]),
+            "sample_count": len(self.samples),
+            "port": int(listener.getsockname()[1]),
+        }
 
 
 class Member:
@@ -79,7 +110,9 @@ class Member:
         self._end_cut_off = end_cut_off
         self._is_cut_off = threading.Event()
         self._generation = 0
-        self._sockets: dict[str, int] = {}
+        # The sockets that this process had open before the process group, and those of the group; None while it opens.
+        self._sockets_before: dict[str, int] = {}
+        self._sockets: dict[str, int] | None = {}
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._broken, self._paused = threading.Event(), threading.Event()
         self.why_ended = "the membership service does not answer"
@@ -98,17 +131,26 @@ class Member:
         """Return whether the service asks the ranks to leave their generation after a step."""
         return self._paused.is_set()
 
-    def begin(self, generation: int, before: Mapping[str, int]) -> None:
-        """Begin a generation whose process group is open.
-
-        Args:
-            generation: its number.
-            before: the sockets that this process had open before the group (``open_sockets``).
-        """
+    def open_group(self) -> None:
+        """Say, before this process opens the process group of its generation, that it does so."""
         with self._cutting:
-            self._generation = generation
-            self._sockets = {name: number for name, number in open_sockets().items() if name not in before}
-        self._channel.send({"formed": generation})
+            self._sockets_before = open_sockets()
+            self._sockets = None
+
+    def raise_if_broken(self) -> None:
+        """Raise an error if the generation is broken: what this process waits for while it opens may never come.
+
+        Raises:
+            PeerFailedError: it is broken.
+        """
+        if self._broken.is_set():
+            raise PeerFailedError("another rank has gone while the ranks that are left opened their process group")
+
+    def begin(self) -> None:
+        """Begin the generation, whose process group is open."""
+        with self._cutting:
+            self._sockets = self._sockets_since()
+        self._channel.send({"formed": self._generation})
 
     def is_broken(self) -> bool:
         """Return whether the generation is broken, after a collective has failed; wait some seconds for the answer.
@@ -120,31 +162,17 @@ class Member:
             time.sleep(1)
         return is_broken
 
-    def leave(
-        self, step: int, evaluated_step: int, checksum: int, samples: Sequence[int], listener: socket.socket
-    ) -> Formation | None:
+    def leave(self, position: Position, listener: socket.socket) -> Formation | None:
         """Leave the generation, and wait for the next one.
 
         Args:
-            step: optimizer steps done.
-            evaluated_step: those at the last evaluation; 0 before the first.
-            checksum: that of the state after both; the same on all ranks that have the same state.
-            samples: the numbers of the samples of the step that was begun.
+            position: the state that this process keeps.
             listener: listens in case that this process becomes rank 0.
 
         Returns:
             The next generation; None if this process must end.
         """
-        left = {
-            "left": self._generation,
-            "step": step,
-            "evaluated_step": evaluated_step,
-            "checksum": checksum,
-            "samples": list(samples[:_MOST_SAMPLES]),
-            "sample_count": len(samples),
-            "port": int(listener.getsockname()[1]),
-        }
-        self._channel.send(left)
+        self._channel.send({"left": self._generation, **position.document(listener)})
         # The service gives up earlier; it may have been stopped.
         return self.wait_for_formation(_FORMATION_S + 4 * self._heartbeat().slowest_s)
 
@@ -154,11 +182,7 @@ class Member:
             answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
             answer = None
-        if answer is None:
-            return None
-        self._broken.clear()
-        self._paused.clear()
-        return Formation(**answer)
+        return None if answer is None else Formation(**answer)
 
     def allow(self, smallest_world: int) -> None:
         """Say how many ranks must be left for the same result."""
@@ -193,6 +217,10 @@ class Member:
         elif document.get("pause") == self._generation:
             self._paused.set()
         elif "form" in document:
+            # Here and not in the main thread: the new generation may be broken before that thread runs.
+            self._generation = int(document["form"]["generation"])
+            self._broken.clear()
+            self._paused.clear()
             self._answers.put(dict(document["form"]))
         elif "end" in document:
             self.why_ended = str(document["end"])
@@ -210,10 +238,15 @@ class Member:
         """Shut down the connections of the process group."""
         with self._cutting:
             now = open_sockets()
-            for name, descriptor in self._sockets.items():
+            sockets = self._sockets_since() if self._sockets is None else self._sockets
+            for name, descriptor in sockets.items():
                 # The descriptor may be that of another socket by now.
                 if now.get(name) == descriptor:
                     _shut_down(descriptor)
+
+    def _sockets_since(self) -> dict[str, int]:
+        """Return the sockets that this process has opened since it began to open the process group."""
+        return {name: number for name, number in open_sockets().items() if name not in self._sockets_before}
 
 
 def open_sockets() -> dict[str, int]:

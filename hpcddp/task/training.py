@@ -28,6 +28,7 @@ from hpcddp.run.metrics_log import METRICS_FILE
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import TASK_VARIABLES, RankEnv
+from hpcddp.stop import faults
 from hpcddp.stop.deadline import KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.listener import LISTENER, write_to_stderr
@@ -38,7 +39,7 @@ from hpcddp.task.code import record_loaded_code, why_code_differs
 from hpcddp.task.cut_off import end_cut_off
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.meeting import choose_interfaces, deadline_of, meet_ranks
-from hpcddp.task.member import Formation, Member, open_sockets
+from hpcddp.task.member import Formation, Member, Position
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.rendezvous import Identity, PeerFailedError, RendezvousError, bind_port, interface_of
 from hpcddp.task.watchdog import start_watchdog, trace_variables
@@ -69,6 +70,8 @@ class _Generation:
         address: rank 0's host.
         port: the port that rank 0 listens on.
         listener: rank 0's listening socket; None on the other ranks.
+        connect_timeout_s: the timeout of the process group while it opens, in seconds; None for generation 0, which
+            ends with a death while it opens.
         recovery: how they have taken the place of other ones; None for those with which the attempt began.
     """
 
@@ -77,6 +80,7 @@ class _Generation:
     address: str
     port: int
     listener: socket.socket | None
+    connect_timeout_s: float | None = None
     recovery: Recovery | None = None
 
 
@@ -125,6 +129,10 @@ def train(inputs: TaskInputs) -> None:
     _TrainingRank(inputs, device, member).train(generation)
 
 
+class _NotFormedError(PeerFailedError):
+    """The process group of a generation after the first could not be opened."""
+
+
 class _TrainingRank:
     """This process as a rank of a training, in one generation after the other.
 
@@ -149,7 +157,7 @@ class _TrainingRank:
                 self._train_together(generation)
             except Exception as error:  # noqa: BLE001  raised again where there is no next generation
                 try:
-                    generation = self._next_generation(error)
+                    generation = self._next_generation(generation, error)
                 except Exception:
                     if self._trackers is not None:
                         self._trackers.fail()
@@ -159,7 +167,6 @@ class _TrainingRank:
 
     def _train_together(self, generation: _Generation) -> None:
         """Train with the other ranks of a generation to the end."""
-        from hpcddp.train import distributed
         from hpcddp.train.context import TrainContext, never_pause
         from hpcddp.train.entry import run_entrypoint
         from hpcddp.train.errors import StoppedError
@@ -167,22 +174,8 @@ class _TrainingRank:
 
         inputs, member = self._inputs, self._member
         spec, attempt = inputs.spec, inputs.attempt
-        sockets_before = open_sockets()
         with ExitStack() as stack:
-            with opening(attempt, spec.launch.rendezvous_timeout):
-                stack.enter_context(
-                    distributed.process_group(
-                        generation.env,
-                        address=generation.address,
-                        port=generation.port,
-                        listener=generation.listener,
-                        device=self._device,
-                        rendezvous_timeout=spec.launch.rendezvous_timeout,
-                        hang_timeout=spec.launch.hang_timeout,
-                    )
-                )
-            if member is not None:
-                member.begin(generation.number, sockets_before)
+            self._open_group(generation, stack)
             context = TrainContext(
                 spec=spec,
                 rank_env=generation.env,
@@ -215,6 +208,46 @@ class _TrainingRank:
                 exit_process(ExitCode.STOPPED)
             self._say_done()
 
+    def _open_group(self, generation: _Generation, stack: ExitStack) -> None:
+        """Open the process group of a generation, until the end of the stack.
+
+        Raises:
+            RendezvousError: it could not be opened.
+        """
+        from hpcddp.train.distributed import Forming, process_group
+
+        member, spec = self._member, self._inputs.spec
+        forming = None
+        if member is not None:
+            member.open_group()
+            if generation.connect_timeout_s is not None:
+                forming = Forming(
+                    connect_timeout=timedelta(seconds=generation.connect_timeout_s),
+                    raise_if_broken=member.raise_if_broken,
+                )
+        group = process_group(
+            generation.env,
+            address=generation.address,
+            port=generation.port,
+            listener=generation.listener,
+            device=self._device,
+            rendezvous_timeout=spec.launch.rendezvous_timeout,
+            hang_timeout=spec.launch.hang_timeout,
+            forming=forming,
+        )
+        if generation.recovery is not None:
+            state = generation.recovery.state
+            faults.inject("form", step=state.manifest.step if state is not None else None)
+        try:
+            with opening(self._inputs.attempt, spec.launch.rendezvous_timeout):
+                stack.enter_context(group)
+        except Exception as error:
+            if forming is None:
+                raise
+            raise _NotFormedError(f"the ranks that are left could not form a generation: {error}") from error
+        if member is not None:
+            member.begin()
+
     def _take_survivor(self, survivor: Survivor) -> None:
         self._survivor = survivor
         PROCESS_STATE.save_last_step = survivor.save
@@ -227,7 +260,7 @@ class _TrainingRank:
         if self._member is not None:
             self._member.done()
 
-    def _next_generation(self, error: Exception) -> _Generation:
+    def _next_generation(self, generation: _Generation, error: Exception) -> _Generation:
         """Leave a generation after an error, and return the next one.
 
         Raises:
@@ -240,24 +273,38 @@ class _TrainingRank:
         member, survivor = self._member, self._survivor
         if member is None:
             raise error
-        can_go_on = isinstance(error, PausedError) or (is_peer_loss(error) and member.is_broken())
+        is_asked = isinstance(error, PausedError | _NotFormedError)
+        can_go_on = is_asked or (is_peer_loss(error) and member.is_broken())
+        # A process that is new has nothing to keep before it has the state of the others.
+        is_new = survivor is None and generation.recovery is not None
         state = survivor.state() if can_go_on and survivor is not None else None
-        if survivor is None or state is None:
+        if not can_go_on or (state is None and not is_new):
             member.failed()
             raise error
         self._heartbeat.expect_long()
         abandon_process_group()
         listener = bind_port(single_host=self._inputs.env.nodes == 1)
-        evaluated_step = state.manifest.progress["evaluated_step"] or 0
-        samples = survivor.samples_of_begun_step()
-        formation = member.leave(state.manifest.step, evaluated_step, state.checksum(), samples, listener)
+        formation = member.leave(_position(state, survivor), listener)
         if formation is None and member.states_differ:
             # Nobody knows which state is right.
             PROCESS_STATE.save_last_step = None
             raise DifferentStatesError(f"{member.why_ended}, and none of them is saved") from error
         if formation is None:
             raise PeerFailedError(member.why_ended) from error
-        return _generation_of(self._inputs, formation, listener, state, survivor.data)
+        data = survivor.data if survivor is not None else None
+        return _generation_of(self._inputs, formation, listener, state, data)
+
+
+def _position(state: MemoryCheckpoint | None, survivor: Survivor | None) -> Position:
+    """Return what a rank says of the state with which it leaves a generation; a new process has none."""
+    if state is None or survivor is None:
+        return Position()
+    return Position(
+        step=state.manifest.step,
+        evaluated_step=state.manifest.progress["evaluated_step"] or 0,
+        checksum=state.checksum(),
+        samples=survivor.samples_of_begun_step(),
+    )
 
 
 def _become_member(inputs: TaskInputs, identity: Identity) -> Member | None:
@@ -317,8 +364,7 @@ def _join(inputs: TaskInputs, identity: Identity) -> tuple[Member, _Generation]:
 
     import_modules_of(inputs.spec)
     listener = bind_port(single_host=inputs.env.nodes == 1)
-    port = int(listener.getsockname()[1])
-    left = {"step": -1, "evaluated_step": -1, "port": port, "why_code_differs": why_code_differs(inputs.attempt)}
+    left = {**Position().document(listener), "why_code_differs": why_code_differs(inputs.attempt)}
     member = _connect(inputs, identity, left=left)
     formation = member.wait_for_formation()
     if formation is None:
@@ -350,6 +396,7 @@ def _generation_of(
         address=formation.address,
         port=formation.port,
         listener=listener if is_rank_0 else None,
+        connect_timeout_s=formation.connect_timeout_s,
         recovery=Recovery(
             state=state,
             data=data,

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final
 
@@ -21,6 +22,8 @@ from hpcddp.stop.reasons import ExitCode
 
 _TEARDOWN_TIMEOUT = timedelta(seconds=30)
 _GROUP_FACTOR = 2
+# How long the ranks wait for each other before they connect, where a further try follows.
+_MEETING_TIMEOUT = timedelta(seconds=10)
 
 
 class DeviceError(HpcddpError):
@@ -66,6 +69,20 @@ def gpu_uuid(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forming:
+    """How a process group opens while ranks may die: gloo waits five of its timeouts for a rank that never connects.
+
+    Args:
+        connect_timeout: the timeout of the group while it opens.
+        raise_if_broken: called when this rank has reached rank 0's store; raises if another rank has gone. What it
+            waits for afterwards ends when another thread shuts its sockets down.
+    """
+
+    connect_timeout: timedelta
+    raise_if_broken: Callable[[], None]
+
+
 @contextlib.contextmanager
 def process_group(
     env: RankEnv,
@@ -76,6 +93,7 @@ def process_group(
     device: torch.device,
     rendezvous_timeout: timedelta,
     hang_timeout: timedelta,
+    forming: Forming | None = None,
 ) -> Iterator[None]:
     """Open the default process group with all ranks, which have met, and close it after the block.
 
@@ -88,20 +106,32 @@ def process_group(
         rendezvous_timeout: how long to wait for rank 0's store.
         hang_timeout: how long a rank may make no progress. The timeout of collectives is longer, so that the watchdogs
             of the ranks, which report more, act first.
+        forming: how the group opens if ranks may die meanwhile; None where that ends the attempt.
 
     Raises:
         RuntimeError: an error of torch, such as a connection that was lost.
     """
+    timeout = _GROUP_FACTOR * timedelta(seconds=Heartbeat(hang_timeout.total_seconds()).first_timeout_s)
+    connect_timeout = timeout
+    if forming is not None:
+        rendezvous_timeout = min(rendezvous_timeout, _MEETING_TIMEOUT)
+        connect_timeout = forming.connect_timeout
     store = _open_store(env, address, port, listener, rendezvous_timeout)
+    if forming is not None:
+        forming.raise_if_broken()
+        _wait_for_all(store, env)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
         store=store,
         rank=env.rank,
         world_size=env.world_size,
-        timeout=_GROUP_FACTOR * timedelta(seconds=Heartbeat(hang_timeout.total_seconds()).first_timeout_s),
+        timeout=connect_timeout,
         device_id=device if device.type == "cuda" else None,
     )
+    if forming is not None:
+        # Public from torch 2.14 as dist.set_timeout, which does this.
+        dist.distributed_c10d._get_default_group()._get_backend(device)._set_default_timeout(timeout)  # noqa: SLF001
     yield
     # Only after success: after an exception no collective may be entered, and the process ends at once.
     dist.barrier()
@@ -117,8 +147,9 @@ def abandon_process_group() -> None:
 
     Freeing it would wait for collectives that never end, so it stays in memory.
     """
-    _ABANDONED.append(dist.group.WORLD)
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        _ABANDONED.append(dist.group.WORLD)
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -144,6 +175,13 @@ def _open_store(env: RankEnv, address: str, port: int, listener: socket.socket |
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
+
+
+def _wait_for_all(store: TCPStore, env: RankEnv) -> None:
+    """Wait until all ranks have reached the store, so that none counts the time of a late one as that of connecting."""
+    names = [f"is_there/{rank}" for rank in range(env.world_size)]
+    store.set(names[env.rank], "")
+    store.wait(names)
 
 
 def collective_trace() -> str | None:

@@ -326,12 +326,124 @@ def test_a_rank_that_does_not_leave_in_time_ends_the_generation(cluster: Cluster
     assert cluster.reasons() == ["a rank did not leave the broken generation in time"] * 3
 
 
-def test_a_death_while_the_ranks_form_a_generation_ends_it(cluster: Cluster) -> None:
+@pytest.mark.parametrize("dead", [0, 2])
+def test_a_death_while_the_ranks_form_a_generation_is_one_more_failure(cluster: Cluster, dead: int) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    assert {formation["connect_timeout_s"] for formation in cluster.formations().values()} == {0.2}
+    cluster.channels[3].send({"formed": 1})
+    cluster.kill(dead)
+    left = [number for number in (0, 2, 3) if number != dead]
+    assert all(channel.receive() == {"broken": 1} for channel in cluster.channels.values())
+    assert cluster.recoveries == []
+    cluster.leave(dict.fromkeys(left, 7), generation=1)
+    formations = cluster.formations()
+    assert {number: found["rank"] for number, found in formations.items()} == {left[0]: 0, left[1]: 1}
+    assert {(found["generation"], found["connect_timeout_s"]) for found in formations.values()} == {(2, 0.4)}
+    cluster.form(2)
+    (recovery,) = cluster.recoveries
+    assert (recovery.failures, recovery.world_size) == (({1: KILLED}, {dead: KILLED}), 2)
+    assert cluster.started == sorted([1, dead])
+
+
+def test_a_death_while_the_ranks_form_a_generation_ends_a_run_without_a_further_failure(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = new_cluster(most_failures=1)
     cluster.kill(1)
     cluster.leave({0: 7, 2: 7, 3: 7})
     cluster.formations()
     cluster.kill(2)
-    assert cluster.reasons() == ["rank 2 has gone while the ranks met"] * 2
+    cluster.leave({0: 7, 3: 7}, generation=1)
+    assert cluster.reasons() == ["requeue.max_failures is used up"] * 2
+
+
+def test_the_third_death_at_a_step_ends_the_ranks_that_form(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(most_failures=10)
+    for generation, number in enumerate((3, 2, 1)):
+        cluster.kill(number)
+        cluster.leave(dict.fromkeys(cluster.channels, 7), generation)
+        if number > 1:
+            cluster.formations()
+    assert cluster.reasons() == ["3 generations have broken in the step after step 7"]
+
+
+def test_a_node_that_is_lost_while_the_ranks_form_a_generation_is_no_failure(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = new_cluster(most_failures=1, min_nodes=1)
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.formations()
+    lose_second_node(cluster, {0: 7}, generation=1)
+    assert cluster.formations()[0]["world_size"] == 1
+
+
+def test_a_rank_that_cannot_open_the_group_makes_all_try_again_with_more_time(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    for generation, connect_timeout_s in enumerate((0.2, 0.4, 0.8, 1.6, 3.2), start=1):
+        assert cluster.formations()[0]["connect_timeout_s"] == connect_timeout_s
+        cluster.leave({0: 7}, generation)
+        cluster.leave({2: 7, 3: 7}, generation)
+    assert cluster.reasons() == ["the ranks that are left could not meet in 5 tries"] * 3
+
+
+def test_a_rank_that_is_stuck_while_the_ranks_form_a_generation_ends_it(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.formations()
+    later = time.monotonic() + 22
+    cluster.now = lambda: later
+    cluster.settle()
+    assert cluster.reasons() == ["the ranks that are left did not meet in time"] * 3
+
+
+def test_a_new_process_that_dies_while_it_joins_is_replaced_after_the_others_went_on(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.formations()
+    cluster.form(1)
+    cluster.join(1, left=NEW_PROCESS)
+    cluster.leave({0: 9, 2: 9, 3: 9}, generation=1)
+    cluster.formations()
+    cluster.kill(1)
+    cluster.leave({0: 9, 2: 9, 3: 9}, generation=2)
+    assert cluster.formations()[0]["world_size"] == 3
+    cluster.form(3)
+    assert cluster.recoveries[1].failures == ({1: KILLED},)
+    assert cluster.started == [1, 1]
+
+
+def test_a_new_process_takes_part_again_in_the_next_try(cluster: Cluster) -> None:
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.formations()
+    cluster.form(1)
+    cluster.join(1, left=NEW_PROCESS)
+    cluster.leave({0: 9, 2: 9, 3: 9}, generation=1)
+    cluster.formations()
+    cluster.kill(0)
+    cluster.leave({1: -1, 2: 9, 3: 9}, generation=2)
+    formations = cluster.formations()
+    assert {number: found["rank"] for number, found in formations.items()} == {1: 0, 2: 1, 3: 2}
+    assert all(found["source"] == 1 and found["shares_state"] for found in formations.values())
+    cluster.form(3)
+    assert cluster.recoveries[1].joined == {1: "n1"}
+
+
+def test_the_ranks_end_if_nobody_is_left_who_has_the_state(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(world_size=2)
+    cluster.kill(1)
+    cluster.leave({0: 7})
+    cluster.formations()
+    cluster.form(1)
+    cluster.join(1, left=NEW_PROCESS)
+    cluster.leave({0: 9}, generation=1)
+    cluster.formations()
+    cluster.kill(0)
+    cluster.leave({1: -1}, generation=2)
+    assert cluster.reasons() == ["no rank is left that has the state"]
 
 
 def test_the_failures_that_are_allowed_are_counted(new_cluster: Callable[..., Cluster]) -> None:
@@ -428,6 +540,73 @@ def test_the_ranks_end_if_the_new_process_that_they_wait_for_ends(waiting_cluste
     assert waiting_cluster.reasons() == ["the new process of rank 1 has ended (Exited with exit code 2)"] * 3
 
 
+def test_a_new_process_that_is_killed_while_the_others_wait_is_replaced_once(waiting_cluster: Cluster) -> None:
+    cluster = waiting_cluster
+    cluster.exits[1] = KILLED
+    cluster.settle()
+    assert cluster.started == [1, 1]
+    cluster.join(1, left=NEW_PROCESS)
+    assert cluster.formations()[0]["world_size"] == 4
+    cluster.form(1)
+    assert cluster.recoveries[0].failures == ({1: KILLED}, {1: KILLED})
+
+
+def test_the_ranks_end_if_the_second_new_process_is_killed_too(waiting_cluster: Cluster) -> None:
+    cluster = waiting_cluster
+    for _ in range(2):
+        cluster.exits[1] = KILLED
+        cluster.settle()
+    assert cluster.started == [1, 1]
+    assert cluster.reasons() == ["3 generations have broken in the step after step 7"] * 3
+
+
+def test_the_ranks_end_if_a_new_process_is_killed_and_no_failure_is_left(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(most_failures=1)
+    cluster.channels[0].send({"smallest_world": 4})
+    cluster.settle()
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.exits[1] = KILLED
+    cluster.settle()
+    assert cluster.started == [1]
+    assert cluster.reasons() == ["requeue.max_failures is used up"] * 3
+
+
+def test_a_new_process_that_dies_when_the_others_have_taken_it_in_is_replaced_once(waiting_cluster: Cluster) -> None:
+    cluster = waiting_cluster
+    cluster.join(1, left=NEW_PROCESS)
+    cluster.formations()
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7}, generation=1)
+    assert cluster.started == [1, 1]
+    cluster.join(1, left=NEW_PROCESS)
+    assert cluster.formations()[0]["world_size"] == 4
+
+
+@pytest.mark.parametrize("spare", [(), ("n3",)])
+def test_a_new_process_whose_node_is_lost_is_replaced_on_a_spare_node(
+    new_cluster: Callable[..., Cluster], spare: Sequence[str]
+) -> None:
+    cluster = new_cluster(world_size=3, nodes=("n1", "n2", *spare), min_nodes=1)
+    cluster.channels[0].send({"smallest_world": 3})
+    cluster.settle()
+    cluster.kill(2)
+    cluster.leave({0: 7, 1: 7})
+    assert cluster.started == [2]
+    # What Slurm says when it has given up the node.
+    cluster.exits[2] = NODE_LOST
+    cluster.settle()
+    if not spare:
+        assert cluster.reasons() == ["2 ranks are too few for the same result"] * 2
+        return
+    assert cluster.tasks[2]["SLURMD_NODENAME"] == "n3"
+    cluster.join(2, left=NEW_PROCESS)
+    assert cluster.formations()[0]["world_size"] == 3
+    cluster.form(1)
+    assert cluster.recoveries[0].failures == ({2: KILLED}, {2: NODE_LOST})
+    assert cluster.recoveries[0].joined == {2: "n3"}
+
+
 def test_the_ranks_end_if_the_new_process_does_not_come(waiting_cluster: Cluster) -> None:
     later = time.monotonic() + 130
     waiting_cluster.now = lambda: later
@@ -445,11 +624,11 @@ def test_the_ranks_wait_for_two_new_processes_if_another_one_dies_meanwhile(wait
     assert cluster.formations()[3]["world_size"] == 4
 
 
-def lose_second_node(cluster: Cluster, generation: int = 0) -> None:
+def lose_second_node(cluster: Cluster, left: Mapping[int, int] | None = None, generation: int = 0) -> None:
     cluster.exits[3] = NODE_LOST
     cluster.kill(2, NODE_LOST)
     cluster.kill(3, NODE_LOST)
-    cluster.leave({0: 7, 1: 7}, generation=generation)
+    cluster.leave({0: 7, 1: 7} if left is None else left, generation)
 
 
 def test_the_ranks_on_the_other_nodes_go_on_and_no_failure_is_counted(new_cluster: Callable[..., Cluster]) -> None:
