@@ -71,10 +71,12 @@ def gpu_uuid(device: torch.device) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forming:
-    """How a process group opens while ranks may die: gloo waits five of its timeouts for a rank that never connects.
+    """How a process group opens while ranks may die.
 
     Args:
-        connect_timeout: the timeout of the group while it opens.
+        connect_timeout: the timeout of the group and of its store while they open: short, because nothing wakes a rank
+            that waits for the connection of a dead one. gloo waits five times as long (tcp/pair.cc), torch's store
+            about three times.
         raise_if_broken: called when this rank has reached rank 0's store; raises if another rank has gone. What it
             waits for afterwards ends when another thread shuts its sockets down.
     """
@@ -114,12 +116,13 @@ def process_group(
     timeout = _GROUP_FACTOR * timedelta(seconds=Heartbeat(hang_timeout.total_seconds()).first_timeout_s)
     connect_timeout = timeout
     if forming is not None:
-        rendezvous_timeout = min(rendezvous_timeout, _MEETING_TIMEOUT)
-        connect_timeout = forming.connect_timeout
+        connect_timeout = rendezvous_timeout = forming.connect_timeout
     store = _open_store(env, address, port, listener, rendezvous_timeout)
     if forming is not None:
         forming.raise_if_broken()
         _wait_for_all(store, env)
+        # torch numbers the keys of its groups, counts a try that has failed, and starts again after a success.
+        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
@@ -181,7 +184,7 @@ def _wait_for_all(store: TCPStore, env: RankEnv) -> None:
     """Wait until all ranks have reached the store, so that none counts the time of a late one as that of connecting."""
     names = [f"is_there/{rank}" for rank in range(env.world_size)]
     store.set(names[env.rank], "")
-    store.wait(names)
+    store.wait(names, _MEETING_TIMEOUT)
 
 
 def collective_trace() -> str | None:

@@ -114,6 +114,34 @@ def test_the_others_go_on_without_a_step_lost_and_new_processes_join_them(
     assert_same(tracked, reference)
 
 
+def ranks_killed_while_the_others_form(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """A rank dies in a step, and another one before it opens the process group of those that are left."""
+    tracked = context.start(
+        "run",
+        nodes=2,
+        tasks=2,
+        on=OTHER_HOSTS,
+        sections={
+            "requeue": {"max_failures": 2},
+            "environment": {"env": {"HPCDDP_FAULTS": "kill@backward:40,rank=1;kill@form:40,rank=0"}},
+        },
+    )
+    return finish(context, tracked)
+
+
+@after_scenario(ranks_killed_while_the_others_form)
+def test_a_death_while_the_others_form_a_generation_is_survived(
+    scenario_result: tuple[TrackedRun, TrackedRun],
+) -> None:
+    tracked, reference = scenario_result
+    assert (tracked.attempts, len(tracked.events("train"))) == (1, 1)
+    first, second, *joins = tracked.events("recovery")
+    assert [(event.cause, event.facts["dead"]) for event in (first, second)] == [("crash", [1]), ("crash", [0])]
+    assert second.facts["world_size"] == 2
+    assert joins[-1].facts["world_size"] == 4
+    assert_same(tracked, reference)
+
+
 def rank_killed_that_the_others_need(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     """A rank dies of a model whose result depends on the ranks; another run of it is undisturbed."""
     runs = [
