@@ -10,7 +10,9 @@ Whoever cannot go on here is told to end: each rank then saves its last step, an
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import socket
 import threading
 import time
@@ -59,6 +61,7 @@ class _Member:
         number: its number among the tasks of the job, which it keeps in each generation.
         channel: the connection to it.
         task: the variables of srun of its task, as ``start_newcomer`` takes them.
+        process: what names its process, to its sentinel too.
         identity: what must be the same for all.
         left: what it has said when it left the generation; None while it trains.
         is_done: whether it has said that it ends by itself.
@@ -67,6 +70,7 @@ class _Member:
     number: int
     channel: Channel
     task: Mapping[str, str]
+    process: str
     identity: Mapping[str, str]
     left: Mapping[str, Any] | None = None
     is_done: bool = False
@@ -163,7 +167,10 @@ class NewProcesses(Protocol):
         """Note why the newest process of a number is not taken in; it ends by itself."""
 
     def exit_of(self, number: int) -> str | None:
-        """Return how the newest task of a number has ended, in srun's words; None while srun has not said it."""
+        """Return how the newest task of a number has ended, in srun's words; None while srun has not said it.
+
+        The sentinel of the task mostly says it earlier.
+        """
 
 
 Phase = Literal["gathering", "training", "leaving", "waiting", "forming", "ended"]
@@ -213,6 +220,9 @@ class MemberService:
         self._members: dict[int, _Member] = {}
         self._newcomers: dict[int, _Member] = {}
         self._tasks: dict[int, Mapping[str, str]] = {}
+        # The newest process of each number, and how processes have ended, as their sentinels have seen it.
+        self._processes: dict[int, str] = {}
+        self._exits: dict[str, str] = {}
         self._smallest_world = world_size
         self._change = _Change(0.0)
         # Whether its ranks have not been told that the generation is broken.
@@ -295,13 +305,18 @@ class MemberService:
         try:
             channel = Channel(connection, self._key, is_service=True)
             hello = channel.receive()
-            member = _Member(int(hello["number"]), channel, dict(hello["task"]), dict(hello["identity"]))
+            if "watches" not in hello:
+                number, process = int(hello["number"]), str(hello["process"])
+                member = _Member(number, channel, dict(hello["task"]), process, dict(hello["identity"]))
         except (ChannelClosedError, KeyError, TypeError, ValueError):
             connection.close()
             return
         finally:
             self._greeting.release()
         channel.greeted()
+        if "watches" in hello:
+            self._serve_sentinel(channel, str(hello["watches"]), str(hello.get("node")))
+            return
         self._events.put(lambda: self._join(member, hello))
         try:
             while True:
@@ -311,6 +326,19 @@ class MemberService:
             is_cut_off = error.is_cut_off
             channel.close()
             self._events.put(lambda: self._lose(member, is_cut_off=is_cut_off))
+
+    def _serve_sentinel(self, channel: Channel, process: str, node: str) -> None:
+        """Read what the sentinel of a rank sends."""
+        channel.send({"welcome": self._generation})
+        try:
+            status = int(channel.receive()["exit"])
+            self._events.put(lambda: self._hear_exit(process, _exit_text(status)))
+        except ChannelClosedError as error:
+            if error.is_cut_off:
+                self._events.put(lambda: self._lose_node(node))
+        except (KeyError, TypeError, ValueError):
+            pass
+        channel.close()
 
     def _join(self, member: _Member, hello: Mapping[str, Any]) -> None:
         is_newcomer = hello.get("left") is not None
@@ -322,6 +350,7 @@ class MemberService:
             self._join_as_newcomer(member, hello["left"])
             return
         self._members[member.number] = member
+        self._processes[member.number] = member.process
         self._tasks[member.number] = member.task
         self._nodes.use(member.node)
         if len(self._members) == self._world_size:
@@ -337,6 +366,7 @@ class MemberService:
             member.channel.send({"end": why_refused})
             return
         member.left = left
+        self._processes[member.number] = member.process
         self._newcomers[member.number] = member
         if self._phase == "training":
             self._pause()
@@ -376,9 +406,24 @@ class MemberService:
         elif document.get("formed") == self._generation:
             self._formed.add(member.number)
 
+    def _hear_exit(self, process: str, how: str) -> None:
+        """Handle what the sentinel of a process says: how it ends."""
+        self._exits[process] = how
+        if not how.startswith(_ENDED_BY_SIGNAL):
+            # What it has said before it ends by itself may still be on its way.
+            return
+        for member in (*self._members.values(), *self._newcomers.values()):
+            if member.process == process:
+                self._lose(member, is_cut_off=False)
+
+    def _how_ended(self, number: int) -> str | None:
+        """Return how the newest process of a number has ended; None while it is not known."""
+        # srun alone knows that a node was lost.
+        return self._new_processes.exit_of(number) or self._exits.get(self._processes.get(number, ""))
+
     def _lose(self, member: _Member, *, is_cut_off: bool) -> None:
         """Handle the end of a connection."""
-        if is_cut_off and self._phase not in {"gathering", "ended"}:
+        if is_cut_off:
             self._lose_node(member.node)
         elif self._newcomers.get(member.number) is member:
             del self._newcomers[member.number]
@@ -395,6 +440,8 @@ class MemberService:
 
     def _lose_node(self, node: str) -> None:
         """Handle the loss of a node: the connections of its other ranks end some seconds later, or never began."""
+        if self._phase in {"gathering", "ended"}:
+            return
         lost = {number for number in self._change.awaited if self._tasks[number].get("SLURMD_NODENAME") == node}
         for members in (self._members, self._newcomers):
             for member in [member for member in members.values() if member.node == node]:
@@ -443,7 +490,7 @@ class MemberService:
         now = self._monotonic()
         dead = self._change.dead
         for number in [number for number, how in dead.items() if how is None]:
-            dead[number] = self._new_processes.exit_of(number)
+            dead[number] = self._how_ended(number)
         unexplained = [number for number, how in dead.items() if how is None]
         exited = [number for number, how in dead.items() if how is not None and not how.startswith(_SURVIVED)]
         if exited:
@@ -636,3 +683,11 @@ class MemberService:
         self._start_newcomers(change.counted_deaths.keys() - self._members.keys() - change.awaited)
         if self._newcomers:
             self._pause()
+
+
+def _exit_text(status: int) -> str:
+    """Return how a process has ended, in srun's words, from its status as waitpid(2) has it."""
+    number = os.waitstatus_to_exitcode(status)
+    if number >= 0:
+        return f"Exited with exit code {number}"
+    return signal.strsignal(-number) or f"signal {-number}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import platform
 import socket
 import time
@@ -23,7 +24,7 @@ from hpcddp.errors import printable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.job_records import read_members_address, read_start
+from hpcddp.run.job_records import PublishedAddress, read_members_address, read_start
 from hpcddp.run.metrics_log import METRICS_FILE
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
@@ -42,6 +43,7 @@ from hpcddp.task.meeting import choose_interfaces, deadline_of, meet_ranks
 from hpcddp.task.member import Formation, Member, Position
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.rendezvous import Identity, PeerFailedError, RendezvousError, bind_port, interface_of
+from hpcddp.task.sentinel import start_sentinel
 from hpcddp.task.watchdog import start_watchdog, trace_variables
 from hpcddp.version import __version__
 
@@ -86,6 +88,9 @@ class _Generation:
 
 def train(inputs: TaskInputs) -> None:
     """Run one rank of the job's training or entrypoint, from the rendezvous to the last barrier."""
+    if PROCESS_STATE.is_newcomer:
+        # The others may wait for it: they hear of its end, and of the loss of its node, during the imports too.
+        _start_sentinel(inputs, *_find_service(inputs))
     # Garbage collections take a tenth of the time of these imports, and free nothing: then or later.
     gc.disable()
     # Before torch, because it says what is missing.
@@ -312,27 +317,55 @@ def _become_member(inputs: TaskInputs, identity: Identity) -> Member | None:
     if MEMBERS not in inputs.environment:
         return None
     try:
-        return _connect(inputs, identity, left=None)
+        address, token = _find_service(inputs)
+        _start_sentinel(inputs, address, token)
+        return _connect(inputs, identity, address, token, left=None)
     except (ChannelClosedError, RecordError) as error:
         reason = f" ({error})" if str(error) else ""
         write_to_stderr(f"hpcddp: the membership service cannot be reached{reason}; the training goes on without it\n")
         return None
 
 
-def _connect(inputs: TaskInputs, identity: Identity, *, left: Mapping[str, Any] | None) -> Member:
+def _find_service(inputs: TaskInputs) -> tuple[PublishedAddress, str]:
+    """Return the address of the membership service, and the attempt's token.
+
+    Raises:
+        ChannelClosedError: it has published none.
+    """
     attempt = inputs.attempt
-    deadline = time.monotonic() + _SERVICE_S
     published = wait_until(lambda: read_members_address(attempt), timeout_s=_SERVICE_S, poll_s=_POLL_S)
     start = read_start(attempt)
     if published is None or start is None:
         raise ChannelClosedError
+    return published, start.token
+
+
+def _own_name() -> str:
+    """Return what names this process among those of the job, of all times."""
+    return f"{PROCESS_STATE.host} {os.getpid()}"
+
+
+def _start_sentinel(inputs: TaskInputs, address: PublishedAddress, token: str) -> None:
+    node = inputs.environment.get("SLURMD_NODENAME", "")
+    try:
+        start_sentinel(address.addresses, address.port, token, process=_own_name(), node=node)
+    except OSError as error:
+        write_to_stderr(f"hpcddp: no process can watch this one ({error}); its death is noticed later\n")
+
+
+def _connect(
+    inputs: TaskInputs, identity: Identity, address: PublishedAddress, token: str, *, left: Mapping[str, Any] | None
+) -> Member:
+    attempt = inputs.attempt
     hello = {
         "number": inputs.env.rank,
+        "process": _own_name(),
         "task": {name: value for name, value in inputs.environment.items() if name in TASK_VARIABLES},
         "identity": dict(identity.must_agree),
         "left": left,
     }
-    channel = connect(published.addresses, published.port, start.token.encode(), hello, deadline=deadline)
+    deadline = time.monotonic() + _SERVICE_S
+    channel = connect(address.addresses, address.port, token.encode(), hello, deadline=deadline)
     job_id = slurm_job_id(inputs.environment)
     end_lone_rank = None
     if inputs.spec.may_lose_nodes and job_id is not None:
@@ -365,7 +398,7 @@ def _join(inputs: TaskInputs, identity: Identity) -> tuple[Member, _Generation]:
     import_modules_of(inputs.spec)
     listener = bind_port(single_host=inputs.env.nodes == 1)
     left = {**Position().document(listener), "why_code_differs": why_code_differs(inputs.attempt)}
-    member = _connect(inputs, identity, left=left)
+    member = _connect(inputs, identity, *_find_service(inputs), left=left)
     formation = member.wait_for_formation()
     if formation is None:
         write_to_stderr(f"hpcddp: this process does not join the other ranks: {member.why_ended}\n")

@@ -41,7 +41,13 @@ def form(port: int, dies: str, rank: int) -> int:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     places = dict(word.split(":") for word in dies.split())
     place = places.get(str(rank))
-    hello = {"number": rank, "task": {"SLURMD_NODENAME": f"n{rank}"}, "identity": {}, "left": None}
+    hello = {
+        "number": rank,
+        "process": str(rank),
+        "task": {"SLURMD_NODENAME": f"n{rank}"},
+        "identity": {},
+        "left": None,
+    }
     channel = connect(["127.0.0.1"], port, KEY, hello, deadline=time.monotonic() + 20)
     member = Member(channel, Heartbeat, end=lambda _why: os._exit(3))
     member.allow(1)

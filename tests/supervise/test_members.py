@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ class Cluster:
         self.started: list[int] = []
         self.tasks: dict[int, Mapping[str, str]] = {}
         self.channels: dict[int, Channel] = {}
+        self.processes: dict[int, str] = {}
         self.now = time.monotonic
         self.service = MemberService(
             self.listener,
@@ -75,7 +77,14 @@ class Cluster:
         return self.now()
 
     def join(self, number: int, *, left: Mapping[str, Any] | None = None, version: str = "1") -> Channel:
-        hello = {"number": number, "task": self.task(number), "identity": {"version": version}, "left": left}
+        self.processes[number] = f"{number} {len(self.started)}"
+        hello = {
+            "number": number,
+            "process": self.processes[number],
+            "task": self.task(number),
+            "identity": {"version": version},
+            "left": left,
+        }
         # The service answers in its own thread, which is this one.
         connection = socket.create_connection(("127.0.0.1", self.port))
         channel = Channel(connection, KEY, is_service=False)
@@ -714,6 +723,71 @@ def test_a_connection_with_another_token_is_not_a_member(cluster: Cluster) -> No
         connect(["127.0.0.1"], cluster.port, b"another", {"number": 1}, deadline=time.monotonic() + 0.5)
     cluster.settle()
     assert not cluster.service.has_ended
+
+
+def watch(cluster: Cluster, number: int) -> Channel:
+    """Connect as the sentinel of the newest process of a rank."""
+    connection = socket.create_connection(("127.0.0.1", cluster.port))
+    channel = Channel(connection, KEY, is_service=False)
+    channel.send({"watches": cluster.processes[number], "node": cluster.task(number)["SLURMD_NODENAME"]})
+    assert "welcome" in channel.receive()
+    channel.greeted()
+    return channel
+
+
+def test_a_rank_of_which_its_sentinel_says_that_it_was_killed_is_dead_while_its_connection_is_open(
+    cluster: Cluster,
+) -> None:
+    sentinel = watch(cluster, 1)
+    sentinel.send({"exit": int(signal.SIGKILL)})
+    cluster.settle()
+    dying = cluster.channels.pop(1)
+    # srun says nothing yet.
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    assert cluster.formations()[0]["world_size"] == 3
+    cluster.form(1)
+    assert cluster.recoveries[0].dead == {1: "Killed"}
+    dying.close()
+    sentinel.close()
+    cluster.settle()
+    assert cluster.service.is_training
+
+
+def test_a_rank_that_ends_by_itself_is_dead_when_its_connection_ends(cluster: Cluster) -> None:
+    sentinel = watch(cluster, 1)
+    sentinel.send({"exit": 1 << 8})
+    cluster.settle()
+    assert cluster.service.is_training
+    cluster.kill(1, None)
+    assert cluster.reasons() == ["rank 1 has ended by itself (Exited with exit code 1)"] * 3
+    sentinel.close()
+
+
+def test_the_end_of_an_earlier_process_of_a_rank_says_nothing_about_its_newest(cluster: Cluster) -> None:
+    sentinel = watch(cluster, 1)
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    cluster.formations()
+    cluster.form(1)
+    cluster.join(1, left=NEW_PROCESS)
+    cluster.leave({0: 9, 2: 9, 3: 9}, generation=1)
+    cluster.formations()
+    cluster.form(2)
+    sentinel.send({"exit": int(signal.SIGKILL)})
+    sentinel.close()
+    cluster.settle()
+    assert cluster.service.is_training
+    assert 1 in cluster.service.members
+
+
+def test_a_sentinel_that_says_nonsense_is_not_heard(cluster: Cluster) -> None:
+    sentinel = watch(cluster, 1)
+    sentinel.send({"exit": "soon"})
+    cluster.settle()
+    with pytest.raises(ChannelClosedError):
+        sentinel.receive()
+    sentinel.close()
+    assert cluster.service.is_training
 
 
 @pytest.fixture
