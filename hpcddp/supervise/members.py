@@ -440,8 +440,6 @@ class MemberService:
 
     def _lose_node(self, node: str) -> None:
         """Handle the loss of a node: the connections of its other ranks end some seconds later, or never began."""
-        if self._phase in {"gathering", "ended"}:
-            return
         lost = {number for number in self._change.awaited if self._tasks[number].get("SLURMD_NODENAME") == node}
         for members in (self._members, self._newcomers):
             for member in [member for member in members.values() if member.node == node]:
@@ -449,7 +447,11 @@ class MemberService:
                 member.channel.close()
                 if members is self._members and not member.is_done:
                     lost.add(member.number)
-        if lost:
+        if not lost or self._phase == "ended":
+            return
+        if self._phase == "gathering":
+            self.end(f"rank {min(lost)} has gone while the ranks met")
+        else:
             self._break(dict.fromkeys(lost, NODE_LOST))
 
     def _break(self, dead: Mapping[int, str | None]) -> None:

@@ -193,7 +193,7 @@ class _TrainingRank:
                 deadline=deadline_of(attempt),
                 ask_end=_ask_end(inputs.environment),
                 heartbeat=self._heartbeat,
-                offer_survivor=self._take_survivor,
+                offer_survivor=partial(self._take_survivor, generation),
                 recovery=generation.recovery,
                 trackers=self._trackers,
                 metrics=None if self._survivor is None else self._survivor.metrics,
@@ -253,10 +253,11 @@ class _TrainingRank:
         if member is not None:
             member.begin()
 
-    def _take_survivor(self, survivor: Survivor) -> None:
+    def _take_survivor(self, generation: _Generation, survivor: Survivor) -> None:
         self._survivor = survivor
         PROCESS_STATE.save_last_step = survivor.save
-        if self._member is not None:
+        if self._member is not None and generation.recovery is None:
+            # It is the same in all generations, and planning the batch of each world takes time.
             self._member.allow(survivor.smallest_world)
             if self._inputs.env.rank == 0:
                 record_loaded_code(self._inputs.attempt)

@@ -57,6 +57,7 @@ def rank_1_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     context.directory.mkdir(parents=True)
     git(context.directory, "init")
     tracked = start(context, environment={"code": "snapshot"})
+    assert len(tracked.sentinels()) == 4
     (context.directory / "run" / "traced_model.py").write_text("raise RuntimeError('the edited model')\n")
     tracked.signal(1, signal.SIGKILL)
     wait_for_world(tracked, 4)
@@ -111,6 +112,7 @@ def test_the_others_go_on_without_a_step_lost_and_new_processes_join_them(
     assert (death.cause, death.facts["world_size"]) == ("crash", left)
     assert all(f"{rank} was lost" in (death.reason or "") for rank in dead)
     assert joins[-1].facts["world_size"] == 4
+    assert tracked.sentinels() == []
     assert_same(tracked, reference)
 
 

@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 
 _POLL_S = 0.05
 _TASK = "hpcddp.task"
+_SENTINEL = "hpcddp.task.sentinel"
 
 
 def trace_file(attempt: AttemptDirectory, rank: int) -> Path:
@@ -117,7 +118,15 @@ class TrackedRun:
     def workers(self, rank: int) -> list[int]:
         """Return the process ids of a rank's children: its loader's workers."""
         parent = self.ranks()[rank]
-        return [process.pid for process in processes_with(str(self.run.path)) if process.parent == parent]
+        return [
+            process.pid
+            for process in processes_with(str(self.run.path))
+            if process.parent == parent and process.argv[-1:] != (_SENTINEL,)
+        ]
+
+    def sentinels(self) -> list[int]:
+        """Return the process ids of the sentinels of all ranks that are there now."""
+        return [process.pid for process in processes_with(str(self.run.path)) if process.argv[-1:] == (_SENTINEL,)]
 
     def signal(self, rank: int, number: signal.Signals, ranks: Mapping[int, int] | None = None) -> None:
         """Signal one rank and nobody else; one that has gone is no error.
