@@ -16,11 +16,10 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
+from hpcddp.supervise.generations import Change, Member, NewGeneration, formations
 from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.supervise.rank_states import samples_text, why_states_differ
 from hpcddp.task.channel import Channel, ChannelClosedError
@@ -51,110 +50,6 @@ NODE_LOST: Final = "its node was lost"
 # How srun says that a task was ended by a signal, which is not what a program does by itself: signal(7), strsignal(3).
 _ENDED_BY_SIGNAL: Final = ("Killed", "Segmentation fault", "Bus error", "Aborted", "Out Of Memory")
 _SURVIVED: Final = (*_ENDED_BY_SIGNAL, NODE_LOST)
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    """A rank that is connected.
-
-    Args:
-        number: its number among the tasks of the job, which it keeps in each generation.
-        channel: the connection to it.
-        task: the variables of srun of its task, as ``start_newcomer`` takes them.
-        process: what names its process, to its sentinel too.
-        identity: what must be the same for all.
-        left: what it has said when it left the generation; None while it trains.
-        is_done: whether it has said that it ends by itself.
-    """
-
-    number: int
-    channel: Channel
-    task: Mapping[str, str]
-    process: str
-    identity: Mapping[str, str]
-    left: Mapping[str, Any] | None = None
-    is_done: bool = False
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """Optimizer steps done when it left, and those at its last evaluation; (-1, -1) for a new process."""
-        if self.left is None:
-            return -1, -1
-        return int(self.left["step"]), int(self.left["evaluated_step"])
-
-    @property
-    def checksum(self) -> int | None:
-        """The checksum of its state when it left; None for a new process."""
-        return None if self.left is None else self.left.get("checksum")
-
-    @property
-    def port(self) -> int:
-        """The port on which it listens in case that it becomes rank 0."""
-        return 0 if self.left is None else int(self.left["port"])
-
-    @property
-    def node(self) -> str:
-        """The name of its node in Slurm."""
-        return self.task.get("SLURMD_NODENAME", "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewGeneration:
-    """A generation that has taken the place of another one.
-
-    Args:
-        failures: how the ranks had died, by number, for each generation that has broken since the ranks last trained:
-            more than one if ranks died while the others formed a generation, or waited. Empty for a join.
-        joined: the nodes of the ranks that are new, by number.
-        world_size: how many ranks it has.
-        step: optimizer steps done.
-        seconds: from the first death, or from the last step before a join, until the ranks train again.
-    """
-
-    failures: Sequence[Mapping[int, str]]
-    joined: Mapping[int, str]
-    world_size: int
-    step: int
-    seconds: float
-
-    @property
-    def dead(self) -> Mapping[int, str]:
-        """How all of them had died, by number."""
-        return {number: how for dead in self.failures for number, how in dead.items()}
-
-
-@dataclass(slots=True)
-class _Change:
-    """A change of generation that is under way, from the first rank that leaves until the ranks train again.
-
-    Args:
-        began: when, on the monotonic clock.
-        deadline: until when all must have left, on the monotonic clock; infinity before a join.
-        explain_until: until when srun must have said how the newest dead has ended, on the monotonic clock.
-        dead: how those that have died since the last failure was counted were ended, by number; None while srun has
-            not said it.
-        failures: how those before them were ended, for each failure that is counted.
-        awaited: the numbers whose new processes the others wait for.
-        started: how many new processes have been started, by number.
-    """
-
-    began: float
-    deadline: float = float("inf")
-    explain_until: float = 0.0
-    dead: dict[int, str | None] = field(default_factory=dict)
-    failures: list[dict[int, str]] = field(default_factory=list)
-    awaited: set[int] = field(default_factory=set)
-    started: Counter[int] = field(default_factory=Counter)
-
-    def count_failure(self) -> None:
-        """Count the newest deaths, all of which are explained, as one failure."""
-        self.failures.append({number: how or "" for number, how in self.dead.items()})
-        self.dead = {}
-
-    @property
-    def counted_deaths(self) -> dict[int, str]:
-        """How those of the counted failures were ended, by number; the newest death of a number."""
-        return {number: how for dead in self.failures for number, how in dead.items()}
 
 
 class NewProcesses(Protocol):
@@ -217,24 +112,25 @@ class MemberService:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._phase: Phase = "gathering"
         self._generation = 0
-        self._members: dict[int, _Member] = {}
-        self._newcomers: dict[int, _Member] = {}
+        self._members: dict[int, Member] = {}
+        self._newcomers: dict[int, Member] = {}
         self._tasks: dict[int, Mapping[str, str]] = {}
         # The newest process of each number, and how processes have ended, as their sentinels have seen it.
         self._processes: dict[int, str] = {}
         self._exits: dict[str, str] = {}
         self._smallest_world = world_size
-        self._change = _Change(0.0)
+        self._change = Change(0.0)
         # Whether its ranks have not been told that the generation is broken.
         self._is_whole = True
         # How often the ranks have tried to form a generation since they last trained.
         self._tries = 0
         self._formed: set[int] = set()
         self._must_end = False
-        # The number of the member that is rank 0.
-        self._rank_0 = 0
+        # The number of the member that is rank 0, and of the one that has written all records of the training.
+        self._rank_0 = self._recorder = 0
         self._joined: list[int] = []
-        self._step = 0
+        # That of the state with which the generation began.
+        self._position = (-1, -1)
         self._broken_at_step: tuple[int, int] = (-1, 0)
 
     @property
@@ -307,7 +203,7 @@ class MemberService:
             hello = channel.receive()
             if "watches" not in hello:
                 number, process = int(hello["number"]), str(hello["process"])
-                member = _Member(number, channel, dict(hello["task"]), process, dict(hello["identity"]))
+                member = Member(number, channel, dict(hello["task"]), process, dict(hello["identity"]))
         except (ChannelClosedError, KeyError, TypeError, ValueError):
             connection.close()
             return
@@ -340,7 +236,7 @@ class MemberService:
             pass
         channel.close()
 
-    def _join(self, member: _Member, hello: Mapping[str, Any]) -> None:
+    def _join(self, member: Member, hello: Mapping[str, Any]) -> None:
         is_newcomer = hello.get("left") is not None
         if self._phase == "ended" or (self._phase != "gathering" and not is_newcomer):
             member.channel.close()
@@ -356,7 +252,7 @@ class MemberService:
         if len(self._members) == self._world_size:
             self._phase = "training"
 
-    def _join_as_newcomer(self, member: _Member, left: Mapping[str, Any]) -> None:
+    def _join_as_newcomer(self, member: Member, left: Mapping[str, Any]) -> None:
         if not self._members or member.number in self._members:
             member.channel.send({"end": f"rank {member.number} is not missing"})
             return
@@ -371,7 +267,7 @@ class MemberService:
         if self._phase == "training":
             self._pause()
 
-    def _why_refused(self, newcomer: _Member, left: Mapping[str, Any]) -> str | None:
+    def _why_refused(self, newcomer: Member, left: Mapping[str, Any]) -> str | None:
         """Return why a new process is not like the others; None if it is."""
         other = next(iter(self._members.values()))
         for name, value in other.identity.items():
@@ -382,10 +278,10 @@ class MemberService:
     def _pause(self) -> None:
         """Ask the ranks to leave their generation after a step, so that newcomers can join."""
         self._phase = "leaving"
-        self._change = _Change(self._monotonic())
+        self._change = Change(self._monotonic())
         self._tell({"pause": self._generation})
 
-    def _hear(self, member: _Member, document: Mapping[str, Any]) -> None:
+    def _hear(self, member: Member, document: Mapping[str, Any]) -> None:
         if "done" in document:
             member.is_done = True
             # The run has finished, or stops: nobody goes on after it.
@@ -421,7 +317,7 @@ class MemberService:
         # srun alone knows that a node was lost.
         return self._new_processes.exit_of(number) or self._exits.get(self._processes.get(number, ""))
 
-    def _lose(self, member: _Member, *, is_cut_off: bool) -> None:
+    def _lose(self, member: Member, *, is_cut_off: bool) -> None:
         """Handle the end of a connection."""
         if is_cut_off:
             self._lose_node(member.node)
@@ -463,7 +359,7 @@ class MemberService:
         now = self._monotonic()
         is_first_death = not self._change.dead and not self._change.failures
         if self._phase == "training" or (is_first_death and dead):
-            self._change = _Change(now)
+            self._change = Change(now)
         change = self._change
         change.dead.update(dead)
         change.awaited -= dead.keys()
@@ -591,34 +487,22 @@ class MemberService:
 
     def _form(self) -> None:
         """Let the ranks that are there form the next generation."""
-        positions = {member.position for member in self._members.values()}
-        position = max(positions)
+        position = max(member.position for member in self._members.values())
+        if position > self._position:
+            # The generation before has made a step or an evaluation, so its rank 0 has written all records.
+            self._recorder = self._rank_0
+        self._position = position
         everyone = self._newcomers | self._members
-        # New processes of a generation that broke before it trained are members already.
-        joining = [number for number, member in everyone.items() if member.position[0] < 0]
-        numbers = sorted(everyone)
-        source = min(number for number, member in self._members.items() if member.position == position)
-        rank_0 = everyone[numbers[0]]
         self._generation += 1
-        for rank, number in enumerate(numbers):
-            formation = {
-                "generation": self._generation,
-                "rank": rank,
-                "world_size": len(numbers),
-                "address": rank_0.channel.other_address,
-                "port": rank_0.port,
-                "connect_timeout_s": self._connect_s,
-                "source": numbers.index(source),
-                "shares_state": bool(joining) or len(positions) > 1,
-                "completes_records": numbers[0] != self._rank_0 or rank_0.position < position,
-            }
-            everyone[number].channel.send({"form": formation})
+        for number, formation in formations(everyone, position, self._recorder).items():
+            document = {**formation, "generation": self._generation, "connect_timeout_s": self._connect_s}
+            everyone[number].channel.send({"form": document})
+        # New processes of a generation that broke before it trained are members already.
+        self._joined = [number for number, member in everyone.items() if member.is_new]
         for member in everyone.values():
             member.left = None
-        self._rank_0 = numbers[0]
+        self._rank_0 = min(everyone)
         self._members, self._newcomers = everyone, {}
-        self._joined = joining
-        self._step = position[0]
         self._formed = set()
         self._is_whole = True
         self._phase = "forming"
@@ -678,7 +562,7 @@ class MemberService:
                 failures=tuple(change.failures),
                 joined={number: self._members[number].node for number in self._joined},
                 world_size=len(self._members),
-                step=self._step,
+                step=self._position[0],
                 seconds=seconds,
             )
         )

@@ -22,8 +22,9 @@ from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause
 from hpcddp.supervise.budgets import count_requeues
+from hpcddp.supervise.generations import NewGeneration
 from hpcddp.supervise.job_nodes import JobNodes
-from hpcddp.supervise.members import NODE_LOST, MemberService, NewGeneration
+from hpcddp.supervise.members import NODE_LOST, MemberService
 from hpcddp.supervise.watch import end_step
 from hpcddp.task.process_state import NEWCOMER
 from hpcddp.task.rendezvous import bind_port, reachable_addresses

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.task.channel import connect
-from hpcddp.task.member import Formation, Member
+from hpcddp.task.member import Formation, Member, Position
 from hpcddp.task.rendezvous import RendezvousError, bind_port
 from hpcddp.train import distributed
 
@@ -57,7 +57,7 @@ def form(port: int, dies: str, rank: int) -> int:
     assert member.is_broken()
     while True:
         listener = bind_port(single_host=True)
-        formation = member.leave(7, 0, listener)
+        formation = member.leave(Position(step=7, evaluated_step=0), listener)
         if formation is None:
             print("end", flush=True)
             return 3

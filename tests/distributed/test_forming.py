@@ -10,14 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.supervise.generations import NewGeneration
 from hpcddp.supervise.job_nodes import JobNodes
-from hpcddp.supervise.members import MemberService, NewGeneration
+from hpcddp.supervise.members import MemberService
 from tests.distributed.forming_rank import KEY, form
 from tests.ranks import ForkedProcess
 
 pytestmark = pytest.mark.distributed
 
 RANKS = 4
+
+
+class NoNewcomers:
+    """Starts no processes, and knows how ranks have ended."""
+
+    def __init__(self, ranks: Mapping[int, ForkedProcess]) -> None:
+        self._ranks = ranks
+
+    def start(self, number: int, task: Mapping[str, str]) -> None:
+        """Start none."""
+
+    def refuse(self, number: int, why: str) -> None:
+        """Refuse none, because none comes."""
+
+    def exit_of(self, number: int) -> str | None:
+        return "Killed" if self._ranks[number].poll() == -9 else None
 
 
 def run(directory: Path, dies: str) -> tuple[list[NewGeneration], Mapping[int, str]]:
@@ -41,9 +58,9 @@ def run(directory: Path, dies: str) -> tuple[list[NewGeneration], Mapping[int, s
             world_size=RANKS,
             most_failures=3,
             nodes=JobNodes(["n1"], min_nodes=1, slurm_answers=lambda: True),
-            exit_of=lambda number: "Killed" if processes[number].poll() == -9 else None,
-            start_newcomer=lambda _number, _task: None,
+            newcomers=NoNewcomers(processes),
             on_new_generation=recoveries.append,
+            on_last_generation=lambda _why, _step, _samples: None,
         )
         service.start()
         deadline = time.monotonic() + 60
