@@ -116,8 +116,8 @@ def full_while_the_others_recover(context: ScenarioContext) -> TrackedRun:
     """The disk is full from just before a rank dies until a new process has taken its place."""
     sections = {"requeue": {"max_failures": 1}}
     tracked = context.start("recovery", tasks=2, on=OTHER_HOSTS, seconds=0.5, sections=sections)
-    # The pages into which the model under test writes its lines have room for more.
-    tracked.wait_for_steps(5)
+    # The pages into which the model under test writes its lines have room for more; that of the metrics is full soon.
+    tracked.wait_for_steps(22)
     trace = trace_file(tracked.attempt, 1)
     FILLS["bytes"](context.directory)
     try:
