@@ -222,6 +222,18 @@ class Stopper:
         return StopReason.NONE
 
 
+def agree_on_stop(vote: StopReason, device: torch.device) -> StopReason:
+    """Return the largest of the ranks' reasons to stop; a collective.
+
+    Args:
+        vote: this rank's reason.
+        device: where the default process group reduces tensors.
+    """
+    largest_vote = torch.tensor(int(vote), device=device)
+    dist.all_reduce(largest_vote, op=dist.ReduceOp.MAX)
+    return StopReason(int(largest_vote.item()))
+
+
 class RunStopper(Stopper):
     """The stopper of a run of hpcddp: the built-in training, or an ``entrypoint``.
 

@@ -14,6 +14,7 @@ from hpcddp.run.checkpoints import newest_valid
 from hpcddp.run.events import read_events
 from hpcddp.train.checkpoint import writer
 from hpcddp.train.errors import SaveError
+from hpcddp.train.loop import loop
 from tests.distributed.training import result
 from tests.messages import GoldenMessages
 from tests.small_disk import FILLS, fill_blocks, make_room, small_disk
@@ -116,6 +117,32 @@ def test_many_failures_in_a_short_time_do_not_end_the_training(training: Trainin
     training.train(stop_reason=at_steps({3: lambda: fill_blocks(disk), 11: lambda: make_room(disk)}), **SAVES)
     assert saves(training) == [2, 12]
     assert len(warnings(training)) == 4
+
+
+def test_the_last_step_is_saved_again_until_the_disk_takes_it(
+    training: Training, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_SAVE_AGAIN_S", 0.0)
+    # The ranks are asked before each of 12 steps, and before each further try.
+    training.train(stop_reason=at_steps({11: lambda: fill_blocks(disk), 14: lambda: make_room(disk)}), **SAVES)
+    assert saves(training) == [2, 4, 6, 8, 10, 12]
+    assert newest_step(training) == 12
+    assert len(warnings(training)) == 3
+    assert result(training.run.path)["status"] == "finished"
+
+
+def test_a_run_whose_last_step_cannot_be_saved_has_not_finished(
+    training: Training, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_SAVE_AGAIN_S", 0.0)
+    monkeypatch.setattr(writer, "_OUTAGE_ALLOWED_S", 0.0)
+    with pytest.raises(SaveError, match="saving after step 12 failed"):
+        training.train(stop_reason=at_steps({11: lambda: fill_blocks(disk)}), **SAVES)
+    assert not training.run.result.exists()
+    make_room(disk)
+    training.train(attempt=1, **SAVES)
+    assert newest_step(training) == 12
+    assert result(training.run.path)["status"] == "finished"
 
 
 def test_folder_of_checkpoints_that_is_gone_is_made_again(training: Training) -> None:

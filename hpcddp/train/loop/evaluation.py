@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.batch.split import ceil_div
@@ -22,6 +21,7 @@ from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision
 from hpcddp.train.randomness import SampleKeys
 from hpcddp.train.scoring import CrossEntropy, Metric, TopKAccuracy, ValidationShare, evaluate
+from hpcddp.train.stopper import agree_on_stop
 
 # Evaluations of so few batches are not interrupted.
 _BATCHES_BETWEEN_CHECKS: Final = 8
@@ -154,8 +154,6 @@ class StopChecks:
             self._agree()
 
     def _agree(self) -> None:
-        largest_vote = torch.tensor(int(self._vote()), device=self._device)
-        dist.all_reduce(largest_vote, op=dist.ReduceOp.MAX)
-        reason = StopReason(int(largest_vote.item()))
+        reason = agree_on_stop(self._vote(), self._device)
         if reason is not StopReason.NONE:
             raise EvaluationStoppedError(reason)

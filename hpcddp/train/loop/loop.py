@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,10 +29,12 @@ from hpcddp.train.loop.step import ComputedStep, Stepper
 from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.noise import NoiseScale
 from hpcddp.train.model.replica import Replica
-from hpcddp.train.stopper import RunStopper
+from hpcddp.train.stopper import RunStopper, agree_on_stop
 
 # Rank 0 writes each record at once, unless the disk does not take it.
 _LINES_KEPT: Final = 100
+# How long the ranks wait before they save the last step again, on a disk that has refused it.
+_SAVE_AGAIN_S: Final = 5.0
 
 
 class Loop:
@@ -105,11 +108,28 @@ class Loop:
                 self._flush()
                 raise PausedError(f"all ranks have paused after step {position.step + 1}")
         self._context.heartbeat.expect_long()
+        self._wait_for_last_save()
         # A save flushes the metrics, but an attempt that only evaluated has saved nothing.
         self._flush()
-        self._checkpointer.wait()
         self._checkpointer.settle()
         return self._progress_now()
+
+    def _wait_for_last_save(self) -> None:
+        """Wait until the last step is saved, and save it again if the disk has refused it.
+
+        Without its last checkpoint a run has not finished: its parameters would be lost.
+
+        Raises:
+            SaveError: the disk refuses it for as long as it may refuse saves.
+            StoppedError: the ranks agreed to stop meanwhile.
+        """
+        while not self._checkpointer.wait():
+            self._context.heartbeat.expect_long()
+            self._stopper.set_agreed(agree_on_stop(self._stopper.vote(), collective_device()))
+            if self._stopper.agreed:
+                self._save_and_stop()
+            time.sleep(_SAVE_AGAIN_S)
+            self._save("last step again")
 
     def _make_step(self, position: Position) -> None:
         """Compute the gradient, start the agreement in the last step of a block, and update or skip."""
