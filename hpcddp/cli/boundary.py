@@ -54,7 +54,6 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run the command line, and print an error as one message.
 
     Args:
-        app: the command line.
         arguments: the arguments without the program's name.
 
     Returns:

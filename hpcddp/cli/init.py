@@ -46,9 +46,7 @@ class _Texts:
 
     Args:
         profile_file: the path of the profile.
-        profile: its text.
         job_file: the path of the first job file.
-        job: its text.
         writes_job: whether it is written; an existing file is kept.
         next_command: the command to run next.
     """
@@ -250,7 +248,6 @@ def _save(file: Path, text: str | None, way_out: str, *, below: bool = False) ->
     """Write a file, through a link where its user keeps it elsewhere.
 
     Args:
-        file: the file.
         text: its text; None writes nothing.
         way_out: what to do if it cannot be written.
         below: whether a missing directory is created.

@@ -37,7 +37,6 @@ def write_job_of_script(script: Path, job_file: Path | None, *, force: bool, dry
     """Write a job file for an sbatch script, and print it with what became of each line.
 
     Args:
-        script: the script.
         job_file: the job file; None is the script's name with .yaml, in this directory.
         force: whether an existing job file is replaced.
         dry_run: whether nothing is written.

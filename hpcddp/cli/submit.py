@@ -484,8 +484,6 @@ def _wait_for(
         after: the runs that must finish.
         after_any: the runs that must end in any way.
         run_root: the directory of all runs.
-        environment: the submitter's environment.
-        cluster: where the job goes.
 
     Raises:
         UserError: the job cannot wait for a run.

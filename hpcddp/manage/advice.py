@@ -50,8 +50,6 @@ def advice_for(goodput: Goodput, *, events: Sequence[Event], data_wait_share: fl
     """Return the one change that would help a run, or the next one like it, most.
 
     Args:
-        goodput: where its time went.
-        events: its event log.
         data_wait_share: the part of the duration of its steps in which they waited for data, 0..1; 0 if it is unknown.
         is_local: whether it ran without a job of its own in Slurm, so that it has no queue and no time limit.
     """

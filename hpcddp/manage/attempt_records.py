@@ -21,7 +21,6 @@ class AttemptRecords:
     """What the records say of one attempt, but for the event log and the metrics.
 
     Args:
-        number: its number.
         began: when its batch script began, in seconds since the epoch.
         queued: when its job was queued; None if that is not known.
         submit_time: Slurm's SubmitTime of its start, renewed at every requeue.
@@ -47,7 +46,6 @@ class RunRecords:
 
     Args:
         attempts: its attempts, in their order.
-        events: its event log.
         stretches: the lines of metrics of each attempt.
         is_alive: whether its newest attempt runs.
         is_finished: whether it has come to its own end.
@@ -68,8 +66,6 @@ def read_attempt_records(
     """Return what the records say of an attempt; records of exits that cannot be read are left out.
 
     Args:
-        attempt: its directory.
-        start: its start.
         queued: when its job was queued, in seconds since the epoch; None if that is not known.
         ranks: how many it has; None if that is not known.
     """
@@ -106,7 +102,6 @@ def queue_time(
 
     Args:
         number: the number of the attempt.
-        start: its start.
         previous_began: when the attempt before began, in seconds since the epoch; None for the first one.
         events: the event log of the run.
         submission: the newest submission of the run.

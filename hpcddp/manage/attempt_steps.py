@@ -30,8 +30,6 @@ class Attempt:
     Args:
         records: those in its directory.
         events: what it has written to the event log itself, without what a later start or submission wrote about it.
-        stretches: its lines of metrics.
-        recorder: who records its steps.
         train_event: the event with which it began to train; None if there is none.
         resumed_from: the step that it went on from; None if it did not begin to train, or recorded no step.
         last_counted_step: the last of its steps that counts; None if all count, or that is not known.

@@ -51,7 +51,6 @@ class Span:
     """A part of the timeline.
 
     Args:
-        phase: what happened.
         began: seconds since the epoch.
         ended: seconds since the epoch.
     """
@@ -66,11 +65,9 @@ class AttemptTimes:
     """The time of one attempt.
 
     Args:
-        number: its number.
         began: when its batch script began, in seconds since the epoch.
         ended: when it ended; now for one that runs.
         is_end_known: whether its end was recorded.
-        is_running: whether it runs.
         ranks: how many it has; None if that is not known.
         resumed_from: the step that it went on from; None if it did not begin to train, or recorded no step.
         last_step: the last of its steps that counts; None without one.

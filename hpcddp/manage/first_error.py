@@ -40,7 +40,7 @@ class FirstError:
         host: the first one's host; None if it is not known.
         step: optimizer steps that it had done; None before the first, or if it is not known.
         text: its traceback, or the last lines of its log if it left none.
-        is_traceback: which of the two.
+        is_traceback: whether ``text`` is a traceback.
         others: other errors with a cause of their own, a line each.
         secondary: one line that names the ranks that failed as a consequence; empty if there are none.
     """

@@ -190,8 +190,6 @@ def follow(
     """Show a run's progress until it has ended for good, through requeues.
 
     Args:
-        run: the run's directory.
-        display: where to show it.
         job_state: returns the state of the job.
         interrupted: called at Ctrl-C; it returns whether to keep following. None always ends.
         output: what the user's own program prints; None shows none of it.
@@ -256,9 +254,6 @@ _STATE_EVERY_S = 10.0
 
 class EndOfRun:
     """Polls whether a run has ended, through requeues.
-
-    Args:
-        run: the run.
 
     Attributes:
         status: its state and progress when it was polled last; None before.

@@ -43,7 +43,6 @@ class LogSource:
     """A log of an attempt.
 
     Args:
-        path: the file.
         rank: whose it is; None for the batch script.
         member: what the number counts, as ``member_word`` returns it.
         host: where; None if that is not known yet.
@@ -71,7 +70,6 @@ class LogLine:
 
     Args:
         time: when it was written, in seconds since the epoch, to half a second.
-        source: whose it is.
         text: the line without its end.
     """
 
@@ -220,7 +218,6 @@ class LogFollower:
     """Returns what is added to the logs of an attempt, in the order of arrival.
 
     Args:
-        attempt: the attempt.
         ranks: only those of these ranks; empty = of all.
         batch: whether the batch script's log is followed too.
         last: how many lines of each log are of interest at first; None = all.
@@ -253,7 +250,6 @@ class LogFollower:
         """Yield the new lines of one log.
 
         Args:
-            log: the log.
             now: the time of all of them; None reads when each was written.
             ended: as ``new_lines`` has it.
         """
@@ -268,7 +264,6 @@ class OutputFollower:
     """Returns what rank 0 of a run prints, through the run's attempts, as it comes.
 
     Args:
-        run: the run.
         first_attempt: the first attempt that is of interest.
     """
 

@@ -32,7 +32,6 @@ def table(lines: Sequence[Line], *, width: int | None, paint: Paint) -> list[str
     """Return the lines of the table.
 
     Args:
-        lines: runs and sweeps.
         width: columns of the terminal; None prints everything.
         paint: gives the state its colour.
     """

@@ -95,7 +95,6 @@ def pending_reason(reason: str, *, job_id: str, run: str, dependency: str = "ano
 
     Args:
         reason: Slurm's reason code, with or without the details that follow some codes.
-        job_id: the job.
         run: the run's name in commands.
         dependency: the jobs that it depends on, in words.
     """

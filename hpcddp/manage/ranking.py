@@ -37,7 +37,6 @@ class Ranked:
 
     Args:
         index: its number in the sweep.
-        values: its values by key.
         metric: the newest value of the metric; None where it has none, or it was not finite.
     """
 
@@ -58,8 +57,7 @@ class Ranking:
     @property
     def sentence(self) -> str:
         """What the order is."""
-        extreme = "smallest" if is_smaller_better(self.metric) else "largest"
-        return f"by {self.metric}, the {extreme} first"
+        return f"by {self.metric}, the {best_extreme(self.metric)} first"
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of the sweep with its elements in this order."""
@@ -146,6 +144,11 @@ def _fit_values(values: Sequence[Column], width: int) -> tuple[list[Column], lis
 def is_smaller_better(metric: str) -> bool:
     """Return whether a smaller value of a metric is better, which its name tells: a loss, or an error."""
     return mode_of(metric) == "min"
+
+
+def best_extreme(metric: str) -> str:
+    """Return which value of a metric is the best one: ``smallest`` or ``largest``."""
+    return "smallest" if is_smaller_better(metric) else "largest"
 
 
 def rank_only(lines: Sequence[RunStatus | SweepStatus], metric: str, *, command: str) -> Ranking:

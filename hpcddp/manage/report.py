@@ -117,7 +117,6 @@ class RunReport:
     """What is known of a run.
 
     Args:
-        measured: its metrics.
         spec: its job; None if it cannot be read.
         submission: its newest submission; None if it cannot be read.
         checkpoints: those on disk, the newest first.

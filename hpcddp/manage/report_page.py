@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from hpcddp.errors import printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
-from hpcddp.manage.ranking import is_smaller_better
+from hpcddp.manage.ranking import best_extreme
 from hpcddp.manage.report import RunReport, ranked
 from hpcddp.manage.report_drawing import Curve, Drawer, time_unit
 from hpcddp.manage.run_metrics import joined_pieces
@@ -97,8 +97,7 @@ def page(
     order = list(reports)
     heading = None
     if sorted_by is not None:
-        extreme = "smallest" if is_smaller_better(sorted_by) else "largest"
-        heading = f"by the last {sorted_by}, the {extreme} first"
+        heading = f"by the last {sorted_by}, the {best_extreme(sorted_by)} first"
     elif not is_single:
         metric, order = ranked(reports)
         if metric is not None:
@@ -107,31 +106,23 @@ def page(
     drawn = with_curves[:_RUNS_DRAWN]
     detailed = order[:_RUNS_DETAILED]
     texts = _Texts()
-    return (
-        _template_environment()
-        .from_string(_template())
-        .render(
-            title=title,
-            made=_moment(now),
-            version=__version__,
-            runs=[_run_values(report, drawer, texts) for report in detailed],
-            left_out=len(order) - len(detailed),
-            is_single=is_single,
-            is_sweep=is_sweep,
-            heading=heading,
-            ranking=[] if is_single else [_row(place, report, metric) for place, report in enumerate(order, start=1)],
-            legend=[{"color": f"--c{color}", "label": label} for color, label in enumerate(_short_labels(drawn))],
-            left_undrawn=len(with_curves) - len(drawn),
-            charts=list(_charts(drawn, drawer)),
-        )
+    return _template().render(
+        title=title,
+        made=_moment(now),
+        version=__version__,
+        runs=[_run_values(report, drawer, texts) for report in detailed],
+        left_out=len(order) - len(detailed),
+        is_single=is_single,
+        is_sweep=is_sweep,
+        heading=heading,
+        ranking=[] if is_single else [_row(rank, report, metric) for rank, report in enumerate(order, start=1)],
+        legend=[{"color": f"--c{color}", "label": label} for color, label in enumerate(_short_labels(drawn))],
+        left_undrawn=len(with_curves) - len(drawn),
+        charts=list(_charts(drawn, drawer)),
     )
 
 
-def _template() -> str:
-    return files("hpcddp.manage").joinpath("report.html.j2").read_text(encoding="utf-8")
-
-
-def _template_environment() -> Environment:
+def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
         {
@@ -144,7 +135,7 @@ def _template_environment() -> Environment:
             "part_of_a_step": _part_of_a_step,
         }
     )
-    return environment
+    return environment.from_string(files("hpcddp.manage").joinpath("report.html.j2").read_text(encoding="utf-8"))
 
 
 def _label(report: RunReport) -> str:
@@ -214,10 +205,10 @@ class _Texts:
         return beginning
 
 
-def _row(place: int, report: RunReport, metric: str | None) -> dict[str, Any]:
+def _row(rank: int, report: RunReport, metric: str | None) -> dict[str, Any]:
     throughput = report.throughput
     return {
-        "place": place,
+        "place": rank,
         "label": _label(report),
         "anchor": report.run.run_id,
         "state": str(report.status.state),
@@ -282,8 +273,7 @@ def _run_values(report: RunReport, drawer: Drawer, texts: _Texts) -> dict[str, A
 
 
 def _metric_values(report: RunReport, name: str) -> dict[str, Any]:
-    rule = "smallest" if is_smaller_better(name) else "largest"
-    return {"name": name, "best": report.best(name), "last": report.last(name), "rule": rule}
+    return {"name": name, "best": report.best(name), "last": report.last(name), "rule": best_extreme(name)}
 
 
 def _parts_of_time(report: RunReport) -> list[dict[str, Any]]:

@@ -260,7 +260,6 @@ def statuses(files_of_runs: Iterable[RunFiles], *, ask: Ask, now: float) -> Stat
 
     Args:
         files_of_runs: the contents of the run directories.
-        ask: asks Slurm.
         now: seconds since the epoch.
     """
     runs = list(files_of_runs)
