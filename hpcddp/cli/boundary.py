@@ -184,8 +184,10 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     if of_job and near != meant and (why := why_no_flag(option)) is not None:
         return f": {why}"
     if field is not None and near != meant:
-        given = f"{field}{'.' if field == 'environment.env' else '='}{_value_of(option, arguments)}"
-        return f"; write --set {given}, which is the field of the job file"
+        # What follows the field of a mapping is the name of a variable.
+        separator = "." if field == "environment.env" else "="
+        assignment = f"{field}{separator}{_value_of(option, arguments)}"
+        return f"; write --set {assignment}, which is the field of the job file"
     if near is not None:
         return f"; did you mean {near}?"
     if of_job and re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
@@ -258,7 +260,8 @@ def _number_message(error: ClickObject) -> str | None:
 
 
 def _usage_hint(error: ClickObject) -> str:
-    return f"See '{error.ctx.command_path if error.ctx is not None else 'hpcddp'} --help'."
+    command_path = "hpcddp" if error.ctx is None else error.ctx.command_path
+    return f"See '{command_path} --help'."
 
 
 def _report(document: Mapping[str, object], sentence: str, hint: str | None, *, as_json: bool) -> None:

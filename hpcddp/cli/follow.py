@@ -73,7 +73,8 @@ def _follow(submission: Submission, display: Display) -> Outcome:
     except KeyboardInterrupt:
         run = run_argument(submission.run.path)
         # The first Ctrl-C has told a local run to end.
-        echo(f"\nno longer following; run {submission.run.run_id} {'saves and ends' if local else 'goes on'}", err=True)
+        outcome = "saves and ends" if local else "goes on"
+        echo(f"\nno longer following; run {submission.run.run_id} {outcome}", err=True)
         echo(f"to follow it again   {shlex.join(['hpcddp', 'logs', run, '--follow'])}", err=True)
         if not local:
             echo(f"to end it            {shlex.join(['hpcddp', 'cancel', run])}", err=True)

@@ -195,7 +195,8 @@ def _write_local_job(job_file: Path, reason: str, *, dry_run: bool, as_json: boo
     """
     from hpcddp.packages import shipped_directory
 
-    shown, new = shlex.quote(str(job_file)), not os.path.lexists(job_file)
+    shown = shlex.quote(str(job_file))
+    new = not os.path.lexists(job_file)
     text = (
         (shipped_directory("jobs") / "quickstart.yaml")
         .read_text(encoding="utf-8")
@@ -321,8 +322,10 @@ def _partition_lines(facts: ClusterFacts) -> list[str]:
 
 
 def _under(label: str, lines: list[str]) -> Iterator[str]:
-    for number, line in enumerate(lines or ["none"]):
-        yield f"{'' if number else label:<15}{line}"
+    first, *others = lines or ["none"]
+    yield f"{label:<15}{first}"
+    for line in others:
+        yield f"{'':<15}{line}"
 
 
 def _accounts_line(facts: ClusterFacts) -> str:

@@ -157,7 +157,8 @@ class _Printer:
             self._width = max(self._width, len(label))
             clock = time.strftime("%H:%M:%S", moment)
             head = styled(printable(f"{clock} {label:<{self._width}} |"), "quiet")
-            write(f"{head} {line.text if self._raw else printable(line.text)}")
+            text = line.text if self._raw else printable(line.text)
+            write(f"{head} {text}")
 
 
 def _follow(run: RunDirectory, *, ranks: Sequence[int], batch: bool, lines: int | None, raw: bool) -> None:

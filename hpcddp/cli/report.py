@@ -69,7 +69,8 @@ def report(
         metric, order = ranked(reports)
     else:
         ranking = rank_only(overview.lines, sort, command="report")
-        metric, order = sort, [reports[element.index] for element in ranking.elements]
+        metric = sort
+        order = [reports[element.index] for element in ranking.elements]
     if as_json:
         document = {"ranked_by": metric if len(reports) > 1 else None, "runs": [report.as_json() for report in order]}
         echo(json.dumps(document, indent=2))

@@ -114,7 +114,9 @@ def status(  # noqa: PLR0913  each is an option
     look = _looker(run, run_root, everything=everything, wanted=wanted)
     while True:
         overview = look()
-        ranking = None if sort is None else rank_only(overview.lines if run else (), sort, command="status")
+        ranking = None
+        if sort is not None:
+            ranking = rank_only(overview.lines if run else (), sort, command="status")
         if as_json:
             sweeps = {} if ranking is None else {"sweeps": [ranking.as_json()]}
             echo(json.dumps({**overview.as_json(), **sweeps}, indent=2))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hpcddp.manage.format import ranks_text
+from hpcddp.errors import counted
+from hpcddp.manage.format import numbered_text
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import RECENT_BYTES, read_events
 from hpcddp.run.failure import (
@@ -182,7 +183,7 @@ def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], firs
 
 
 def _members(attempt: AttemptDirectory, ranks: list[int]) -> str:
-    return f"{member_word(attempt)}{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+    return numbered_text(member_word(attempt), ranks)
 
 
 def _short(record: FailureRecord) -> str:
@@ -216,7 +217,7 @@ def shortened(traceback: Sequence[str]) -> list[str]:
             skipped += 1
             continue
         if skipped:
-            shown.append(f"  ... {skipped} frame{'s' if skipped > 1 else ''} of libraries")
+            shown.append(f"  ... {counted(skipped, 'frame')} of libraries")
             skipped = 0
         shown += part
     return shown

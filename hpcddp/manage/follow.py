@@ -88,7 +88,8 @@ class RecordReader(Generic[RecordT]):
     """
 
     def __init__(self, path: Path, kind: type[RecordT]) -> None:
-        self._file, self._kind = GrowingFile(path), kind
+        self._file = GrowingFile(path)
+        self._kind = kind
 
     def new_records(self) -> Iterator[RecordT]:
         """Yield the records on the complete lines that were appended since the last call."""
@@ -120,7 +121,8 @@ class _Follower:
         self._display = display
         self._job_state = job_state
         self._output = output
-        self._events, self._metrics = RecordReader(run.events, Event), RecordReader(run.metrics, MetricsLine)
+        self._events = RecordReader(run.events, Event)
+        self._metrics = RecordReader(run.metrics, MetricsLine)
         self._waits_for = waits_for
         self._state: tuple[JobPhase, str | None] | None = None
         self._newest_step = self._newest_evaluation = self._replacements = 0
@@ -155,7 +157,8 @@ class _Follower:
         """Show one record, unless it was shown before a resumed run replaced its metrics."""
         if self._metrics.replacements > self._replacements:
             self._replacements = self._metrics.replacements
-            self._shown_before, self._evaluated_before = self._newest_step, self._newest_evaluation
+            self._shown_before = self._newest_step
+            self._evaluated_before = self._newest_evaluation
         evaluations = record.evaluations()
         # One record may be both, and a step that goes back in the same file was computed again.
         if record.step > self._shown_before and (not evaluations or "loss" in record.facts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from hpcddp.errors import printable
@@ -17,7 +17,9 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+_DAY: Final = 86400
 _SECONDS_MATTER_BELOW_S: Final = 600
 
 
@@ -58,12 +60,16 @@ _KIB: Final = 1024
 
 def size_text(size: int) -> str:
     """Return a number of bytes with a binary unit."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
+    if size < _KIB:
+        return f"{size} B"
+    value = size / _KIB
+    unit = "KiB"
+    for larger_unit in ("MiB", "GiB", "TiB"):
         if value < _KIB:
             break
-        value, unit = value / _KIB, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= _KIB
+        unit = larger_unit
+    return f"{value:.1f} {unit}"
 
 
 def step_text(step: int | None, total: int | None) -> str:
@@ -82,6 +88,13 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return ranges_text(ranks).replace(",", ", ")
 
 
-def processes_text(ids: list[int]) -> str:
+def numbered_text(noun: str, numbers: Sequence[int]) -> str:
+    """Return what has these numbers: ``rank 3``, ``ranks 0-2, 4``."""
+    plural = f"{noun}s" if len(numbers) > 1 else noun
+    return f"{plural} {ranks_text(numbers)}"
+
+
+def processes_text(ids: Sequence[int]) -> str:
     """Return the ids of processes: ``process 12``, ``processes 12, 13``."""
-    return f"process{'es' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
+    noun = "processes" if len(ids) > 1 else "process"
+    return f"{noun} {', '.join(map(str, ids))}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from hpcddp.manage.format import ranks_text
+from hpcddp.manage.format import numbered_text
 from hpcddp.run.collectives import Collective, read_collectives
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import ranks_without_record
@@ -16,9 +16,10 @@ _GROUPS_SHOWN: Final = 4
 def hung_collectives(attempt: AttemptDirectory) -> Iterator[str]:
     """Yield, for each process group, in which collective its ranks hung, and which ranks had not reached it."""
     collectives_by_rank = read_collectives(attempt)
-    groups = dict.fromkeys(
-        collective.group for collectives in collectives_by_rank.values() for collective in collectives
-    )
+    # The names are the keys, in the order in which they are found.
+    groups: dict[str, None] = {}
+    for collectives in collectives_by_rank.values():
+        groups.update(dict.fromkeys(collective.group for collective in collectives))
     if not groups:
         return
     silent_ranks = ranks_without_record(attempt)
@@ -51,15 +52,12 @@ def _sentence(
             ranks_by_call.setdefault(reached.call, []).append(rank)
         elif last < first_open:
             ranks_by_last.setdefault(last, []).append(rank)
-    parts = [f"{_ranks(ranks)} in {call}" for call, ranks in ranks_by_call.items()]
-    parts += [f"{_ranks(ranks)} not there yet (last: {last or 'none'})" for last, ranks in ranks_by_last.items()]
+    parts = [f"{numbered_text('rank', ranks)} in {call}" for call, ranks in ranks_by_call.items()]
+    for last, ranks in ranks_by_last.items():
+        parts.append(f"{numbered_text('rank', ranks)} not there yet (last: {last or 'none'})")
     if silent_ranks:
-        parts.append(f"{_ranks(silent_ranks)} without a trace")
+        parts.append(f"{numbered_text('rank', silent_ranks)} without a trace")
     sentence = f"collective {first_open} of the process group {group} did not end: {', '.join(parts)}"
     if len(ranks_by_call) > 1:
         sentence += "; the ranks call different collectives"
     return sentence
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"

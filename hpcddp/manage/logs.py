@@ -226,7 +226,10 @@ class LogFollower:
     def __init__(
         self, attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False, last: int | None = None
     ) -> None:
-        self._attempt, self._ranks, self._batch, self._last = attempt, ranks, batch, last
+        self._attempt = attempt
+        self._ranks = ranks
+        self._batch = batch
+        self._last = last
         self._files: dict[Path, GrowingFile] = {}
 
     def new_lines(self, now: float, *, ended: bool = False) -> Iterator[LogLine]:
@@ -268,7 +271,8 @@ class OutputFollower:
     """
 
     def __init__(self, run: RunDirectory, *, first_attempt: int) -> None:
-        self._run, self._next = run, first_attempt
+        self._run = run
+        self._next = first_attempt
         self._follower: LogFollower | None = None
 
     def new_lines(self, now: float, *, ended: bool) -> Iterator[LogLine]:

@@ -345,7 +345,9 @@ class RunMetrics:
     ) -> None:
         if math.isnan(sum(values)):
             has_value = [not is_missing for is_missing in map(math.isnan, values)]
-            steps, times, values = _rows(has_value, steps), _rows(has_value, times), _rows(has_value, values)
+            steps = _rows(has_value, steps)
+            times = _rows(has_value, times)
+            values = _rows(has_value, values)
         if values:
             if name not in self.metrics:
                 self.metrics[name] = Metric(name)

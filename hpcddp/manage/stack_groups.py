@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from hpcddp.manage.format import ranks_text
+from hpcddp.manage.format import numbered_text, ranks_text
 from hpcddp.run.lost_peers import is_library
 from hpcddp.task.stacks import ProcessStacks
 
@@ -92,8 +92,7 @@ class StackGroup:
         if len(self.processes) == 1:
             return f"a process that rank {first.rank} has started"
         ranks = sorted({process.rank or 0 for process in self.processes})
-        noun = "ranks" if len(ranks) > 1 else "rank"
-        parents = f"{noun} {ranks_text(ranks)}"
+        parents = numbered_text("rank", ranks)
         return f"{len(self.processes)} processes that {parents} started, such as one of rank {first.rank}"
 
     def _stacks(self) -> Iterator[str]:

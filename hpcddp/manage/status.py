@@ -149,7 +149,8 @@ class RunStatus:
     @property
     def silent_s(self) -> float | None:
         """For how long a run that has nodes has no output, metrics or progress, in seconds; None if less than 30."""
-        files, start = self.files, self.files.start
+        files = self.files
+        start = files.start
         if self.state not in {State.STARTING, State.RUNNING} or files.attempt is None or start is None:
             return None
         latest = max(start.time, time_written(self.run.metrics), time_written(self.run.progress))
@@ -378,7 +379,8 @@ def _is_same_time(first_text: str, second_text: str) -> bool:
     """Return whether two times of Slurm may be the same moment, written in the time zones of two hosts."""
     if first_text == second_text:
         return True
-    first, second = moment_of(first_text), moment_of(second_text)
+    first = moment_of(first_text)
+    second = moment_of(second_text)
     if first is None or second is None:
         return True
     difference_s = abs(first - second)
@@ -452,7 +454,8 @@ def left_behind(status: RunStatus) -> list[int]:
 
     Not those of a run in an allocation: srun is one of them, and kills its tasks when it is signalled.
     """
-    job, start = status.files.job, status.files.start
+    job = status.files.job
+    start = status.files.start
     is_local = job is not None and job.local and start is not None and start.allocation is None
     return processes_left(status.run) if is_local and status.state is State.LOST else []
 

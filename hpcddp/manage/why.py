@@ -155,7 +155,8 @@ def _explain_waiting(status: RunStatus, job: QueuedJob, priority: str | None, ca
 
 def _has_lost_requeue(status: RunStatus, job: QueuedJob) -> bool:
     """Return whether Slurm shows a job as running although it was requeued and its script has ended."""
-    start, requeues = status.files.start, status.files.of_attempt("requeue")
+    start = status.files.start
+    requeues = status.files.of_attempt("requeue")
     if start is None or not requeues or state_in_slurm(job) is not State.RUNNING:
         return False
     return job.restarts == start.restart_count and status.now - requeues[-1].time > _LEAVING_S
@@ -190,7 +191,8 @@ def _explain_running(status: RunStatus, called: str) -> Answer:
         why += f" on {nodes}"
     job = status.files.job
     if job is not None:
-        why += f", as {'process' if job.local else 'job'} {job.job_id}"
+        kind = "process" if job.local else "job"
+        why += f", as {kind} {job.job_id}"
     words = ["logs", called, "--follow"] if status.silent_s is None else ["stacks", called]
     facts = (*_progress_lines(status), *_waiting_step_lines(status))
     return Answer(status=status, why=why, facts=facts, command=shlex.join(["hpcddp", *words]))
@@ -289,7 +291,8 @@ def _explain_missing_result(status: RunStatus) -> Answer:
 
 
 def _why_without_result(status: RunStatus) -> str:
-    files, job = status.files, status.job
+    files = status.files
+    job = status.job
     job_id = files.job.job_id if files.job else None
     if files.attempt is None:
         why = _why_not_begun(status)

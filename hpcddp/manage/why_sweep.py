@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hpcddp.manage.format import ranks_text
+from hpcddp.manage.format import numbered_text
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.status import RunStatus
 from hpcddp.manage.why import Answer, explain
@@ -43,8 +43,7 @@ class SweepAnswer:
         for indices, answer in self.groups[:_ANSWERS_SHOWN]:
             state = answer.status.state
             why = str(state) if state.has_nodes or state is State.FINISHED else f"{state}: {answer.why}"
-            noun = "elements" if len(indices) > 1 else "element"
-            yield f"  {noun} {ranks_text(indices)} {why}"
+            yield f"  {numbered_text('element', indices)} {why}"
             if answer.advice is not None:
                 yield f"    {answer.advice}"
         if len(self.groups) > _ANSWERS_SHOWN:

@@ -90,7 +90,7 @@ def test_without_matplotlib_one_sentence_says_how_to_install_it(root: Path, gold
     ("output", "facts"),
     [
         (".", ("--output is ., which is a directory;", "name of a file in it\n")),
-        ("no/page.html", ("--output is no/page.html,", "directory no does not exist; make it,", "write another file\n")),
+        ("no/page.html", ("--output is no/page.html,", "no does not exist; make it,", "write another file\n")),
     ],
 )
 def test_a_page_that_cannot_be_written_is_refused_before_any_work(
