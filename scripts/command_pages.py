@@ -11,8 +11,8 @@ from typing import Final
 
 import typer
 
+from hpcddp.cli.field_options import field_options
 from hpcddp.cli.help import ClickObject, built
-from hpcddp.cli.job_arguments import FIELDS
 
 INDEX: Final = "README.md"
 _SOURCE_NOTE: Final = "Written by `scripts/generate-docs` from the command itself: change its docstring, not this page."
@@ -105,7 +105,7 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 
 
-_FIELD_TEXTS: Final = {field.option: f"`{field.path}` of the job file." for field in FIELDS}
+_FIELD_TEXTS: Final = {option.name: f"`{option.path}` of the job file." for option in field_options()}
 
 
 def all_commands(app: typer.Typer) -> list[tuple[tuple[str, ...], ClickObject]]:

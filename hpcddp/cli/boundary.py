@@ -30,24 +30,8 @@ _PREFIX = "hpcddp:"
 # What click raises for a group of commands that is called without one; typer's copy of click exports it from no module.
 _HELP = "NoArgsIsHelpError"
 _NOT_A_CHOICE = re.compile("'(?P<value>[^']*)' is not one of (?P<known>.*)")
-# Options that people know from sbatch and srun, where another name is the right one here.
-_OTHER_OPTIONS = MappingProxyType(
-    {
-        "--gpu": "--gpus-per-node",
-        "--gpus": "--gpus-per-node",
-        "--gpus-per-task": "--gpus-per-node",
-        "--gres": "--gpus-per-node",
-        "--job-name": "--name",
-        "-n": "--tasks-per-node",
-        "--ntasks": "--tasks-per-node",
-        "--ntasks-per-node": "--tasks-per-node",
-        "-d": "--after",
-        "--dependency": "--after",
-        "--time-limit": "--time",
-        "--walltime": "--time",
-        "--queue": "--partition",
-    }
-)
+# Options that people know from sbatch, where one that sets no field is the right one here.
+_OTHER_OPTIONS = MappingProxyType({"-d": "--after", "--dependency": "--after"})
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -173,17 +157,15 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     from hpcddp.jobfile.resources import FLAG_PATTERN, why_no_flag
 
     of_job = "--set" in names
-    meant = _OTHER_OPTIONS.get(option, option)
-    field = field_named(option.removeprefix("--")) if meant == option and of_job else None
-    if field is not None:
-        option_of_field = f"--{field.rpartition('.')[2].replace('_', '-')}"
-        meant = _OTHER_OPTIONS.get(option_of_field, option_of_field)
+    field = field_named(option.removeprefix("--")) if of_job else None
+    meant = _OTHER_OPTIONS.get(option, option) if field is None else _option_of(field)
     if of_job and (instead := _instead_of_sbatch(option, arguments)) is not None:
         return instead
     near = meant if meant in names else nearest(option, names)
-    if of_job and near != meant and (why := why_no_flag(option)) is not None:
+    is_meant = near is not None and near == meant
+    if of_job and not is_meant and (why := why_no_flag(option)) is not None:
         return f": {why}"
-    if field is not None and near != meant:
+    if field is not None and not is_meant:
         # What follows the field of a mapping is the name of a variable.
         separator = "." if field == "environment.env" else "="
         assignment = f"{field}{separator}{_value_of(option, arguments)}"
@@ -194,6 +176,13 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
         given = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
         return f"; if it is an option of sbatch, write --set {given}"
     return ""
+
+
+def _option_of(field: str) -> str | None:
+    """Return the option that sets a field; None if only ``--set`` does."""
+    from hpcddp.cli.field_options import field_options
+
+    return next((option.name for option in field_options() if option.path == field), None)
 
 
 def _instead_of_sbatch(option: str, arguments: Sequence[str]) -> str | None:

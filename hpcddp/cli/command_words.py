@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from hpcddp.cli.boundary import USAGE_ERROR
 from hpcddp.cli.help import ClickObject
-from hpcddp.cli.job_arguments import JobArguments, field_options, take_field_texts
+from hpcddp.cli.job_arguments import JobArguments, field_parameters, take_field_texts
 from hpcddp.errors import UserError
 
 # The keys of what a command keeps for its function (``typer.Context.meta``).
@@ -111,7 +111,7 @@ class JobCommand(CommandWords):
     """
 
     def __init__(self, name: str | None, *, params: list[Any], **attributes: Any) -> None:  # noqa: ANN401  typer's
-        super().__init__(name, params=[*params, *field_options()], **attributes)
+        super().__init__(name, params=[*params, *field_parameters()], **attributes)
 
     def invoke(self, ctx: ClickObject) -> Any:  # noqa: ANN401  typer's
         """Keep the fields of the job for the function, and call it with its own parameters."""

@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -24,6 +25,7 @@ from hpcddp.cli.options import (
 from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
+    from hpcddp.cli.field_options import FieldOption
     from hpcddp.jobfile.job import JobSpec
     from hpcddp.jobfile.overrides import Override
     from hpcddp.jobfile.problems import Problem
@@ -31,52 +33,16 @@ if TYPE_CHECKING:
     from hpcddp.run.directory import RunDirectory
 
 
-class _Field(NamedTuple):
-    """A field of the job file that has an option of its own."""
-
-    path: str
-    option: str
-    help: str
-    short: str | None = None
-    """The option of sbatch with one letter."""
-    listed: bool = False
-    """Whether ``--help`` describes it; ``--help --all`` describes every option."""
-    flag: bool = False
-    metavar: str = "VALUE"
-    values: Callable[..., Sequence[str]] | None = None
-    """Completes its value in the shell."""
-
-
-FIELDS = (
-    _Field("run_root", "--run-root", "Directory of all runs; overrides run_root.", listed=True, metavar="DIR"),
-    _Field("name", "--name", "Name of the job.", short="-J", metavar="NAME"),
-    _Field("batch.global_batch_size", "--global-batch-size", "Samples of an optimizer step, over all ranks."),
-    _Field("resources.nodes", "--nodes", "Number of nodes.", short="-N", listed=True),
-    _Field("resources.min_nodes", "--min-nodes", "Nodes that must be left when a node is lost."),
-    _Field("resources.spare_nodes", "--spare-nodes", "Nodes that take the places of lost ones."),
-    _Field("resources.gpus_per_node", "--gpus-per-node", "GPUs on each node; one rank for each GPU.", listed=True),
-    _Field("resources.gpu_type", "--gpu-type", "Kind of GPU, such as a100.", values=complete_gpu_types),
-    _Field("resources.tasks_per_node", "--tasks-per-node", "Ranks on each node of a CPU job.", listed=True),
-    _Field("resources.cpus_per_task", "--cpus-per-task", "CPUs of each rank.", short="-c", listed=True),
-    _Field("resources.mem", "--mem", "Memory of each node, such as 64G.", listed=True),
-    _Field("resources.mem_per_cpu", "--mem-per-cpu", "Memory for each CPU, in place of --mem."),
-    _Field("resources.mem_per_gpu", "--mem-per-gpu", "Memory for each GPU, in place of --mem."),
-    _Field("resources.time_limit", "--time", "Time limit: 2h, 90min, 1:30:00, or minutes.", short="-t", listed=True),
-    _Field(
-        "resources.partition", "--partition", "Slurm partition.", short="-p", listed=True, values=complete_partitions
-    ),
-    _Field("resources.account", "--account", "Account to charge.", short="-A", values=complete_accounts),
-    _Field("resources.qos", "--qos", "Quality of service.", short="-q", values=complete_qos),
-    _Field("resources.constraint", "--constraint", "Node features that are required.", short="-C"),
-    _Field("resources.reservation", "--reservation", "Reservation to run in."),
-    _Field("resources.nodelist", "--nodelist", "Nodes that the job must get.", short="-w"),
-    _Field("resources.exclude", "--exclude", "Nodes that the job must not get.", short="-x"),
-    _Field("resources.exclusive", "--exclusive", "Share the nodes with no other job.", flag=True),
-    _Field("resources.licenses", "--licenses", "Licenses that the job holds.", short="-L"),
-    _Field("resources.mail_type", "--mail-type", "When Slurm sends mail: END,FAIL.", values=complete_mail_types),
-    _Field("resources.mail_user", "--mail-user", "Who gets the mail.", metavar="ADDRESS"),
+# What completes the value of an option in a shell.
+_COMPLETIONS: Final[Mapping[str, Callable[..., Sequence[str]]]] = MappingProxyType(
+    {
+        "--gpu-type": complete_gpu_types,
+        "--partition": complete_partitions,
+        "--account": complete_accounts,
+        "--qos": complete_qos,
+        "--mail-type": complete_mail_types,
+    }
 )
-"""The options, in the order of the help. ``resources.sbatch`` is set with ``--set resources.sbatch.FLAG=VALUE``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +50,7 @@ class JobArguments:
     """The fields of the job that the command line sets.
 
     Args:
-        fields: the text of each option of ``FIELDS`` that is given, by the field's key path.
+        fields: the text of each option that is given, by the key path of its field.
         command: the words after ``--``; None if there is no ``--``.
     """
 
@@ -156,9 +122,10 @@ class JobArguments:
 
     def _overrides(self, fields: Mapping[str, str]) -> Sequence[Override | Problem]:
         """Return the values of these fields, by the options that set them, and the command."""
+        from hpcddp.cli.field_options import field_options
         from hpcddp.jobfile.overrides import read_options
 
-        option_of = {field.path: field.option for field in FIELDS}
+        option_of = {option.path: option.name for option in field_options()}
         texts = {path: (option_of[path], text) for path, text in fields.items()}
         return read_options(texts, self.command)
 
@@ -178,13 +145,14 @@ def _refuse_fields_of_training(spec: JobSpec, run: RunDirectory, overrides: Sequ
         raise UserError(f"{key} (--set) is for a training, and the run {run.run_id} is {kind}; {instead}")
 
 
-def field_options() -> list[ClickObject]:
-    """Return the options of ``FIELDS`` as parameters of a command."""
+def field_parameters() -> list[ClickObject]:
+    """Return the options of the fields as parameters of a command."""
+    from hpcddp.cli.field_options import field_options
 
     def options(**_: object) -> None:
         """Take the options: typer makes options from the parameters of a function, and in no other way."""
 
-    parameters = [_as_parameter(field) for field in FIELDS]
+    parameters = [_as_parameter(option) for option in field_options()]
     options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app = typer.Typer(add_completion=False)
@@ -193,36 +161,36 @@ def field_options() -> list[ClickObject]:
 
 
 def take_field_texts(parameters: dict[str, Any]) -> dict[str, str]:
-    """Remove the values of ``field_options`` from the parameters of a command, and return those that are given.
+    """Remove the values of ``field_parameters`` from the parameters of a command, and return those that are given.
 
-    The texts are by the key paths of the fields; that of a flag is ``true``.
+    The texts are by the key paths of the fields; that of a switch is ``true``.
     """
+    from hpcddp.cli.field_options import field_options
+
     texts = {}
-    for field in FIELDS:
-        value = parameters.pop(_parameter_name(field))
+    for option in field_options():
+        value = parameters.pop(_parameter_name(option))
         if value is True:
-            texts[field.path] = "true"
+            texts[option.path] = "true"
         elif value:
-            texts[field.path] = value
+            texts[option.path] = value
     return texts
 
 
-def _parameter_name(field: _Field) -> str:
-    return field.option.removeprefix("--").replace("-", "_")
+def _parameter_name(option: FieldOption) -> str:
+    return option.name.removeprefix("--").replace("-", "_")
 
 
-def _as_parameter(field: _Field) -> inspect.Parameter:
-    attributes: dict[str, Any] = {"help": field.help, "hidden": not field.listed, "show_default": False}
-    if not field.flag:
+def _as_parameter(option: FieldOption) -> inspect.Parameter:
+    attributes: dict[str, Any] = {"help": option.help, "hidden": not option.is_listed, "show_default": False}
+    if not option.is_switch:
         # The help shows the metavar instead of the type.
-        is_count = field.option.endswith(("nodes", "node", "task", "size"))
-        attributes["metavar"] = "N" if is_count else field.metavar
-        attributes["autocompletion"] = field.values
-    names = [field.option] if field.short is None else [field.short, field.option]
-    option = typer.Option(*names, **attributes)
+        attributes["metavar"] = option.metavar
+        attributes["autocompletion"] = _COMPLETIONS.get(option.name)
+    names = [option.name] if option.letter is None else [option.letter, option.name]
     return inspect.Parameter(
-        _parameter_name(field),
+        _parameter_name(option),
         inspect.Parameter.KEYWORD_ONLY,
-        default=False if field.flag else None,
-        annotation=Annotated[bool if field.flag else str | None, option],
+        default=False if option.is_switch else None,
+        annotation=Annotated[bool if option.is_switch else str | None, typer.Option(*names, **attributes)],
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from hpcddp.jobfile.field_facts import FieldFacts
 from hpcddp.jobfile.fields import Line, Section, Text, VariableName, refusal
 
 Runtime = Literal["pyxis", "apptainer"]
@@ -87,7 +88,7 @@ def _absolute(path: str) -> str:
 class Container(Section):
     """The container that the tasks run in. The batch script stays outside, with the interpreter that called hpcddp."""
 
-    image: Line = Field(
+    image: Annotated[Line, FieldFacts(is_expanded=True, example="./train.sif")] = Field(
         description="Image: a file, or a name in a registry (`docker://...`; with pyxis also `nvcr.io#nvidia/...`). "
         "hpcddp must be installed in it."
     )
@@ -133,11 +134,13 @@ def _stage_target(path: str) -> str:
 class Stage(Section):
     """Data that each node copies to a disk of its own before the tasks start, once for all ranks of the node."""
 
-    source: Annotated[Line, AfterValidator(_absolute_source)] = Field(
+    source: Annotated[
+        Line, AfterValidator(_absolute_source), FieldFacts(is_expanded=True, example="/shared/imagenet.tar")
+    ] = Field(
         description="What is copied: a directory, a file, or an archive (`.tar`, `.tar.gz`, `.tgz`, `.tar.bz2`, "
         "`.tar.xz`, `.tar.zst`), which is unpacked. Every node must see it."
     )
-    target: Annotated[Line, AfterValidator(_stage_target)] = Field(
+    target: Annotated[Line, AfterValidator(_stage_target), FieldFacts(example="$SLURM_TMPDIR/imagenet")] = Field(
         description="Directory on each node that then holds the data: a path, which may begin with a variable that is "
         "expanded on the node, such as `$SLURM_TMPDIR/imagenet`. The tasks find it in `HPCDDP_STAGED`."
     )
@@ -155,25 +158,25 @@ class Environment(Section):
     """The environment that the tasks run in."""
 
     modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field((), description="Modules to load, in order.")
-    conda: Line | None = Field(
+    conda: Annotated[Line | None, FieldFacts(is_expanded=True)] = Field(
         None, description="Conda environment to activate: its name, or its directory (with a slash in it)."
     )
-    venv: Line | None = Field(
+    venv: Annotated[Line | None, FieldFacts(is_expanded=True)] = Field(
         None,
         description="Virtual environment to activate: its directory. `$NAME` and `~` in it, and in `conda`, `uv`, "
         "`python`, `container.image` and `stage.source`, are expanded when the job is submitted.",
     )
-    uv: Line | None = Field(
+    uv: Annotated[Line | None, FieldFacts(is_expanded=True)] = Field(
         None,
         description="uv project to run in: its directory. Its environment is used as `uv sync` has left it, so that "
         "the nodes need neither uv nor a network.",
     )
-    setup: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
+    setup: Annotated[tuple[Text, ...], Field(strict=False), FieldFacts(may_be_secret=True)] = Field(
         (),
         description="Shell lines that run once, before srun. A command in them that fails ends the job, before a task "
         "starts; append `|| true` to one that may fail.",
     )
-    env: Mapping[VariableName, Text] = Field(
+    env: Annotated[Mapping[VariableName, Text], FieldFacts(may_be_secret=True)] = Field(
         default_factory=dict,
         description="Plain values of environment variables; they are quoted for you.",
         json_schema_extra={"additionalProperties": False},
@@ -181,7 +184,7 @@ class Environment(Section):
     pass_env: Annotated[tuple[VariableName, ...], Field(strict=False)] = Field(
         (), description="Secrets, by name only: set when the job is submitted, never written into the script."
     )
-    python: Line | None = Field(
+    python: Annotated[Line | None, FieldFacts(is_expanded=True)] = Field(
         None,
         description="Interpreter of the batch script and, outside a container, of the tasks. null is that of `conda`, "
         "`venv` or `uv`, or the one with which you called hpcddp.",

@@ -211,7 +211,7 @@ DatasetName = Annotated[str, AfterValidator(_dataset_name), _names_or_function(D
 
 
 def _memory(value: object) -> object:
-    if value == 0 and not isinstance(value, bool):
+    if value in (0, "0") and not isinstance(value, bool):
         return "0"
     number = isinstance(value, int) and not isinstance(value, bool)
     if number or (isinstance(value, str) and re.fullmatch("[0-9]+", value, re.ASCII)):

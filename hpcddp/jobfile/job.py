@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
@@ -15,6 +17,7 @@ from pydantic.fields import FieldInfo
 from hpcddp.errors import UserError
 from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.environment import Environment
+from hpcddp.jobfile.field_facts import FieldFacts, OnResume, Option, facts_of
 from hpcddp.jobfile.fields import FunctionReference, Line, Name, ProfileName, Section, SweepField, Text
 from hpcddp.jobfile.launchers import OWN, LauncherCommand, LauncherName, is_deepspeed, launcher_command_of, own_launcher
 from hpcddp.jobfile.resources import NodeRange, Resources
@@ -32,26 +35,47 @@ from hpcddp.jobfile.sections import (
 class JobSpec(Section):
     """A job file; the names of the fields are the keys of the file."""
 
-    name: Name = Field(description="Name of the job and of its directory under `run_root`.")
-    run_root: Line = Field(
+    name: Annotated[
+        Name,
+        FieldFacts(
+            flag="job-name",
+            is_computed=True,
+            option=Option(help="Name of the job.", metavar="NAME"),
+            example="my-job",
+            other_names=("job_name",),
+        ),
+    ] = Field(description="Name of the job and of its directory under `run_root`.")
+    run_root: Annotated[
+        Line,
+        FieldFacts(
+            option=Option(help="Directory of all runs; overrides run_root.", metavar="DIR", is_listed=True),
+            on_resume="always",
+            is_expanded=True,
+            other_names=("output", "output_dir"),
+        ),
+    ] = Field(
         "runs",
         description="Directory of all runs, seen by every node. A relative one is below the directory of submission. "
         "`$NAME` and `~` are expanded when the job is submitted.",
     )
-    profile: ProfileName | None = Field(
+    profile: Annotated[ProfileName | None, FieldFacts(on_resume="always")] = Field(
         None, description="Name of a cluster profile. null is `default`, if there is one."
     )
-    resources: Resources = Field(
+    resources: Annotated[Resources, FieldFacts(on_resume="always")] = Field(
         default_factory=Resources, description="The resources that the job requests from Slurm."
     )
-    environment: Environment = Field(default_factory=Environment, description="The environment of the tasks.")
+    environment: Annotated[Environment, FieldFacts(on_resume="always")] = Field(
+        default_factory=Environment, description="The environment of the tasks."
+    )
     batch: Batch = Field(default_factory=Batch, description="The global batch and its split.")
-    learning_rate: LearningRate = Field(default_factory=LearningRate, description="The learning rate.")
+    learning_rate: Annotated[LearningRate, FieldFacts(on_resume="by name")] = Field(
+        default_factory=LearningRate, description="The learning rate."
+    )
     train: Train | None = Field(None, description="The built-in training.")
     entrypoint: FunctionReference | None = Field(
         None, description="Your own function in place of `train`: every rank calls it with an `hpcddp.Context`."
     )
-    command: Annotated[tuple[Text, ...], Field(strict=False)] | None = Field(
+    command: Annotated[tuple[Text, ...] | None, Field(strict=False), FieldFacts(on_resume="by name")] = Field(
         None,
         description="Your own program in place of `train`, word by word: every task runs it. `{run_dir}`, `{run_id}` "
         "and `{attempt}` in a word are filled in; then any other brace is written twice.",
@@ -62,9 +86,15 @@ class JobSpec(Section):
         "of the node. null is the one that the command shows if the job has more than one rank, else none. `own` is a "
         "program that starts the ranks of its node by itself.",
     )
-    checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When a checkpoint is written.")
-    requeue: Requeue = Field(default_factory=Requeue, description="When the job is requeued.")
-    launch: Launch = Field(default_factory=Launch, description="How long ranks wait for each other.")
+    checkpoint: Annotated[Checkpoint, FieldFacts(on_resume="always")] = Field(
+        default_factory=Checkpoint, description="When a checkpoint is written."
+    )
+    requeue: Annotated[Requeue, FieldFacts(on_resume="always")] = Field(
+        default_factory=Requeue, description="When the job is requeued."
+    )
+    launch: Annotated[Launch, FieldFacts(on_resume="always")] = Field(
+        default_factory=Launch, description="How long ranks wait for each other."
+    )
     trackers: Trackers = Field(default_factory=Trackers, description="Trackers that show the metrics.")
     sweep: SweepField = Field(
         None,
@@ -228,27 +258,62 @@ class KeyType:
         kind: the kind of its value.
         nullable: whether the value may be null.
         section: the type of the section, for a section.
+        types: the types of its values except null; empty for an entry of a mapping.
     """
 
     kind: ValueKind
     nullable: bool
     section: type[Section] | None = None
+    types: AbstractSet[object] = frozenset()
 
 
 def find_key(path: Path) -> KeyType | None:
     """Return the type of a key path, or None if the job file has no such key."""
-    section: type[Section] = JobSpec
-    key_type = KeyType(kind=ValueKind.SECTION, nullable=False, section=JobSpec)
-    for position, key in enumerate(path):
-        field = section.model_fields.get(key)
+    if not path:
+        return KeyType(kind=ValueKind.SECTION, nullable=False, section=JobSpec)
+    fields = list(_fields_on(path))
+    if not fields:
+        return None
+    key_type = key_type_of(fields[-1])
+    if len(fields) == len(path):
+        return key_type
+    return KeyType(kind=ValueKind.ENTRY, nullable=True) if key_type.kind is ValueKind.MAPPING else None
+
+
+def _fields_on(path: Path) -> Iterator[FieldInfo]:
+    """Yield the fields on a key path, sections first, up to the first key that is not that of a field."""
+    section: type[Section] | None = JobSpec
+    for key in path:
+        field = None if section is None else section.model_fields.get(key)
         if field is None:
-            return None
-        key_type = key_type_of(field)
-        if key_type.section is not None:
-            section = key_type.section
-        elif position + 1 < len(path):
-            return KeyType(kind=ValueKind.ENTRY, nullable=True) if key_type.kind is ValueKind.MAPPING else None
-    return key_type
+            return
+        yield field
+        section = key_type_of(field).section
+
+
+@cache
+def secret_paths() -> frozenset[Path]:
+    """Return the key paths whose values may be or contain secrets."""
+    return frozenset(path for path, field in field_paths() if facts_of(field).may_be_secret)
+
+
+def is_secret(path: Path) -> bool:
+    """Return whether the value of a key path must not be shown, because it may be a secret, or contain or be in one."""
+    return any(path[: len(secret)] == secret[: len(path)] for secret in secret_paths())
+
+
+def example_of(path: Path) -> str | None:
+    """Return the example for a required field; None for any other key path."""
+    fields = list(_fields_on(path))
+    return facts_of(fields[-1]).example if len(fields) == len(path) > 0 else None
+
+
+def on_resume(path: Path) -> OnResume:
+    """Return whether a run may go on with another value of a key: as its field says, else as the section above it."""
+    answer: OnResume = "never"
+    for field in _fields_on(path):
+        answer = facts_of(field).on_resume or answer
+    return answer
 
 
 def key_type_of(field: FieldInfo) -> KeyType:
@@ -258,9 +323,9 @@ def key_type_of(field: FieldInfo) -> KeyType:
     for choice in choices:
         if isinstance(choice, type) and issubclass(choice, Section):
             return KeyType(kind=ValueKind.SECTION, nullable=nullable, section=choice)
-    origins = {get_origin(choice) or choice for choice in choices}
-    kind = ValueKind.MAPPING if Mapping in origins else ValueKind.LIST if tuple in origins else ValueKind.VALUE
-    return KeyType(kind=kind, nullable=nullable)
+    types = {get_origin(choice) or choice for choice in choices} - {NoneType}
+    kind = ValueKind.MAPPING if Mapping in types else ValueKind.LIST if tuple in types else ValueKind.VALUE
+    return KeyType(kind=kind, nullable=nullable, types=types)
 
 
 def field_paths(section: type[Section] = JobSpec, above: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:

@@ -1,4 +1,4 @@
-"""Error messages for wrong values and unknown keys, and which values are secret."""
+"""Error messages for wrong values and unknown keys."""
 
 from __future__ import annotations
 
@@ -7,37 +7,21 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from hpcddp.errors import nearest
 from hpcddp.jobfile.document import Path, dotted
+from hpcddp.jobfile.field_facts import facts_of
 from hpcddp.jobfile.fields import REFUSED
-from hpcddp.jobfile.job import ValueKind, field_paths, find_key, key_type_of
+from hpcddp.jobfile.job import ValueKind, example_of, field_paths, find_key, is_secret, key_type_of
 from hpcddp.jobfile.problems import shown
 from hpcddp.jobfile.resources import fields_of_gres
 
 Reason = tuple[str, str]
 """Why the value is wrong, and what to write instead."""
-# Variables and shell lines may contain secrets that belong in pass_env.
-SECRETS: tuple[Path, ...] = (("environment", "env"), ("environment", "setup"))
-
-
-def is_secret(path: Path) -> bool:
-    """Return whether the value of a key path must not be shown, because it is or contains what may be a secret."""
-    return any(path[: len(secret)] == secret[: len(path)] for secret in SECRETS)
-
-
 _GRES: Path = ("resources", "gres")
-EXAMPLES = {
-    ("name",): "name: my-job",
-    ("batch",): "batch: {global_batch_size: 256}",
-    ("batch", "global_batch_size"): "global_batch_size: 256",
-    ("train", "model"): "model: resnet18",
-    ("train", "dataset"): "dataset: digits",
-}
 _HIDDEN = object()
 LONGEST_EXAMPLE = 39
 
@@ -63,7 +47,7 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None, option: st
     if error["type"] == "missing" and path[-1].isdecimal():
         return f"is missing from the list; write {int(path[-1]) + 1} items or more"
     if error["type"] == "missing":
-        return f"is missing; write for example {EXAMPLES.get(path, f'{path[-1]}: ...')}"
+        return f"is missing; write for example {path[-1]}: {example_of(path) or '...'}"
     if "[key]" in error["loc"]:
         why, instead = _reason(error, value, None)
         return f"is not a valid key: {why.removeprefix('and ')}; {instead}"
@@ -249,27 +233,6 @@ _REASONS: Mapping[str, Callable[[_WrongValue], Reason]] = {
     "too_long": _length,
     "finite_number": _finite,
 }
-# Names that other tools use for a field, where they are too different for the spelling suggestion.
-OTHER_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        "arch": "train.model",
-        "batch_size": "batch.global_batch_size",
-        "env": "environment.env",
-        "gres": "resources.gpus_per_node",
-        "job_name": "name",
-        "lr": "learning_rate.base",
-        "memory": "resources.mem",
-        "ntasks": "resources.tasks_per_node",
-        "ntasks_per_node": "resources.tasks_per_node",
-        "num_nodes": "resources.nodes",
-        "output": "run_root",
-        "output_dir": "run_root",
-        "queue": "resources.partition",
-        "timeout": "resources.time_limit",
-        "walltime": "resources.time_limit",
-        "workers": "train.num_workers",
-    }
-)
 
 
 def unknown_key(path: Path) -> str:
@@ -301,8 +264,13 @@ def _instead(parent: Path, key: str, siblings: tuple[str, ...], below: Path) -> 
 def field_named(word: str) -> str | None:
     """Return the field that a word means which is its last name, or another name for it; None if there is none."""
     name = word.lower().replace("-", "_")
-    known = {path[-1]: dotted(path) for path, _ in reversed(list(field_paths()))}
-    return OTHER_WORDS.get(name) or known.get(name)
+    own: dict[str, str] = {}
+    other: dict[str, str] = {}
+    # Of two fields with the same name, the first is meant.
+    for path, field in reversed(list(field_paths())):
+        own[path[-1]] = dotted(path)
+        other |= dict.fromkeys(facts_of(field).other_names, dotted(path))
+    return other.get(name) or own.get(name)
 
 
 def _elsewhere(key: str) -> str | None:

@@ -30,16 +30,6 @@ from hpcddp.jobfile.placeholders import argument_text
 from hpcddp.jobfile.problems import JobFileError, Problem, shown
 from hpcddp.jobfile.sweep import is_placeholder
 
-# Fields whose options take any text as it is: a partition may be named 010.
-_TEXTS: frozenset[Path] = frozenset(
-    {("name",), ("run_root",)}
-    | {
-        ("resources", name)
-        for name in (
-            "gpu_type", "partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "licenses",
-        )
-    }
-)  # fmt: skip
 _NULL = re.compile(r"null|Null|NULL|~|", re.ASCII)
 
 
@@ -99,7 +89,9 @@ def read_options(options: Mapping[str, tuple[str, str]], command: Sequence[str] 
 
 
 def _read_option(path: Path, option: str, text: str) -> Override | Problem:
-    if path in _TEXTS:
+    key_type = find_key(path)
+    if key_type is not None and key_type.types == {str}:
+        # As it is: a partition may be named 010.
         return Override(path=path, value=text, source=Source(origin=option, file=option))
     try:
         return _read(path, text, option, origin=option)

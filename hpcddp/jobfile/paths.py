@@ -10,19 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from hpcddp.jobfile.document import Path, dotted
+from hpcddp.jobfile.field_facts import facts_of
+from hpcddp.jobfile.job import field_paths
 from hpcddp.jobfile.merge import MergedValues, Source
 from hpcddp.jobfile.problems import Problem
 
-_EXPANDED: Final[tuple[Path, ...]] = (
-    ("run_root",),
-    ("environment", "conda"),
-    ("environment", "venv"),
-    ("environment", "uv"),
-    ("environment", "python"),
-    ("environment", "container", "image"),
-    ("environment", "stage", "source"),
-    ("train", "data_dir"),
-)
 _STAGE_TARGET: Final[Path] = ("environment", "stage", "target")
 _VARIABLE: Final = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))", re.ASCII)
 _HOME: Final = re.compile("~(?=/|$)")
@@ -37,8 +29,8 @@ def expand_paths(merged: MergedValues, environment: Mapping[str, str], fallback:
         fallback: the source of values that have none.
     """
     target = _value(merged, _STAGE_TARGET)
-    for path in _EXPANDED:
-        text = _value(merged, path)
+    for path, field in field_paths():
+        text = _value(merged, path) if facts_of(field).is_expanded else None
         if text is None or (path == ("train", "data_dir") and target is not None and text.startswith(target)):
             continue
         meant = _HOME.sub("$HOME", text, count=1) if text.startswith("~") else text

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from hpcddp.errors import nearest
+from hpcddp.jobfile.field_facts import FieldFacts, Option, facts_of
 from hpcddp.jobfile.fields import (
     Exclusive,
     GpuType,
@@ -33,108 +34,7 @@ from hpcddp.jobfile.fields import (
 )
 from hpcddp.jobfile.slurm_flags import SBATCH
 
-SRUN_VARIABLES: Mapping[str, str] = MappingProxyType(
-    {
-        "cpu-bind": "SLURM_CPU_BIND",
-        "gpu-bind": "SLURM_GPU_BIND",
-        "mpi": "SLURM_MPI_TYPE",
-    }
-)
-"""Flags of srun, and the variables of the job from which it reads them (srun(1), INPUT ENVIRONMENT VARIABLES)."""
 FLAG_PATTERN = r"[a-z][a-z0-9-]*"
-_LOG = "hpcddp reads the log of the job, and chooses where it is: in the run directory, or beside a script for sbatch"
-_GPUS = "it has its own field; write resources.gpus_per_node"
-_GRES = "it has its own fields; write resources.gpus_per_node and gpu_type for GPUs, and resources.gres for others"
-_SRUN = "srun starts the tasks, and reads it from a variable; write environment.env.{}"
-_TASKS = "it has its own field; write resources.nodes and resources.tasks_per_node"
-# Long flags (man sbatch), each with the reason and what to write instead.
-REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "accel-bind": _SRUN.format("SLURM_GPU_BIND, such as closest"),
-        "account": "it has its own field; write resources.account",
-        "array": "one job file is one job; write a sweep for several: hpcddp submit --sweep KEY=VALUES",
-        "chdir": "relative paths mean the directory of submission; remove it and submit from there",
-        "constraint": "it has its own field; write resources.constraint",
-        "cpu-bind": _SRUN.format(f"{SRUN_VARIABLES['cpu-bind']}, such as cores"),
-        "cpus-per-gpu": "a GPU has one rank, and the CPUs of a rank have a field; write resources.cpus_per_task",
-        "cpus-per-task": "it has its own field; write resources.cpus_per_task",
-        "distribution": "torch expects the ranks of a node one after the other, which the script asks for; remove it",
-        "error": f"{_LOG}; set run_root",
-        "exclude": "it has its own field; write resources.exclude",
-        "exclusive": "it has its own field; write resources.exclusive",
-        "export": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
-        "export-file": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
-        "gpu-bind": _SRUN.format(f"{SRUN_VARIABLES['gpu-bind']}, such as closest"),
-        "gpus": _GPUS,
-        "gpus-per-node": _GPUS,
-        "gpus-per-socket": _GPUS,
-        "gpus-per-task": _GPUS,
-        "gres": _GRES,
-        "help": "sbatch would submit nothing; remove it",
-        "job-name": "it has its own field; write name",
-        "licenses": "it has its own field; write resources.licenses",
-        "mem": "it has its own field; write resources.mem",
-        "mem-per-cpu": "it has its own field; write resources.mem_per_cpu",
-        "mem-per-gpu": "it has its own field; write resources.mem_per_gpu",
-        "no-requeue": "it follows from requeue.causes; write causes: [] there",
-        "mpi": _SRUN.format(f"{SRUN_VARIABLES['mpi']}, such as pmix"),
-        "nodefile": "it has its own field; write resources.nodelist",
-        "nodelist": "it has its own field; write resources.nodelist",
-        "nodes": "it has its own field; write resources.nodes",
-        "ntasks": _TASKS,
-        "ntasks-per-gpu": _TASKS,
-        "ntasks-per-node": "it has its own field; write resources.tasks_per_node",
-        "open-mode": "a requeue must not truncate the log; remove it",
-        "output": f"{_LOG}; set run_root",
-        "parsable": "hpcddp reads sbatch's answer itself; remove it",
-        "partition": "it has its own field; write resources.partition",
-        "qos": "it has its own field; write resources.qos",
-        "requeue": "it follows from requeue.causes; write them there",
-        "reservation": "it has its own field; write resources.reservation",
-        "signal": "it has its own field; write requeue.signal_lead",
-        "tasks-per-node": "it has its own field; write resources.tasks_per_node",
-        "test-only": "sbatch would submit nothing; remove it and use hpcddp submit --dry-run",
-        "time": "it has its own field; write resources.time_limit",
-        "usage": "sbatch would submit nothing; remove it",
-        "version": "sbatch would submit nothing; remove it",
-        "wait": "submit returns at once; remove it and use hpcddp submit --follow",
-        "wrap": "hpcddp writes the script; write the command in the job file, or after --",
-    }
-)
-FLAGS_WITHOUT_VALUE = (SBATCH.without_value | {"no-kill"}) - REFUSED_FLAGS.keys()
-"""Flags that ``resources.sbatch`` may hold as ``true``, and that people write without a value."""
-
-
-def refused_because(name: str) -> tuple[str, str] | None:
-    """Return why ``resources.sbatch`` may not hold a flag, and what to write instead; None where it may.
-
-    sbatch accepts any unambiguous beginning of a long flag (getopt_long), so that ``arr`` means ``--array``. Therefore
-    the beginnings of refused flags are refused too.
-
-    Args:
-        name: the flag as the user wrote it, with or without dashes in front.
-    """
-    bare = name.strip().lstrip("-")
-    word = SBATCH.short.get(bare, bare.lower().replace("_", "-").partition("=")[0])
-    known = [flag for flag in REFUSED_FLAGS if flag.startswith(word)] if word else []
-    if known:
-        flag = word if word in known else known[0]
-        why, _, instead = REFUSED_FLAGS[flag].partition("; ")
-        return (f"--{flag} cannot be set here: {why}", instead)
-    if len(bare) == 1 or not re.fullmatch(FLAG_PATTERN, name, re.ASCII):
-        likely = word if len(bare) > 1 and re.fullmatch(FLAG_PATTERN, word, re.ASCII) else "mail-type"
-        return ("a flag is the long name that man sbatch lists, without dashes in front", f"write for example {likely}")
-    return None
-
-
-def why_no_flag(option: str) -> str | None:
-    """Return why a job does without an option of sbatch, and what to write instead; None for any other option.
-
-    Args:
-        option: with its dashes, short or long.
-    """
-    flag = option[2:] if option.startswith("--") else SBATCH.short.get(option[1:])
-    return None if flag is None else REFUSED_FLAGS.get(flag)
 
 
 _GRES_COUNT = re.compile("[0-9]+[KMGTPkmgtp]?", re.ASCII)
@@ -280,13 +180,24 @@ NodeCount = Annotated[
 class Resources(Section):
     """The resources that the job requests from Slurm."""
 
-    nodes: NodeCount = Field(
+    nodes: Annotated[
+        NodeCount,
+        FieldFacts(
+            flag="nodes",
+            is_computed=True,
+            option=Option(help="Number of nodes.", is_listed=True),
+            other_names=("num_nodes",),
+        ),
+    ] = Field(
         1,
         description="Hosts of the allocation: a number, or a range such as `2-8`, with which Slurm starts the job as "
         "soon as two nodes are free, with up to eight.",
         json_schema_extra={"unit": "nodes"},
     )
-    min_nodes: int | None = Field(
+    min_nodes: Annotated[
+        int | None,
+        FieldFacts(option=Option(help="Nodes that must be left when a node is lost.")),
+    ] = Field(
         None,
         ge=1,
         le=LARGEST_NODE_COUNT,
@@ -294,7 +205,7 @@ class Resources(Section):
         "on without it until the next requeue, which asks for all `nodes` again. null requeues the job.",
         json_schema_extra={"unit": "nodes"},
     )
-    spare_nodes: int = Field(
+    spare_nodes: Annotated[int, FieldFacts(option=Option(help="Nodes that take the places of lost ones."))] = Field(
         0,
         ge=0,
         le=LARGEST_NODE_COUNT,
@@ -302,21 +213,37 @@ class Resources(Section):
         "on there. For a built-in training on CPUs, as `min_nodes`.",
         json_schema_extra={"unit": "nodes"},
     )
-    gpus_per_node: int = Field(
+    gpus_per_node: Annotated[
+        int,
+        FieldFacts(
+            option=Option(help="GPUs on each node; one rank for each GPU.", is_listed=True),
+            other_names=("gres", "gpu", "gpus", "gpus_per_task"),
+        ),
+    ] = Field(
         0,
         ge=0,
         le=LARGEST_16_BIT_COUNT,
         description="GPUs on each node, one rank each; 0 is a CPU job (gloo).",
         json_schema_extra={"unit": "GPUs"},
     )
-    gpu_type: GpuType | None = Field(None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`.")
+    gpu_type: Annotated[GpuType | None, FieldFacts(option=Option(help="Kind of GPU, such as a100."))] = Field(
+        None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`."
+    )
     gres: Mapping[GresName, GresCount] = Field(
         default_factory=dict,
         description="Other generic resources of each node, by name: `{nvme: 100G, lscratch: 200}`. `NAME:TYPE` is a "
         "kind of one.",
         json_schema_extra={"additionalProperties": False},
     )
-    tasks_per_node: int | None = Field(
+    tasks_per_node: Annotated[
+        int | None,
+        FieldFacts(
+            flag="ntasks-per-node",
+            is_computed=True,
+            option=Option(help="Ranks on each node of a CPU job.", is_listed=True),
+            other_names=("ntasks", "ntasks_per_node"),
+        ),
+    ] = Field(
         None,
         ge=1,
         le=LARGEST_16_BIT_COUNT,
@@ -324,40 +251,174 @@ class Resources(Section):
         "or 1. GPUs need one rank each.",
         json_schema_extra={"unit": "tasks"},
     )
-    cpus_per_task: int = Field(
-        1, ge=1, le=LARGEST_16_BIT_COUNT, description="CPUs of each rank.", json_schema_extra={"unit": "CPUs"}
+    cpus_per_task: Annotated[int, FieldFacts(flag="cpus-per-task", is_computed=True, option=Option(is_listed=True))] = (
+        Field(1, ge=1, le=LARGEST_16_BIT_COUNT, description="CPUs of each rank.", json_schema_extra={"unit": "CPUs"})
     )
-    mem: Memory | None = Field(
+    mem: Annotated[
+        Memory | None,
+        FieldFacts(
+            flag="mem", option=Option(help="Memory of each node, such as 64G.", is_listed=True), other_names=("memory",)
+        ),
+    ] = Field(
         None,
         description="Memory of each node: a number with K, M, G or T, such as `64G` or `1.5T`; 0 is all of it. null "
         "writes no directive.",
     )
-    mem_per_cpu: Memory | None = Field(None, description="Memory for each CPU, in place of `mem`.")
-    mem_per_gpu: Memory | None = Field(None, description="Memory for each GPU, in place of `mem`.")
-    time_limit: TimeLimitField | None = Field(
+    mem_per_cpu: Annotated[
+        Memory | None,
+        FieldFacts(flag="mem-per-cpu", option=Option(help="Memory for each CPU, in place of --mem.")),
+    ] = Field(None, description="Memory for each CPU, in place of `mem`.")
+    mem_per_gpu: Annotated[
+        Memory | None,
+        FieldFacts(flag="mem-per-gpu", option=Option(help="Memory for each GPU, in place of --mem.")),
+    ] = Field(None, description="Memory for each GPU, in place of `mem`.")
+    time_limit: Annotated[
+        TimeLimitField | None,
+        FieldFacts(
+            flag="time",
+            option=Option(name="--time", help="Time limit: 2h, 90min, 1:30:00, or minutes.", is_listed=True),
+            other_names=("timeout", "walltime"),
+        ),
+    ] = Field(
         None,
         description="Walltime: minutes (`90`), `90min`, `2h`, `10:00` (minutes:seconds), `1:30:00`, `2-00:00:00` or "
         "`unlimited`. null writes no directive: the partition's default.",
     )
-    partition: Line | None = Field(None, description="Slurm partition, or several with commas.")
-    account: Line | None = Field(None, description="Account to charge.")
-    qos: Line | None = Field(None, description="Quality of service.")
-    constraint: Line | None = Field(None, description="Node features that are required.")
-    reservation: Line | None = Field(None, description="Reservation to run in.")
-    nodelist: Line | None = Field(None, description="Nodes that the job must get.")
-    exclude: Line | None = Field(None, description="Nodes that the job must not get.")
-    exclusive: Exclusive = Field(
+    partition: Annotated[
+        Line | None,
+        FieldFacts(flag="partition", option=Option(help="Slurm partition.", is_listed=True), other_names=("queue",)),
+    ] = Field(None, description="Slurm partition, or several with commas.")
+    account: Annotated[Line | None, FieldFacts(flag="account", option=Option())] = Field(
+        None, description="Account to charge."
+    )
+    qos: Annotated[Line | None, FieldFacts(flag="qos", option=Option())] = Field(
+        None, description="Quality of service."
+    )
+    constraint: Annotated[Line | None, FieldFacts(flag="constraint", option=Option())] = Field(
+        None, description="Node features that are required."
+    )
+    reservation: Annotated[Line | None, FieldFacts(flag="reservation", option=Option())] = Field(
+        None, description="Reservation to run in."
+    )
+    nodelist: Annotated[Line | None, FieldFacts(flag="nodelist", option=Option())] = Field(
+        None, description="Nodes that the job must get."
+    )
+    exclude: Annotated[Line | None, FieldFacts(flag="exclude", option=Option())] = Field(
+        None, description="Nodes that the job must not get."
+    )
+    exclusive: Annotated[
+        Exclusive, FieldFacts(flag="exclusive", option=Option(help="Share the nodes with no other job."))
+    ] = Field(
         default=False,
         description="Whether the job shares its nodes with no other job; `user` and `mcs` share them with the jobs of "
         "the same user or MCS label, `topo` takes the whole topology block.",
     )
-    licenses: Line | None = Field(None, description="Licenses that the job holds while it runs.")
-    mail_type: MailTypes | None = Field(
-        None, description="When Slurm sends mail: `END,FAIL`, or other types of `man sbatch`, with commas."
-    )
-    mail_user: Line | None = Field(None, description="Who gets the mail. null is the user who submits.")
+    licenses: Annotated[
+        Line | None, FieldFacts(flag="licenses", option=Option(help="Licenses that the job holds."))
+    ] = Field(None, description="Licenses that the job holds while it runs.")
+    mail_type: Annotated[
+        MailTypes | None, FieldFacts(flag="mail-type", option=Option(help="When Slurm sends mail: END,FAIL."))
+    ] = Field(None, description="When Slurm sends mail: `END,FAIL`, or other types of `man sbatch`, with commas.")
+    mail_user: Annotated[
+        Line | None, FieldFacts(flag="mail-user", option=Option(help="Who gets the mail.", metavar="ADDRESS"))
+    ] = Field(None, description="Who gets the mail. null is the user who submits.")
     sbatch: Mapping[FlagName, FlagValue] = Field(
         default_factory=dict,
         description="Any other sbatch flag, by its long name; `true` writes the flag without a value.",
         json_schema_extra={"additionalProperties": False},
     )
+
+
+_FACTS = {name: facts_of(field) for name, field in Resources.model_fields.items()}
+_FIELDS_OF_FLAGS = {facts.flag: name for name, facts in _FACTS.items() if facts.flag is not None}
+FIELDS_WRITTEN_UNCHANGED: Mapping[str, str] = MappingProxyType(
+    {flag: name for flag, name in _FIELDS_OF_FLAGS.items() if not _FACTS[name].is_computed}
+)
+"""The flags of sbatch whose value is that of a field, with the name of the field, in the order of the fields."""
+SRUN_VARIABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "cpu-bind": "SLURM_CPU_BIND",
+        "gpu-bind": "SLURM_GPU_BIND",
+        "mpi": "SLURM_MPI_TYPE",
+    }
+)
+"""Flags of srun, and the variables of the job from which it reads them (srun(1), INPUT ENVIRONMENT VARIABLES)."""
+_LOG = "hpcddp reads the log of the job, and chooses where it is: in the run directory, or beside a script for sbatch"
+_GPUS = "it has its own field; write resources.gpus_per_node"
+_GRES = "it has its own fields; write resources.gpus_per_node and gpu_type for GPUs, and resources.gres for others"
+_SRUN = "srun starts the tasks, and reads it from a variable; write environment.env.{}"
+_TASKS = "it has its own field; write resources.nodes and resources.tasks_per_node"
+_OWN_FIELD = "it has its own field; write {}"
+_OTHER_REFUSED_FLAGS = {
+    "accel-bind": _SRUN.format("SLURM_GPU_BIND, such as closest"),
+    "array": "one job file is one job; write a sweep for several: hpcddp submit --sweep KEY=VALUES",
+    "chdir": "relative paths mean the directory of submission; remove it and submit from there",
+    "cpu-bind": _SRUN.format(f"{SRUN_VARIABLES['cpu-bind']}, such as cores"),
+    "cpus-per-gpu": "a GPU has one rank, and the CPUs of a rank have a field; write resources.cpus_per_task",
+    "distribution": "torch expects the ranks of a node one after the other, which the script asks for; remove it",
+    "error": f"{_LOG}; set run_root",
+    "export": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
+    "export-file": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
+    "gpu-bind": _SRUN.format(f"{SRUN_VARIABLES['gpu-bind']}, such as closest"),
+    "gpus": _GPUS,
+    "gpus-per-node": _GPUS,
+    "gpus-per-socket": _GPUS,
+    "gpus-per-task": _GPUS,
+    "gres": _GRES,
+    "help": "sbatch would submit nothing; remove it",
+    "job-name": _OWN_FIELD.format("name"),
+    "no-requeue": "it follows from requeue.causes; write causes: [] there",
+    "mpi": _SRUN.format(f"{SRUN_VARIABLES['mpi']}, such as pmix"),
+    "nodefile": _OWN_FIELD.format("resources.nodelist"),
+    "ntasks": _TASKS,
+    "ntasks-per-gpu": _TASKS,
+    "open-mode": "a requeue must not truncate the log; remove it",
+    "output": f"{_LOG}; set run_root",
+    "parsable": "hpcddp reads sbatch's answer itself; remove it",
+    "requeue": "it follows from requeue.causes; write them there",
+    "signal": _OWN_FIELD.format("requeue.signal_lead"),
+    "tasks-per-node": _OWN_FIELD.format("resources.tasks_per_node"),
+    "test-only": "sbatch would submit nothing; remove it and use hpcddp submit --dry-run",
+    "usage": "sbatch would submit nothing; remove it",
+    "version": "sbatch would submit nothing; remove it",
+    "wait": "submit returns at once; remove it and use hpcddp submit --follow",
+    "wrap": "hpcddp writes the script; write the command in the job file, or after --",
+}
+REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
+    _OTHER_REFUSED_FLAGS | {flag: _OWN_FIELD.format(f"resources.{name}") for flag, name in _FIELDS_OF_FLAGS.items()}
+)
+"""Long flags (man sbatch) that ``resources.sbatch`` may not hold, each with the reason and what to write instead."""
+FLAGS_WITHOUT_VALUE = (SBATCH.without_value | {"no-kill"}) - REFUSED_FLAGS.keys()
+"""Flags that ``resources.sbatch`` may hold as ``true``, and that people write without a value."""
+
+
+def refused_because(name: str) -> tuple[str, str] | None:
+    """Return why ``resources.sbatch`` may not hold a flag, and what to write instead; None where it may.
+
+    sbatch accepts any unambiguous beginning of a long flag (getopt_long), so that ``arr`` means ``--array``. Therefore
+    the beginnings of refused flags are refused too.
+
+    Args:
+        name: the flag as the user wrote it, with or without dashes in front.
+    """
+    bare = name.strip().lstrip("-")
+    word = SBATCH.short.get(bare, bare.lower().replace("_", "-").partition("=")[0])
+    known = sorted(flag for flag in REFUSED_FLAGS if flag.startswith(word)) if word else []
+    if known:
+        flag = word if word in known else known[0]
+        why, _, instead = REFUSED_FLAGS[flag].partition("; ")
+        return (f"--{flag} cannot be set here: {why}", instead)
+    if len(bare) == 1 or not re.fullmatch(FLAG_PATTERN, name, re.ASCII):
+        likely = word if len(bare) > 1 and re.fullmatch(FLAG_PATTERN, word, re.ASCII) else "comment"
+        return ("a flag is the long name that man sbatch lists, without dashes in front", f"write for example {likely}")
+    return None
+
+
+def why_no_flag(option: str) -> str | None:
+    """Return why a job does without an option of sbatch, and what to write instead; None for any other option.
+
+    Args:
+        option: with its dashes, short or long.
+    """
+    flag = option[2:] if option.startswith("--") else SBATCH.short.get(option[1:])
+    return None if flag is None else REFUSED_FLAGS.get(flag)

@@ -184,13 +184,6 @@ def _gpu_fields_need_gpus(spec: JobSpec) -> Iterator[Finding]:
         yield "train.device", "is cuda, and the job asks for no GPU; set resources.gpus_per_node, or write cpu"
 
 
-def _mail_is_stated_once(spec: JobSpec) -> Iterator[Finding]:
-    for name in ("mail_type", "mail_user"):
-        flag = name.replace("_", "-")
-        if getattr(spec.resources, name) is not None and flag in spec.resources.sbatch:
-            yield f"resources.sbatch.{flag}", f"is given, and resources.{name} too; remove one of them"
-
-
 def _one_memory(spec: JobSpec) -> Iterator[Finding]:
     given = [name for name in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(spec.resources, name) is not None]
     for extra in given[1:]:
@@ -535,7 +528,6 @@ RULES = (
     Rule(("launcher", "resources.tasks_per_node", "resources.gpus_per_node"), _one_task_per_gpu),
     Rule(("resources.gpu_type", "resources.mem_per_gpu", *_DEVICE), _gpu_fields_need_gpus),
     Rule(_MEMORY, _one_memory),
-    Rule(("resources.mail_type", "resources.mail_user", "resources.sbatch"), _mail_is_stated_once),
     Rule(_DATA, _data_from_files),
     Rule(_DATA, _dataset_arguments),
     Rule(("train.dataset", "train.num_classes", "train.model_args"), _classes),

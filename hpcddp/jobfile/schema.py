@@ -13,8 +13,9 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticUndefined
 
 from hpcddp.jobfile.document import Path, dotted
+from hpcddp.jobfile.field_facts import OnResume, facts_of
 from hpcddp.jobfile.fields import Every, Section, format_every
-from hpcddp.jobfile.job import JobSpec, key_type_of
+from hpcddp.jobfile.job import JobSpec, field_paths, key_type_of
 from hpcddp.jobfile.units import format_duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -71,6 +72,16 @@ Times (`resources.time_limit`) follow Slurm: a bare number is minutes, `10:00` i
 `2-00:00:00`, `90min`, `2h` and `unlimited` work too. Durations are numbers with their
 units: `90s`, `10min`, `2h`, `1d` or `1h30m`. A time may have these forms too.
 """
+_ON_RESUME = """\
+## What a resumption may change
+
+A run goes on with other values of these fields, or of fields of these sections: {always}.
+
+It goes on with another value of these only if the command line of the resumption names the field: {by_name}. The
+epochs may only become more.
+
+Another value of any other field would make another training, and is refused with both values.
+"""
 _TABLE = "| key | type | unit | default | meaning |\n|---|---|---|---|---|\n"
 _LONGEST_ENUM = 10
 # Bounds from here on are limits of the number format, which the page does not print.
@@ -79,7 +90,15 @@ _ANY = 2**31 - 1
 
 def job_reference() -> str:
     """Return the page as Markdown: a table of fields for every section."""
-    return "\n".join([_HEAD, *_sections(JobSpec, ())])
+    return "\n".join([_HEAD, *_sections(JobSpec, ()), _on_resume()])
+
+
+def _on_resume() -> str:
+    """Return the section about the fields that a resumption may change."""
+    keys: dict[OnResume | None, list[str]] = {}
+    for path, field in field_paths():
+        keys.setdefault(facts_of(field).on_resume, []).append(f"`{dotted(path)}`")
+    return _ON_RESUME.format(always=", ".join(keys["always"]), by_name=", ".join(keys["by name"]))
 
 
 def _sections(section: type[Section], path: Path) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
+from hpcddp.jobfile.field_facts import FieldFacts, Option
 from hpcddp.jobfile.fields import (
     BestField,
     DatasetName,
@@ -34,7 +35,14 @@ SAMPLES: JsonDict = {"unit": "samples"}
 class Batch(Section):
     """The global batch and its split over ranks and micro-steps."""
 
-    global_batch_size: int | None = Field(
+    global_batch_size: Annotated[
+        int | None,
+        FieldFacts(
+            option=Option(help="Samples of an optimizer step, over all ranks."),
+            on_resume="by name",
+            other_names=("batch_size",),
+        ),
+    ] = Field(
         None,
         ge=1,
         le=LARGEST_BATCH,
@@ -42,14 +50,14 @@ class Batch(Section):
         "told what follows from it.",
         json_schema_extra=SAMPLES,
     )
-    max_per_device_batch_size: int | None = Field(
+    max_per_device_batch_size: Annotated[int | None, FieldFacts(on_resume="always")] = Field(
         None,
         ge=1,
         le=LARGEST_BATCH,
         description="The most samples in one forward on one device; accumulation follows from it.",
         json_schema_extra=SAMPLES,
     )
-    grad_accum_steps: int | None = Field(
+    grad_accum_steps: Annotated[int | None, FieldFacts(on_resume="always")] = Field(
         None,
         ge=1,
         le=LARGEST_BATCH,
@@ -68,7 +76,7 @@ class Batch(Section):
         "keep",
         description="The last batch of an epoch: `keep` it smaller, `drop` it, or `wrap` around to the beginning.",
     )
-    split: Split = Field(
+    split: Annotated[Split, FieldFacts(on_resume="always")] = Field(
         "exact",
         description="A batch that the ranks do not divide: `exact` gives uneven, weighted shares; `error` refuses.",
     )
@@ -94,7 +102,7 @@ Schedule = Literal["constant", "cosine", "step"]
 class LearningRate(Section):
     """The learning rate, over the whole training."""
 
-    base: float = Field(
+    base: Annotated[float, FieldFacts(other_names=("lr",))] = Field(
         0.1,
         gt=0,
         description="Learning rate after warm-up. The default is that of `train`; a command or an entrypoint gets only "
@@ -151,11 +159,13 @@ class Optimizer(Section):
 class Train(Section):
     """The built-in training of an image classifier."""
 
-    model: ModelName = Field(description="A torchvision classification model, or your own `pkg.module:function`.")
+    model: Annotated[ModelName, FieldFacts(example="resnet18", other_names=("arch",))] = Field(
+        description="A torchvision classification model, or your own `pkg.module:function`."
+    )
     model_args: Mapping[str, Any] = Field(
         default_factory=dict, description="Arguments passed on to the model's function."
     )
-    dataset: DatasetName = Field(
+    dataset: Annotated[DatasetName, FieldFacts(example="digits")] = Field(
         description="`digits`, `cifar10`, `imagefolder`, `synthetic`, or your own `pkg.module:function`, which is "
         "called with `split`, `train` or `val`, and returns a map-style data set of pairs: input and label."
     )
@@ -173,10 +183,14 @@ class Train(Section):
         description="Outputs of the model. null is the dataset's own number.",
         json_schema_extra={"unit": "classes"},
     )
-    data_dir: Line | None = Field(None, description="Directory of the data; `cifar10` and `imagefolder` need it.")
-    epochs: int = Field(1, ge=1, description="Passes over the data.", json_schema_extra={"unit": "epochs"})
+    data_dir: Annotated[Line | None, FieldFacts(on_resume="always", is_expanded=True)] = Field(
+        None, description="Directory of the data; `cifar10` and `imagefolder` need it."
+    )
+    epochs: Annotated[int, FieldFacts(on_resume="by name")] = Field(
+        1, ge=1, description="Passes over the data.", json_schema_extra={"unit": "epochs"}
+    )
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer and its constants.")
-    device: Device | None = Field(
+    device: Annotated[Device | None, FieldFacts(on_resume="always", ddp_value="cpu")] = Field(
         None, description="null is `cuda` where GPUs are asked for; `cpu` runs such a job on gloo (rehearsal, tests)."
     )
     precision: Precision = Field("fp32", description="Number format that the model computes in.")
@@ -187,8 +201,10 @@ class Train(Section):
             "those of all ranks in a micro-step; with accumulation that is not the whole global batch."
         ),
     )
-    compile: bool = Field(default=False, description="Whether the model goes through `torch.compile`.")
-    channels_last: bool = Field(
+    compile: Annotated[bool, FieldFacts(ddp_value=False)] = Field(
+        default=False, description="Whether the model goes through `torch.compile`."
+    )
+    channels_last: Annotated[bool, FieldFacts(ddp_value=False)] = Field(
         default=False, description="Whether images and weights use the channels-last memory format."
     )
     loss: FunctionReference | None = Field(
@@ -206,31 +222,33 @@ class Train(Section):
         ),
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing of the cross entropy.")
-    clip_grad_norm: float | None = Field(
+    clip_grad_norm: Annotated[float | None, FieldFacts(ddp_value=None)] = Field(
         None, gt=0, description="The largest norm of the averaged gradient. null does not clip."
     )
-    ema_decay: float | None = Field(
+    ema_decay: Annotated[float | None, FieldFacts(ddp_value=None)] = Field(
         None,
         gt=0,
         lt=1,
         description="Decay of averaged weights, which are then what is evaluated. null averages nothing.",
         json_schema_extra={"unit": "per step"},
     )
-    num_workers: int | None = Field(
+    num_workers: Annotated[int | None, FieldFacts(on_resume="always", ddp_value=0, other_names=("workers",))] = Field(
         None, ge=0, description="Processes that load data, for each rank. null follows the CPUs that the task may use."
     )
     eval_every: int = Field(
         1, ge=1, description="How often the validation part is evaluated.", json_schema_extra={"unit": "epochs"}
     )
-    nonfinite_loss: Literal["stop", "skip"] = Field(
+    nonfinite_loss: Annotated[Literal["stop", "skip"], FieldFacts(ddp_value="stop")] = Field(
         "stop", description="Treatment of a step whose loss is NaN or infinite."
     )
-    deterministic: bool = Field(default=False, description="Whether torch uses deterministic algorithms only.")
-    noise_scale: bool = Field(
+    deterministic: Annotated[bool, FieldFacts(ddp_value=False)] = Field(
+        default=False, description="Whether torch uses deterministic algorithms only."
+    )
+    noise_scale: Annotated[bool, FieldFacts(ddp_value=False)] = Field(
         default=False,
         description="Whether the gradient noise scale is measured, which shows whether a larger batch is useful.",
     )
-    replica_check_every: int | None = Field(
+    replica_check_every: Annotated[int | None, FieldFacts(ddp_value=None)] = Field(
         None,
         ge=1,
         description="How often the ranks compare their replicas of the model. null never does.",

@@ -19,8 +19,8 @@ from hpcddp.errors import nearest
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES
 from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, meant_range, unexpanded_range, why_unexpanded
-from hpcddp.jobfile.job import JobSpec, find_key
-from hpcddp.jobfile.messages import error_path, is_secret, sentence_of, unknown_key
+from hpcddp.jobfile.job import JobSpec, find_key, is_secret
+from hpcddp.jobfile.messages import error_path, sentence_of, unknown_key
 from hpcddp.jobfile.placeholders import (
     BRACES,
     PLACEHOLDER,

@@ -10,22 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, dotted
-from hpcddp.jobfile.job import JobSpec, ValueKind, find_key
+from hpcddp.jobfile.job import JobSpec, ValueKind, example_of, find_key, is_secret
 from hpcddp.jobfile.merge import OVERRIDE, SWEEP_OPTION, MergedValues, Source
-from hpcddp.jobfile.messages import error_path, is_secret, sentence_of
+from hpcddp.jobfile.messages import error_path, sentence_of
 from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem
 from hpcddp.jobfile.rules import broken_rules, rules_without
 from hpcddp.jobfile.sweep import Finding, check_sweep
-
-# Values for required fields that are missing or wrong, so that the rules between all other fields can be checked.
-_PLACEHOLDERS: dict[Path, Any] = {
-    ("name",): "stand-in",
-    ("batch",): {"global_batch_size": 1},
-    ("batch", "global_batch_size"): 1,
-    ("train", "model"): "resnet18",
-    ("train", "dataset"): "digits",
-    ("environment", "container", "image"): "stand-in",
-}
 
 
 def check_values(
@@ -63,7 +53,7 @@ def _problems_of_types(
             sentence = sentence_of(details, path, _written(path, merged), _option(path, merged))
             yield _problem(path, sentence, merged, fallback)
         found.add(path)
-    spec = _with_placeholders(merged, found | known)
+    spec = _with_examples(merged, found | known)
     if spec is not None:
         for path, sentence in _rule_findings(spec, found | known, elements=elements):
             yield _problem(path, sentence, merged, fallback)
@@ -74,14 +64,18 @@ def _rule_findings(spec: JobSpec, wrong: Iterable[Path], *, elements: bool) -> I
     return check_sweep(spec, rules) if elements else iter(broken_rules(spec, rules))
 
 
-def _with_placeholders(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
-    """Return the job without its wrong values, or None where that is not valid either."""
+def _with_examples(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
+    """Return the job without its wrong values, so that the rules between all other fields can be checked.
+
+    A required field has the value of its example. None: that is not valid either.
+    """
     patched = MergedValues()
     patched.value = copy.deepcopy(merged.value)
     for path in sorted(wrong):
         patched.drop(path)
-        if path in _PLACEHOLDERS:
-            patched.assign(path, _PLACEHOLDERS[path], Source(origin="", file=""))
+        example = example_of(path)
+        if example is not None:
+            patched.assign(path, example, Source(origin="", file=""))
     try:
         return JobSpec.model_validate(patched.value)
     except ValidationError:

@@ -113,7 +113,7 @@ def refuse_another_training(
     Args:
         run: the run; a new one takes any job.
         spec: the job that is to continue it.
-        named: the key paths that the command line sets (``may_change_by_name``).
+        named: the key paths that the command line sets.
 
     Returns:
         The changes that are allowed because they are named.
@@ -121,7 +121,8 @@ def refuse_another_training(
     Raises:
         RunDirectoryError: names what differs, both values, and how to ask for the change if that is possible.
     """
-    # It builds the models of the job file, which a task of a command and a table of runs do without.
+    # They build the models of the job file, which a task of a command and a table of runs do without.
+    from hpcddp.jobfile.job import on_resume
     from hpcddp.run.job_file import read_job_file
 
     if not run.job_file.exists():
@@ -129,7 +130,8 @@ def refuse_another_training(
     spec_before = read_job_file(run)
     changes = tuple(training_changes(spec_before, spec))
     for change in changes:
-        why = _why_not(change) if may_change_by_name(change.key) else "which would be another training"
+        may_change = on_resume(tuple(change.key.split("."))) == "by name"
+        why = _why_not(change) if may_change else "which would be another training"
         if why is None and change.key in named:
             continue
         advice = "restore the old value, or submit a new run"
@@ -276,50 +278,28 @@ def raise_if_fenced(run: RunDirectory, attempt: int) -> None:
         )
 
 
-MOVABLE: Final = frozenset(
-    {
-        "run_root",
-        "profile",
-        "resources",
-        "environment",
-        "launch",
-        "requeue",
-        "checkpoint",
-        "batch.max_per_device_batch_size",
-        "batch.grad_accum_steps",
-        "batch.split",
-        "train.data_dir",
-        "train.device",
-        "train.num_workers",
-    }
-)
-"""Where and how fast a training runs, and how it is cut into ranks and micro-steps: batch contract, section 6."""
-
 _EPOCHS: Final = "train.epochs"
 BATCH: Final = "batch.global_batch_size"
 
 
-def may_change_by_name(key: str) -> bool:
-    """Return whether a field that is not in ``MOVABLE`` may change if the command line of a resumption names it."""
-    return key in {_EPOCHS, BATCH, "command"} or key.startswith("learning_rate.")
-
-
 def training_changes(before: JobSpec, now: JobSpec) -> Iterator[Change]:
-    """Yield what would make another training of it.
+    """Yield what would make another training of it: changes of fields that may not always change.
 
     Args:
         before: the job that the run had.
         now: the job that is to continue it.
     """
-    yield from _changes(before.model_dump(mode="json"), now.model_dump(mode="json"), "")
+    yield from _changes(before.model_dump(mode="json"), now.model_dump(mode="json"), ())
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any], above: str) -> Iterator[Change]:
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Change]:
+    from hpcddp.jobfile.job import on_resume
+
     for name, value in now.items():
-        key = f"{above}{name}"
-        if key in MOVABLE or before.get(name) == value:
+        path = (*above, name)
+        if on_resume(path) == "always" or before.get(name) == value:
             continue
         if isinstance(value, Mapping) and isinstance(before.get(name), Mapping):
-            yield from _changes(before[name], value, f"{key}.")
+            yield from _changes(before[name], value, path)
         else:
-            yield Change(key=key, before=before.get(name), after=value)
+            yield Change(key=".".join(path), before=before.get(name), after=value)

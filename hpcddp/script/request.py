@@ -10,13 +10,12 @@ from typing import Final, Literal
 
 from hpcddp.errors import counted
 from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, NAME_PATTERN
-from hpcddp.jobfile.resources import REFUSED_FLAGS, SRUN_VARIABLES, fields_of_gres
+from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED, REFUSED_FLAGS, SRUN_VARIABLES, fields_of_gres
 from hpcddp.jobfile.slurm_flags import SBATCH
 from hpcddp.script.directives import Flag
 from hpcddp.script.draft import Draft
 from hpcddp.script.launch import Launch
 from hpcddp.script.parse import Script
-from hpcddp.slurm.directives import FIELDS_WRITTEN_UNCHANGED
 
 CONTAINER_FLAGS: Final = MappingProxyType(
     {"container-image": "image", "container-mounts": "mounts", "container-workdir": "workdir"}

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.resources import NodeRange, Resources
+from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED, NodeRange, Resources
 from hpcddp.jobfile.sweep import count_elements
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]+", re.ASCII)
@@ -77,15 +77,6 @@ def refuse_unwritable(text: str, characters: dict[str, str], *, field: str, plac
 
 _FLAG = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 
-# Fields whose value is written unchanged, with their flags, in the order of the script.
-_MEMORY = {"mem": "mem", "mem_per_cpu": "mem-per-cpu", "mem_per_gpu": "mem-per-gpu"}
-_PLACE = {name: name for name in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")}
-
-_MAIL = {"mail_type": "mail-type", "mail_user": "mail-user"}
-_LICENSES = {"licenses": "licenses"}
-FIELDS_WRITTEN_UNCHANGED = {flag: name for name, flag in (_MEMORY | _PLACE | _MAIL | _LICENSES).items()}
-"""The flags whose value is that of a field of ``resources``, with the field."""
-
 
 class DirectiveError(UserError):
     """The job file asks for a directive that is not possible."""
@@ -129,7 +120,6 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
         Directive("job-name", spec.name, "name"),
         *_array(spec),
         *request_of(spec),
-        *_given(spec.resources, _MAIL),
         *_extras(spec.resources),
         *_output(spec, run_id),
         *_recovery(spec, run_id),
@@ -141,14 +131,8 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
 
 
 def request_of(spec: JobSpec) -> tuple[Directive, ...]:
-    """Return the directives of a job that say which nodes it gets; salloc takes them too."""
-    return (
-        *_size(spec),
-        *_given(spec.resources, _MEMORY),
-        *_limit(spec.resources),
-        *_given(spec.resources, _PLACE),
-        *_sharing(spec.resources),
-    )
+    """Return the directives that the fields of ``resources`` mean, in their order; salloc takes them too."""
+    return (*_size(spec), *_unchanged(spec.resources))
 
 
 def _array(spec: JobSpec) -> Iterator[Directive]:
@@ -181,22 +165,13 @@ def _gres(spec: JobSpec) -> Iterator[str]:
     yield from (f"{name}:{count}" for name, count in resources.gres.items())
 
 
-def _given(resources: Resources, flags: dict[str, str]) -> Iterator[Directive]:
-    for name, flag in flags.items():
-        if (value := getattr(resources, name)) is not None:
-            yield Directive(flag, value, f"resources.{name}")
-
-
-def _limit(resources: Resources) -> Iterator[Directive]:
-    if resources.time_limit is not None:
-        yield Directive("time", str(resources.time_limit), "resources.time_limit")
-
-
-def _sharing(resources: Resources) -> Iterator[Directive]:
-    if resources.exclusive:
-        value = None if resources.exclusive is True else str(resources.exclusive)
-        yield Directive("exclusive", value, "resources.exclusive")
-    yield from _given(resources, _LICENSES)
+def _unchanged(resources: Resources) -> Iterator[Directive]:
+    """Yield the directives whose value is that of a field."""
+    for flag, name in FIELDS_WRITTEN_UNCHANGED.items():
+        value = getattr(resources, name)
+        if value is None or value is False:
+            continue
+        yield Directive(flag, None if value is True else str(value), f"resources.{name}")
 
 
 def _extras(resources: Resources) -> Iterator[Directive]:

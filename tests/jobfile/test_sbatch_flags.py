@@ -44,16 +44,14 @@ def test_other_spellings_of_a_refused_flag_are_refused_too(name: str, flag: str)
     assert refused[0].startswith(f"--{flag} cannot be set here: ")
 
 
-@pytest.mark.parametrize("name", ["mail_type", "--comment", "b", "", "a b", "Comment", "comment\nwrap", "é", "-"])
+@pytest.mark.parametrize("name", ["mem_bind", "--comment", "b", "", "a b", "Comment", "comment\nwrap", "é", "-"])
 def test_a_name_that_is_no_long_flag_is_refused(name: str, golden: GoldenMessages) -> None:
     refused = refused_because(name)
     assert refused is not None
     assert_facts(golden.message(refused[0]), "man sbatch", "without dashes")
 
 
-@pytest.mark.parametrize(
-    "name", ["switches", "mail-type", "comment", "begin", "dependency", "nice", "mem-bind", "core-spec"]
-)
+@pytest.mark.parametrize("name", ["switches", "comment", "begin", "dependency", "nice", "mem-bind", "core-spec"])
 def test_any_other_flag_may_be_set(name: str) -> None:
     assert refused_because(name) is None
 

@@ -173,3 +173,8 @@ def test_a_resolved_job_that_was_changed_is_refused(text: str, facts: tuple[str,
     with pytest.raises(JobFileError) as caught:
         parse_resolved(text)
     assert_facts(golden.message(caught.value), *facts)
+
+
+def test_all_of_the_memory_reads_back_as_all_of_it(load: Load) -> None:
+    spec = load("resources: {mem: 0, gres: {nvme: 1}, time_limit: 90}\n").spec
+    assert parse_resolved(dump_job(spec, environment_values=True)) == spec

@@ -1,7 +1,6 @@
 """A run directory belongs to one job at a time, and to its owner alone."""
 
 import os
-import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ import pytest
 
 from hpcddp.run.job_records import Start
 from hpcddp.run.ownership import (
-    MOVABLE,
     RunDirectoryError,
     conflict,
     group_writable_warnings,
@@ -138,9 +136,3 @@ def test_several_such_parents_are_one_warning(tmp_path: Path, golden: GoldenMess
     assert golden.message(warning).startswith(f"{inner}, {inner.parent}, ")
     assert "written by their groups" in warning
     assert f"run: chmod g-w '{inner}' '{inner.parent}'" in warning
-
-
-def test_only_the_fields_that_the_page_lists_may_change_without_being_named() -> None:
-    _, _, text = PAGE.read_text(encoding="utf-8").partition("These fields may change: ")
-    fields, _, _ = text.partition("The run directory ")
-    assert set(re.findall(r"`(.+?)`", fields)) == MOVABLE

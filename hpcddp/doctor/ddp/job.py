@@ -17,8 +17,10 @@ from typing import Any, Final, Literal
 from hpcddp.batch.plan import BatchPlan, plan_batch
 from hpcddp.batch.split import ceil_div, divide
 from hpcddp.doctor.errors import ComparisonError
+from hpcddp.jobfile.field_facts import AS_IN_JOB, facts_of
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.resources import Resources
+from hpcddp.jobfile.sections import Train
 from hpcddp.jobfile.write import dump_job
 from hpcddp.slurm.rank_env import RankEnv
 
@@ -69,7 +71,7 @@ class Comparison:
         Settings that hide a wrong gradient (clipping, rounding) or are not compared (averages, guards) are off.
         """
         job, alone = self.job, ranks == 1
-        train = None if job.train is None else job.train.model_copy(update={**_PLAIN, "precision": self.precision})
+        train = None if job.train is None else _comparable(job.train, self.precision)
         batch = job.batch.model_copy(
             update={
                 "global_batch_size": self.global_batch_size,
@@ -91,18 +93,10 @@ class Comparison:
         return dump_job(plain, environment_values=False)
 
 
-_PLAIN: Final = {
-    "device": "cpu",
-    "compile": False,
-    "channels_last": False,
-    "clip_grad_norm": None,
-    "ema_decay": None,
-    "num_workers": 0,
-    "nonfinite_loss": "stop",
-    "deterministic": False,
-    "noise_scale": False,
-    "replica_check_every": None,
-}
+def _comparable(train: Train, precision: Precision) -> Train:
+    values = {name: facts_of(field).ddp_value for name, field in Train.model_fields.items()}
+    changed = {name: value for name, value in values.items() if value is not AS_IN_JOB}
+    return train.model_copy(update={**changed, "precision": precision})
 
 
 def comparison_of(job: JobSpec, *, world_size: int | None) -> Comparison:

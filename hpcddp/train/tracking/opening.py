@@ -13,7 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.document import Path as KeyPath
+from hpcddp.jobfile.job import JobSpec, secret_paths
 from hpcddp.packages import is_installed
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
@@ -206,13 +207,20 @@ def _usable(name: str, print_line: Callable[[str], None]) -> bool:
 
 def config_of(spec: JobSpec) -> dict[str, Any]:
     """Return the resolved job as JSON without possible secrets: variables, shell lines, passwords."""
-    config = spec.model_dump(mode="json")
-    for name in ("env", "setup"):
-        config["environment"].pop(name)
+    config = _without_secrets(spec.model_dump(mode="json"), ())
     uri = config["trackers"]["tracking_uri"]
     if uri is not None:
         config["trackers"]["tracking_uri"] = _PASSWORD.sub("", uri)
     return config
+
+
+def _without_secrets(values: Mapping[str, Any], above: KeyPath) -> dict[str, Any]:
+    shown = {}
+    for key, value in values.items():
+        path = (*above, key)
+        if path not in secret_paths():
+            shown[key] = _without_secrets(value, path) if isinstance(value, Mapping) else value
+    return shown
 
 
 def _ending_of_stop(context: TrackedRun) -> AttemptEnding:
