@@ -12,21 +12,12 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.datasets import DATASETS, Dataset
 from hpcddp.jobfile.sections import Batch, Train
 
-# scikit-learn's digits: 1,797 images, of which every fifth is for validation.
-TRAINING_SAMPLES: Mapping[str, int] = MappingProxyType({"digits": 1437, "cifar10": 50_000})
-VALIDATION_SAMPLES: Mapping[str, int] = MappingProxyType({"digits": 360, "cifar10": 10_000})
-# The synthetic dataset takes each of these by name from `train.dataset_args`.
-SYNTHETIC_DEFAULTS: Mapping[str, int] = MappingProxyType(
-    {"samples": 1024, "val_samples": 256, "image_size": 32, "num_classes": 10}
-)
-TABLED_DATASETS = frozenset({*TRAINING_SAMPLES, "synthetic"})
-"""Datasets whose size is known without reading data."""
 # torchvision.datasets.folder.IMG_EXTENSIONS; a test compares the two.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -87,12 +78,9 @@ def count_samples(train: Train, *, directory: Path, python: str, timeout_s: floa
         timeout_s: how long the user's own dataset may take, in seconds.
     """
     name = train.dataset
-    if name in TRAINING_SAMPLES:
-        return SampleCount(TRAINING_SAMPLES[name])
-    if name == "synthetic":
-        return _count_synthetic(train.dataset_args)
-    if name == "imagefolder":
-        return _count_images(directory / (train.data_dir or ""))
+    dataset = DATASETS.get(name)
+    if dataset is not None:
+        return _stated_samples(train, dataset) or _count_images(directory / (train.data_dir or ""))
     try:
         samples, classes = count_own_samples(
             name, train.dataset_args, directory=directory, python=python, timeout_s=timeout_s
@@ -108,8 +96,18 @@ def count_samples(train: Train, *, directory: Path, python: str, timeout_s: floa
     return SampleCount(samples, note)
 
 
-def _count_synthetic(arguments: Mapping[str, Any]) -> SampleCount:
-    samples = arguments.get("samples", SYNTHETIC_DEFAULTS["samples"])
+def count_without_data(train: Train) -> SampleCount | None:
+    """Return the number of samples in the training data of a job; None where the data must be read to know it."""
+    dataset = DATASETS.get(train.dataset)
+    return None if dataset is None else _stated_samples(train, dataset)
+
+
+def _stated_samples(train: Train, dataset: Dataset) -> SampleCount | None:
+    if dataset.samples is not None:
+        return SampleCount(dataset.samples[0])
+    if "samples" not in dataset.arguments:
+        return None
+    samples = train.dataset_args.get("samples", dataset.arguments["samples"].default)
     if isinstance(samples, int) and not isinstance(samples, bool) and samples >= 1:
         return SampleCount(samples)
     return _unknown(f"train.dataset_args.samples is {samples!r}, and not a whole number of 1 or more")

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.rules import BUILTIN_CLASSES
 
 # GiB of the largest GPU that is sold under a name (datasheets of NVIDIA and AMD): a finding must hold for all of them.
 _LARGEST_GIB: Final = MappingProxyType(
@@ -104,7 +104,10 @@ def _count_parameters(spec: JobSpec, directory: Path, timeout_s: float) -> int |
     if train is None:
         return None
     python = spec.environment.interpreter or sys.executable
-    classes = train.num_classes or BUILTIN_CLASSES.get(train.dataset, _MOST_CLASSES)
+    dataset = DATASETS.get(train.dataset)
+    classes = train.num_classes
+    if classes is None:
+        classes = _MOST_CLASSES if dataset is None or dataset.classes is None else dataset.classes
     words = [str(directory), train.model, json.dumps(dict(train.model_args)), str(classes)]
     try:
         done = subprocess.run(

@@ -25,10 +25,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from hpcddp.errors import nearest
+from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.units import DURATION_FORMS, TIME_FORMS, TimeLimit, UnitError, format_duration, parse_duration
 
 REFUSED = "refused"
-DATASETS = ("digits", "cifar10", "imagefolder", "synthetic")
 LISTED_NAMES = 8
 # A table, because the list in torchvision itself would load torch.
 _TABLE = files("hpcddp.jobfile").joinpath("torchvision_models.txt").read_text(encoding="utf-8")
@@ -188,7 +188,7 @@ def _dataset_name(text: str) -> str:
     if ":" in text:
         return _function_reference(text)
     if text not in DATASETS:
-        raise refusal("there is no dataset of that name", _known(text, DATASETS))
+        raise refusal("there is no dataset of that name", _known(text, tuple(DATASETS)))
     return text
 
 
@@ -207,7 +207,7 @@ def _names_or_function(names: Sequence[str]) -> WithJsonSchema:
 
 
 ModelName = Annotated[str, AfterValidator(_model_name), _names_or_function(TORCHVISION_MODELS)]
-DatasetName = Annotated[str, AfterValidator(_dataset_name), _names_or_function(DATASETS)]
+DatasetName = Annotated[str, AfterValidator(_dataset_name), _names_or_function(tuple(DATASETS))]
 
 
 def _memory(value: object) -> object:

@@ -15,6 +15,7 @@ from hpcddp.jobfile.batch_rules import (
     groups_are_named,
     rule_fits_optimizer,
 )
+from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
@@ -191,19 +192,11 @@ def _one_memory(spec: JobSpec) -> Iterator[Finding]:
         yield f"resources.{extra}", f"is {value}, and resources.{given[0]} is given too; keep one of them"
 
 
-BUILTIN_CLASSES = {"digits": 10, "cifar10": 10}
-DATASET_ARGUMENTS = {
-    "digits": (),
-    "cifar10": ("augment",),
-    "imagefolder": ("augment", "image_size", "resize"),
-    "synthetic": ("samples", "val_samples", "image_size", "num_classes"),
-}
-FROM_FILES = ("cifar10", "imagefolder")
-
-
 def _data_from_files(spec: JobSpec) -> Iterator[Finding]:
     train = spec.train
-    if train is not None and train.dataset in FROM_FILES and train.data_dir is None:
+    if train is None or train.dataset not in DATASETS:
+        return
+    if DATASETS[train.dataset].is_in_files and train.data_dir is None:
         yield "train.data_dir", f"is missing, and dataset {train.dataset} is read from files; write their directory"
 
 
@@ -211,16 +204,25 @@ def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
     train = spec.train
     if train is None:
         return
-    known = DATASET_ARGUMENTS.get(train.dataset)
-    if known is None and "split" in train.dataset_args:
-        yield "train.dataset_args.split", "is given, but hpcddp passes split itself; remove it"
-    for name in train.dataset_args if known is not None else ():
-        if name not in (known or ()):
-            near = nearest(name, known or ())
-            instead = f"did you mean {near}?" if near else f"write one of {', '.join(known)}" if known else "remove it"
+    if train.dataset not in DATASETS:
+        if "split" in train.dataset_args:
+            yield "train.dataset_args.split", "is given, but hpcddp passes split itself; remove it"
+        return
+    arguments = DATASETS[train.dataset].arguments
+    for name, value in train.dataset_args.items():
+        if name not in arguments:
+            instead = _instead_of_argument(name, arguments)
             yield f"train.dataset_args.{name}", f"is no argument of dataset {train.dataset}; {instead}"
-        elif name == "augment" and not isinstance(train.dataset_args[name], bool):
+        elif isinstance(arguments[name].default, bool) and not isinstance(value, bool):
             yield f"train.dataset_args.{name}", "is not true or false; write one of them"
+
+
+def _instead_of_argument(name: str, arguments: Iterable[str]) -> str:
+    near = nearest(name, arguments)
+    if near is not None:
+        return f"did you mean {near}?"
+    names = ", ".join(arguments)
+    return f"write one of {names}" if names else "remove it"
 
 
 def _classes(spec: JobSpec) -> Iterator[Finding]:
@@ -229,7 +231,8 @@ def _classes(spec: JobSpec) -> Iterator[Finding]:
         return
     if "num_classes" in train.model_args:
         yield "train.model_args.num_classes", "is given, but hpcddp passes num_classes itself; write train.num_classes"
-    classes = BUILTIN_CLASSES.get(train.dataset)
+    dataset = DATASETS.get(train.dataset)
+    classes = None if dataset is None else dataset.classes
     if classes is not None and train.num_classes is not None and train.num_classes < classes:
         sentence = (
             f"is {train.num_classes}, and dataset {train.dataset} has {classes} classes; "

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
+from hpcddp.jobfile.datasets import DATASETS, describe_arguments
 from hpcddp.jobfile.field_facts import FieldFacts, Option
 from hpcddp.jobfile.fields import (
     BestField,
@@ -137,6 +138,8 @@ class LearningRate(Section):
     )
 
 
+_DATASET_NAMES = ", ".join(f"`{name}`" for name in DATASETS)
+_IN_FILES = " and ".join(f"`{name}`" for name, dataset in DATASETS.items() if dataset.is_in_files)
 Device = Literal["cuda", "cpu"]
 BatchNorm = Literal["local", "sync"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
@@ -166,16 +169,12 @@ class Train(Section):
         default_factory=dict, description="Arguments passed on to the model's function."
     )
     dataset: Annotated[DatasetName, FieldFacts(example="digits")] = Field(
-        description="`digits`, `cifar10`, `imagefolder`, `synthetic`, or your own `pkg.module:function`, which is "
-        "called with `split`, `train` or `val`, and returns a map-style data set of pairs: input and label."
+        description=f"{_DATASET_NAMES}, or your own `pkg.module:function`, which is called with `split`, `train` or "
+        "`val`, and returns a map-style data set of pairs: input and label."
     )
     dataset_args: Mapping[str, Any] = Field(
         default_factory=dict,
-        description=(
-            "`cifar10`: `augment` (true; never of the validation part). `imagefolder`: `augment` (true), `image_size` "
-            "(224), `resize` (before crops in the centre: 256/224 of it). `synthetic`: `samples` (1024), `val_samples` "
-            "(256), `image_size` (32), `num_classes` (10). Your own function is given all of them, and `split`."
-        ),
+        description=f"{describe_arguments()} Your own function is given all of them, and `split`.",
     )
     num_classes: int | None = Field(
         None,
@@ -184,7 +183,7 @@ class Train(Section):
         json_schema_extra={"unit": "classes"},
     )
     data_dir: Annotated[Line | None, FieldFacts(on_resume="always", is_expanded=True)] = Field(
-        None, description="Directory of the data; `cifar10` and `imagefolder` need it."
+        None, description=f"Directory of the data; {_IN_FILES} need it."
     )
     epochs: Annotated[int, FieldFacts(on_resume="by name")] = Field(
         1, ge=1, description="Passes over the data.", json_schema_extra={"unit": "epochs"}

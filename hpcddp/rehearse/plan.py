@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob, change_job
-from hpcddp.jobfile.rules import FROM_FILES
 
 _MOST_RANKS: Final = 2
 _STEPS: Final = 24
@@ -163,7 +163,8 @@ def _training(spec: JobSpec, *, has_gpus: bool) -> dict[str, Any]:
         "train.num_workers": 0,
         "checkpoint.every": {"steps": _STEPS_BETWEEN_SAVES},
     }
-    if train.dataset in FROM_FILES or train.dataset == "synthetic":
+    dataset = DATASETS.get(train.dataset)
+    if train.dataset == "synthetic" or (dataset is not None and dataset.is_in_files):
         # Real images take hours on CPUs, and nothing about a restart depends on them.
         classes = {} if train.num_classes is None else {"num_classes": train.num_classes}
         fields |= {

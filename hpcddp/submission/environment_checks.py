@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.environment import Container, Environment, unmountable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.packages import is_installed, missing_packages, pip_requirement
@@ -84,10 +85,11 @@ def _packages(spec: JobSpec) -> tuple[str, ...]:
         return ()
     names = ["torch", "numpy"]
     if spec.train is not None:
-        names += ["sklearn"] if spec.train.dataset == "digits" else []
-        is_own = ":" in spec.train.model
-        names += ["torchvision"] if spec.train.dataset == "imagefolder" or not is_own else []
-    return tuple(names)
+        dataset = DATASETS.get(spec.train.dataset)
+        names += () if dataset is None else dataset.packages
+        is_own_model = ":" in spec.train.model
+        names += [] if is_own_model else ["torchvision"]
+    return tuple(dict.fromkeys(names))
 
 
 def _without_packages(spec: JobSpec, missing: Sequence[str], python: str) -> Obstacle:

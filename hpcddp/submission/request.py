@@ -111,14 +111,14 @@ def first_plan(spec: JobSpec) -> JobPlan | None:
 
 def _first_plan_of_size(spec: JobSpec) -> JobPlan:
     from hpcddp.batch.job import plan_job
-    from hpcddp.batch.samples import TABLED_DATASETS, count_samples
+    from hpcddp.batch.samples import count_without_data
 
     if spec.command is not None:
         return plan_job(spec, samples=None)
     train = spec.train
-    if train is None or train.dataset not in TABLED_DATASETS or spec.batch.unit == "group":
+    counted = None if train is None or spec.batch.unit == "group" else count_without_data(train)
+    if counted is None:
         return plan_job(spec, samples=None, notes=["The task counts the training data and completes this plan."])
-    counted = count_samples(train, directory=Path(), python="")
     return plan_job(spec, samples=counted.samples)
 
 

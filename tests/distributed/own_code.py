@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hpcddp.train.data import parts
-from hpcddp.train.data.opening import load_digits
+from hpcddp.train.data.digits import load as load_digits
 
 SLOW_S = 0.02
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ import pytest
 import torch
 from PIL import Image
 
-from hpcddp.batch.samples import TRAINING_SAMPLES, VALIDATION_SAMPLES
+from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.sections import Train
+from hpcddp.train.data.digits import load as load_digits
 from hpcddp.train.data.identity import fingerprint, tensor_bytes
-from hpcddp.train.data.opening import SyntheticImages, load_digits, open_data
+from hpcddp.train.data.opening import open_data
 from hpcddp.train.data.parts import Data
+from hpcddp.train.data.synthetic import SyntheticImages
 from hpcddp.train.errors import DataError, TrainingError
 from tests.messages import GoldenMessages
 from tests.train.cifar10_files import cifar_batch, write_binary, write_pickled
@@ -31,7 +35,7 @@ def open_dataset(dataset: str, **changes: Any) -> Data:
 
 def test_digits_hold_out_every_fifth_image() -> None:
     data = open_dataset("digits")
-    assert (len(data.train), len(data.val)) == (TRAINING_SAMPLES["digits"], VALIDATION_SAMPLES["digits"]) == (1437, 360)
+    assert (len(data.train), len(data.val)) == DATASETS["digits"].samples == (1437, 360)
     assert data.classes == 10
     assert data.in_memory
 
@@ -52,9 +56,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
 
 def test_the_digits_are_read_without_scikit_learn() -> None:
-    code = (
-        "import sys; from hpcddp.train.data.opening import load_digits; load_digits(); print('sklearn' in sys.modules)"
-    )
+    code = "import sys; from hpcddp.train.data.digits import load; load(); print('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
@@ -319,6 +321,13 @@ def test_wrong_argument_of_a_data_set_is_refused(
     message = golden.message(caught.value)
     for fact in facts:
         assert fact in message
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_module_of_a_data_set_takes_the_arguments_of_its_row(name: str) -> None:
+    dataset = DATASETS[name]
+    parameters = inspect.signature(import_module(f"hpcddp.train.data.{name}").load).parameters
+    assert parameters.keys() == dataset.arguments.keys() | ({"data_dir"} if dataset.is_in_files else set())
 
 
 def test_unknown_data_set_is_refused(golden: GoldenMessages) -> None:

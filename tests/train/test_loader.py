@@ -15,8 +15,8 @@ import torch
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.train.data.loader import Batches, MicroBatchKeys, Placement, choose_workers
-from hpcddp.train.data.opening import SyntheticImages
 from hpcddp.train.data.parts import Data
+from hpcddp.train.data.synthetic import SyntheticImages
 from hpcddp.train.randomness import SampleKeys
 from tests.distributed.own_code import few_digits
 from tests.waiting import wait_until

@@ -17,15 +17,15 @@ PROJECT = Path(__file__).parents[2]
 
 
 def load_digits() -> object:
-    from hpcddp.train.data.opening import load_digits
+    from hpcddp.train.data.digits import load
 
-    return load_digits()
+    return load()
 
 
 def load_imagefolder() -> object:
-    from hpcddp.train.data.imagefolder import load_imagefolder
+    from hpcddp.train.data.imagefolder import load
 
-    return load_imagefolder(PROJECT, {})
+    return load(data_dir=PROJECT, augment=True, image_size=224, resize=None)
 
 
 def build_model() -> object:

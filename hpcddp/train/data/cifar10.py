@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcddp.train.data.parts import MemoryImages, refuse_unknown, take_flag
+from hpcddp.train.data.parts import MemoryImages
 from hpcddp.train.errors import DataError
 
 _CLASSES: Final = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -25,20 +25,18 @@ _TRAIN: Final = tuple(f"data_batch_{number}" for number in range(1, 6))
 _TEST: Final = ("test_batch",)
 
 
-def load_cifar10(data_dir: Path, arguments: Mapping[str, Any]) -> tuple[MemoryImages, MemoryImages]:
+def load(*, data_dir: Path, augment: bool) -> tuple[MemoryImages, MemoryImages]:
     """Return the training part (50,000 images) and the test part (10,000), as 3 x 32 x 32.
 
     Args:
         data_dir: ``cifar-10-batches-py``, ``cifar-10-batches-bin``, or a folder that holds one of them.
-        arguments: ``augment``, whether training images are cropped and flipped at random (default true).
+        augment: whether training images are cropped and flipped at random.
 
     Raises:
-        DataError: there are no such files, they hold something else, or an argument is wrong.
+        DataError: there are no such files, or they hold something else.
     """
-    refuse_unknown("cifar10", arguments, ("augment",))
-    crop_padding = _CROP_PADDING if take_flag(arguments, "augment", default=True) else None
     folder = _find(data_dir)
-    return _part(folder, _TRAIN, crop_padding), _part(folder, _TEST, None)
+    return _part(folder, _TRAIN, _CROP_PADDING if augment else None), _part(folder, _TEST, None)
 
 
 def _find(data_dir: Path) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpcddp.packages import require
 from hpcddp.train.data.augmentation import BOX_DRAWS, FLIP_PROBABILITY, cut_resize_flip, random_box
-from hpcddp.train.data.parts import KeyedPart, MicroBatch, Normalisation, refuse_unknown, take_flag, take_size
+from hpcddp.train.data.parts import KeyedPart, MicroBatch, Normalisation
 from hpcddp.train.errors import DataError
 from hpcddp.train.randomness import SampleKeys
 
@@ -28,7 +28,7 @@ _LEVELS: Final = 255
 _IMAGE_SIZE, _RESIZE = 224, 256
 
 
-def load_imagefolder(data_dir: Path, arguments: dict[str, Any]) -> tuple[Any, Any]:
+def load(*, data_dir: Path, augment: bool, image_size: int, resize: int | None) -> tuple[Any, Any]:
     """Return the training and the validation part; every image is resized, cropped and normalised.
 
     Validation images are cropped in the centre. So are training images without augmentation; with it, random parts of
@@ -36,19 +36,18 @@ def load_imagefolder(data_dir: Path, arguments: dict[str, Any]) -> tuple[Any, An
 
     Args:
         data_dir: the folder that holds ``train`` and ``val``.
-        arguments: ``image_size``, the crop's side (default 224); ``resize``, the shorter side before a crop in the
-            centre (default image_size * 256 / 224); ``augment``, whether training images are augmented (default true).
+        augment: whether training images are augmented.
+        image_size: the side of the crop, in pixels.
+        resize: the shorter side before a crop in the centre, in pixels; None is image_size * 256 / 224.
 
     Raises:
-        DataError: a folder is missing or has no images, the classes of the parts differ, or an argument is wrong.
+        DataError: a folder is missing or has no images, or the classes of the parts differ.
     """
     require("train.dataset: imagefolder", "torchvision")
     from torchvision import datasets
 
-    refuse_unknown("imagefolder", arguments, ("image_size", "resize", "augment"))
-    image_size = take_size(arguments, "image_size", _IMAGE_SIZE)
-    resize = take_size(arguments, "resize", image_size * _RESIZE // _IMAGE_SIZE)
-    augment = take_flag(arguments, "augment", default=True)
+    if resize is None:
+        resize = image_size * _RESIZE // _IMAGE_SIZE
     parts = []
     for split in ("train", "val"):
         try:

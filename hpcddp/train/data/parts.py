@@ -302,25 +302,21 @@ def refuse_unknown(dataset: str, arguments: Mapping[str, Any], names: Sequence[s
             raise DataError(f"train.dataset_args.{name} is given, but dataset {dataset} has no such argument; {advice}")
 
 
-def take_flag(arguments: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    """Return a boolean argument.
+def refuse_no_flag(name: str, value: object) -> None:
+    """Refuse an argument of a data set that is neither true nor false.
 
     Raises:
-        DataError: the value is not a boolean.
+        DataError: names it and its value.
     """
-    value = arguments.get(name, default)
     if not isinstance(value, bool):
         raise DataError(f"train.dataset_args.{name} is {value!r}, which is neither true nor false; write one of them")
-    return value
 
 
-def take_size(arguments: Mapping[str, Any], name: str, default: int) -> int:
-    """Return an integer argument >= 1.
+def refuse_no_size(name: str, value: object) -> None:
+    """Refuse an argument of a data set that is no whole number >= 1.
 
     Raises:
-        DataError: the value is not such an integer.
+        DataError: names it and its value.
     """
-    value = arguments.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise DataError(f"train.dataset_args.{name} is {value!r}, which is no whole number from 1 on; write one")
-    return value
