@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
-from pydantic.fields import FieldInfo
-
-from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.field_facts import Option, facts_of
 from hpcddp.jobfile.job import field_paths, key_type_of
 from hpcddp.jobfile.slurm_flags import SBATCH
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from hpcddp.jobfile.document import Path
 
 _LETTERS = {flag: letter for letter, flag in SBATCH.short.items()}
 
@@ -52,7 +55,7 @@ def _option_of(path: Path, field: FieldInfo, option: Option) -> FieldOption:
     types = key_type_of(field).types
     letter = _LETTERS.get(facts_of(field).flag or "")
     return FieldOption(
-        path=dotted(path),
+        path=".".join(path),
         name=option.name or f"--{path[-1].replace('_', '-')}",
         letter=None if letter is None else f"-{letter}",
         help=option.help or str(field.description),

@@ -9,13 +9,12 @@ from datetime import timedelta
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.environment import Environment
 from hpcddp.jobfile.field_facts import FieldFacts, OnResume, Option, facts_of
 from hpcddp.jobfile.fields import FunctionReference, Line, Name, ProfileName, Section, SweepField, Text
@@ -30,6 +29,10 @@ from hpcddp.jobfile.sections import (
     Trackers,
     Train,
 )
+
+if TYPE_CHECKING:
+    # It loads a reader of YAML, which the options of the command line do without.
+    from hpcddp.jobfile.document import Path
 
 
 class JobSpec(Section):

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -70,7 +71,7 @@ def _flag_value(value: object) -> str | bool:
     return _LINE.validate_python(str(value))
 
 
-_LINE: TypeAdapter[str] = TypeAdapter(Line)
+_LINE: TypeAdapter[str] = TypeAdapter(Line, config=ConfigDict(defer_build=True))
 FlagValue = Annotated[
     str | bool,
     PlainValidator(_flag_value),
@@ -132,7 +133,9 @@ class NodeRange:
 _NODE_RANGE = re.compile("([0-9]{1,10})-([0-9]{1,10})", re.ASCII)
 
 
-_NODE_NUMBER: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1, le=LARGEST_NODE_COUNT, strict=True)])
+_NODE_NUMBER: TypeAdapter[int] = TypeAdapter(
+    Annotated[int, Field(ge=1, le=LARGEST_NODE_COUNT, strict=True)], config=ConfigDict(defer_build=True)
+)
 
 
 def _node_count(value: object) -> int | NodeRange:

@@ -336,7 +336,7 @@ def test_unknown_data_set_is_refused(golden: GoldenMessages) -> None:
         open_data(train)
     message = golden.message(caught.value)
     assert "train.dataset is mnist" in message
-    assert "write digits, cifar10, imagefolder, synthetic or" in message
+    assert f"write {', '.join(DATASETS)} or" in message
 
 
 def test_more_classes_than_the_data_has_are_fine() -> None:
