@@ -12,7 +12,7 @@ import pytest
 import torch  # noqa: TID253
 
 from hpcddp.batch.sampler import GlobalBatches
-from hpcddp.batch.samples import TRAINING_SAMPLES
+from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.run.job_file import read_job_file
 from tests.cluster.recoveries import assert_same, parameters, wait_for_world
 from tests.cluster.scenarios import (
@@ -85,9 +85,9 @@ def samples_of(tracked: TrackedRun, step: int) -> list[int]:
     """Return the samples of the step after some steps."""
     spec = read_job_file(tracked.run)
     assert spec.train is not None
-    batches = GlobalBatches(
-        TRAINING_SAMPLES["digits"], spec.global_batch_size, spec.batch.tail, spec.batch.order, spec.train.seed
-    )
+    samples = DATASETS["digits"].samples
+    assert samples is not None
+    batches = GlobalBatches(samples[0], spec.global_batch_size, spec.batch.tail, spec.batch.order, spec.train.seed)
     return [int(sample) for sample in batches.indices(*batches.steps.place(step))]
 
 
