@@ -128,7 +128,6 @@ def render(
     """Return the sbatch script of a job, as ``hpcddp render`` prints it; arguments as ``submit`` has them.
 
     Args:
-        job: the job.
         command: the words of a command.
         run_id: the id of the run that the script is for; None for a script that you give to sbatch yourself.
         **overrides: fields of the job.
@@ -166,7 +165,6 @@ def plans_of(spec: JobSpec, samples: int | None, noise: MeasuredNoise | None = N
     """Return the batch plans of a job that is read, by its numbers of nodes: one, or those of a range.
 
     Args:
-        spec: the job.
         samples: samples of the training data; None counts them.
         noise: the gradient noise scale that was measured; None where none was.
     """
@@ -320,7 +318,6 @@ class Run:
         """Return the output of a rank.
 
         Args:
-            rank: the rank.
             attempt: the number of the attempt; None is the newest.
 
         Raises:
@@ -382,7 +379,8 @@ class Run:
         from hpcddp.submission.resume import request_with_changes, resume, resume_with_job
         from hpcddp.submission.sweep_element import find_to_resume
 
-        run, environment = find_to_resume(str(self.path), self.path.parent.parent), dict(os.environ)
+        run = find_to_resume(str(self.path), self.path.parent.parent)
+        environment = dict(os.environ)
         options = _options(command, overrides)
         if not options:
             return Run(resume(run, environment=environment, force=force, code=code).run.path)
@@ -635,7 +633,8 @@ def _overrides(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterat
 
     for name, value in values.items():
         path = (*above, *name.split("."))
-        key, file = ".".join(path), f"argument {'.'.join(path)}"
+        key = ".".join(path)
+        file = f"argument {'.'.join(path)}"
         kind = find_key(path)
         if kind is None:
             yield Problem(file=file, key=key, sentence=unknown_key(path))
@@ -719,7 +718,8 @@ def defaults_of_process() -> DefaultSettings:
     from hpcddp.jobfile.profiles import find_project_file
     from hpcddp.jobfile.read import DefaultSettings
 
-    directory, home = Path.cwd(), os.environ.get("HOME")
+    directory = Path.cwd()
+    home = os.environ.get("HOME")
     return DefaultSettings(
         profiles=profiles_directory(os.environ),
         project=find_project_file(directory, home=Path(home) if home else None),

@@ -12,7 +12,9 @@ from typing import Final
 
 _PROC: Final = Path("/proc")
 # Positions after the command's name in /proc/PID/stat.
-_STATE, _PARENT, _START = 0, 1, 19
+_STATE = 0
+_PARENT = 1
+_START = 19
 _ENDED: Final = frozenset("ZX")
 
 

@@ -77,7 +77,8 @@ def explain_range(plans: Mapping[int, JobPlan]) -> str:
 def _step(batch: BatchPlan) -> Iterator[tuple[str, str]]:
     yield "global batch", f"{batch.global_batch_size:,} {batch.unit}s, over {counted(batch.world_size, 'rank')}"
     yield from _shares(batch, batch.global_batch_size)
-    cap, fixed = batch.max_per_device_batch_size, batch.per_device_batch_size
+    cap = batch.max_per_device_batch_size
+    fixed = batch.per_device_batch_size
     limit = "no limit per device" if cap is None else f"at most {counted(cap, batch.unit)} per device at once"
     if fixed is not None:
         limit = f"{counted(fixed, batch.unit)} per device, held fixed"
@@ -96,7 +97,8 @@ def _step(batch: BatchPlan) -> Iterator[tuple[str, str]]:
 
 
 def _epoch(batch: BatchPlan) -> Iterator[tuple[str, str]]:
-    steps, tail = batch.steps_per_epoch, batch.tail_samples
+    steps = batch.steps_per_epoch
+    tail = batch.tail_samples
     if batch.samples is None or steps is None or tail is None:
         yield "training data", f"unknown number of {batch.unit}s"
         return
@@ -160,7 +162,8 @@ def _training(plan: JobPlan) -> Iterator[tuple[str, str]]:
 
 def _rules(scaling: Scaling, global_batch_size: int) -> Iterator[tuple[str, str]]:
     """Yield kappa, and the constants by the chosen rule and by the rule for the optimizer."""
-    scaled, tuned = scaling.scaled, scaling.tuned_for
+    scaled = scaling.scaled
+    tuned = scaling.tuned_for
     if tuned is None:
         yield "kappa", "1: no other batch is named that the base rate was tuned for"
     else:

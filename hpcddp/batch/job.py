@@ -55,7 +55,8 @@ class JobPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``hpcddp plan --json``; unknown values are None, and a note says why."""
-        batch, notes = self.batch, list(self.notes)
+        batch = self.batch
+        notes = list(self.notes)
         listable = batch.world_size * batch.grad_accum_steps <= _MOST_NUMBERS
         if not listable:
             notes.append(
@@ -97,7 +98,6 @@ def plan_job(
     """Return the plan of a job.
 
     Args:
-        spec: the job.
         samples: N, samples of its training data, or groups with ``unit: group``; None = unknown.
         smallest_group: samples of the smallest group; None = unknown, or the unit is a sample.
         world_size: ranks; None = as many as the job asks for.
@@ -160,7 +160,6 @@ def plan_each_node_count(spec: JobSpec, plan_one: Callable[[JobSpec], JobPlan]) 
     """Return the plans of a job by the number of nodes that it may get, in ascending order.
 
     Args:
-        spec: the job.
         plan_one: returns the plan of the job with one number of nodes.
 
     Raises:
@@ -195,7 +194,6 @@ def plan_numbers(
     """Return a plan for numbers without a job file.
 
     Args:
-        batch: the batch plan.
         epochs: epochs of the training; None = unknown.
         learning_rate: the rate after the warm-up; None = unknown.
         scaling: the scaled constants; None = no rule was given.
@@ -329,7 +327,8 @@ _LAWS = {"linear": "linear", "sqrt": "square-root"}
 
 
 def _scaling_notes(scaling: Scaling, global_batch_size: int) -> Iterator[str]:
-    rule, tuned = scaling.scaled.rule, scaling.tuned_for
+    rule = scaling.scaled.rule
+    tuned = scaling.tuned_for
     if rule != "none" and tuned is None:
         yield (
             f"learning_rate.rule is {rule}, and changes nothing: learning_rate.base_global_batch_size is null, so that "
@@ -376,7 +375,6 @@ def batch_variables(batch: BatchPlan, *, learning_rate: float | None) -> dict[st
     """Return the plan as environment variables of a command.
 
     Args:
-        batch: the plan.
         learning_rate: the rate after the warm-up, scaled by the job's rule; None = unknown.
 
     Raises:

@@ -41,7 +41,8 @@ def larger_batch_text(noise_scale: float, global_batch_size: int) -> str:
         noise_scale: in samples, above 0.
         global_batch_size: B.
     """
-    double, half = 2 * global_batch_size, global_batch_size / 2
+    double = 2 * global_batch_size
+    half = global_batch_size / 2
     fewer = 1 - (1 + noise_scale / double) / (1 + noise_scale / global_batch_size)
     saved = 1 - (1 + half / noise_scale) / (1 + global_batch_size / noise_scale)
     if larger_batch_pays(noise_scale, global_batch_size):

@@ -299,7 +299,8 @@ class ObservedBatch:
     def _rounding_text(self, rounding: Rounding) -> str:
         if rounding.sampler is None:
             return self._uneven_text(rounding)
-        smallest, largest = rounding.smallest, rounding.largest
+        smallest = rounding.smallest
+        largest = rounding.largest
         if largest is None:
             sizes = f"every n from {smallest:,} on"
         elif smallest == largest:

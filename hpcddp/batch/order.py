@@ -104,7 +104,8 @@ class _Feistel:
     def __init__(self, samples: int, key: bytes) -> None:
         self._samples = np.uint64(samples)
         left = math.isqrt(samples - 1) + 1
-        self._left, self._right = np.uint64(left), np.uint64(-(-samples // left))
+        self._left = np.uint64(left)
+        self._right = np.uint64(-(-samples // left))
         self._keys: _Words = np.frombuffer(hashlib.blake2b(key, digest_size=8 * _ROUNDS).digest(), dtype="<u8")
 
     def __call__(self, positions: _Words) -> _Words:

@@ -245,7 +245,8 @@ class Steps:
         Args:
             step: optimizer steps done before it; not fewer than at the start.
         """
-        done, first = step - self.start.step, self.count(self.start.epoch)
+        done = step - self.start.step
+        first = self.count(self.start.epoch)
         if done < 0:
             raise ValueError(f"these batches begin with step {self.start.step}, not with {step}")
         if done < first:
@@ -428,7 +429,8 @@ def _ways_out(plan: BatchPlan) -> list[str]:
     droppable = plan.tail == "keep" and plan.samples is not None and plan.samples >= plan.global_batch_size
     if droppable and not has_single_sample(replace(plan, tail="drop")):
         ways.append("tail 'drop'")
-    batch, world = plan.global_batch_size, plan.world_size
+    batch = plan.global_batch_size
+    world = plan.world_size
     batches = chain(range(batch + 1, batch + _TRIES), range(batch - 1, max(world - 1, batch - _TRIES), -1))
     worlds = range(world - 1, max(0, world - _TRIES), -1)
     other_batch = next((other for other in batches if _works(plan, other, world)), None)

@@ -45,7 +45,8 @@ def refuse_uneven(batch: int, world: int, unit: Unit = "sample") -> None:
     """Reject a B that W does not divide: ``split: error``."""
     remainder = batch % world
     if remainder:
-        below, above = batch - remainder, batch - remainder + world
+        below = batch - remainder
+        above = batch - remainder + world
         raise PlanError(
             f"global_batch_size is {batch}, which {world} ranks do not divide, and split is 'error'; "
             f"write {below} or {above}, or split 'exact' for shares that differ by one {unit}",
@@ -80,7 +81,8 @@ def refuse_given_with_fixed(size: int, **others: int | None) -> None:
 
 def refuse_unfilled(batch: int, world: int, size: int) -> None:
     """Reject a fixed micro-batch size n if W * n does not divide B."""
-    together, ways = world * size, ", or ".join(fixed_ways_out(batch, world, size))
+    together = world * size
+    ways = ", or ".join(fixed_ways_out(batch, world, size))
     if batch % together:
         raise PlanError(
             f"per_device_batch_size is {size}, and {counted(world, 'rank')} make {together} of it in one micro-step, "

@@ -74,13 +74,15 @@ class GlobalBatches:
         Raises:
             ValueError: there is no such step.
         """
-        plan, first = self.steps.plan_of(epoch), self.steps.offset(epoch, step)
+        plan = self.steps.plan_of(epoch)
+        first = self.steps.offset(epoch, step)
         end = first + plan.batch_size(step)
         known_epoch, begin, block = self._block
         if epoch != known_epoch or not begin <= first <= end <= begin + len(block):
             last = self.steps.count(epoch) - 1
             epoch_end = self.steps.offset(epoch, last) + plan.batch_size(last)
-            begin, block = first, self._indices_at(epoch, first, max(end, min(first + _BLOCK, epoch_end)))
+            begin = first
+            block = self._indices_at(epoch, first, max(end, min(first + _BLOCK, epoch_end)))
             self._block = epoch, begin, block
         return block[first - begin : end - begin]
 

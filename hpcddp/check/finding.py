@@ -225,7 +225,6 @@ class Finding:
     """A place that breaks a rule, as it is reported.
 
     Args:
-        rule: the rule.
         hit: the place.
         file: the file that the line is in.
         line: its line, counted from 1; None if it has none.

@@ -28,7 +28,6 @@ class Launch:
     """A command that starts the work of a script.
 
     Args:
-        command: the command.
         kind: what it starts, a kind of ``hpcddp.script.kinds``.
         words: the program that it starts, and its arguments.
         srun_flags: the flags of srun; None if the batch shell itself starts the program.

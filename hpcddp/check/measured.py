@@ -26,7 +26,6 @@ class Measured:
     """What a run has measured.
 
     Args:
-        run_id: the run.
         step_s: seconds of a step, evaluations and saves included.
         save_s: seconds of its longest save, of those that its log still names; None if it has saved nothing.
     """

@@ -19,7 +19,6 @@ def check_in_short(file: Path | None, request: SubmitRequest) -> list[Finding]:
 
     Args:
         file: the job file; None if the command line describes the whole job.
-        request: the request to submit it.
     """
     text = "" if file is None else read_text(file)
     subject = Subject(text="", directory=request.directory, environment=request.environment, request=request)
@@ -37,9 +36,7 @@ def findings_of(
 
     Args:
         file: the file that the user wrote.
-        text: its text.
         subject: the job.
-        rules: the rules.
         of_script: whether they look at the script, which is rendered from a job file.
     """
     lines = {} if subject.request is None and not subject.problems else _lines_of_keys(text)

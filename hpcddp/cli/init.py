@@ -45,7 +45,6 @@ class _Texts:
     """Files to write.
 
     Args:
-        profile_file: the path of the profile.
         job_file: the path of the first job file.
         writes_job: whether it is written; an existing file is kept.
         next_command: the command to run next.

@@ -94,7 +94,6 @@ class JobArguments:
         """Return the job of a run with the changes of the command line.
 
         Args:
-            spec: the job as it is.
             run: the run of this job.
             overrides: the values of ``--set``.
             sweep: the fields that the sweep options set, which make no change of a run.

@@ -53,7 +53,8 @@ def scaling_findings(
                 "follows the square root of the batch (Malladi et al. 2022); write sqrt, or none"
             ),
         )
-    kappa, beta = batch_ratio(rate, global_batch_size), min(optimizer.betas)
+    kappa = batch_ratio(rate, global_batch_size)
+    beta = min(optimizer.betas)
     growth = kappa * (1 - as_written(beta))
     if rate.rule == "sqrt" and kappa != 1 and growth >= 1:
         # The largest B below B0 / (1 - beta).
@@ -127,8 +128,10 @@ def batch_reaches_every_rank(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def fixed_micro_batch_divides(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Reject a fixed micro-batch together with settings that follow from it, and one that does not divide the batch."""
-    key, size = "batch.per_device_batch_size", spec.batch.per_device_batch_size
-    batch, ranks = spec.batch.global_batch_size, spec.world_size
+    key = "batch.per_device_batch_size"
+    size = spec.batch.per_device_batch_size
+    batch = spec.batch.global_batch_size
+    ranks = spec.world_size
     if size is None or batch is None:
         return
     for other in ("max_per_device_batch_size", "grad_accum_steps"):
@@ -148,7 +151,8 @@ def fixed_micro_batch_divides(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def groups_are_named(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Reject ``unit: group`` without a function that names the groups, and such a function without it."""
-    unit, group = spec.batch.unit, spec.batch.group
+    unit = spec.batch.unit
+    group = spec.batch.group
     if unit == "group" and group is None:
         yield (
             "batch.unit",

@@ -169,8 +169,10 @@ class ClusterFacts(Facts):
 
     def barred(self, name: str) -> str | None:
         """Return why the user may not use a partition, as the end of a sentence, or None if the user may."""
-        partition, mine = self.partitions[name], self.accounts.names
-        groups, accounts = partition.allow_groups, partition.allow_accounts
+        partition = self.partitions[name]
+        mine = self.accounts.names
+        groups = partition.allow_groups
+        accounts = partition.allow_accounts
         # AllowGroups does not apply to root (slurm.conf(5)).
         if groups is not None and self.user != "root" and not set(groups) & set(self.groups):
             return f"only for the groups {', '.join(groups)}"

@@ -47,7 +47,9 @@ class DocumentError(ValueError):
 
     def __init__(self, sentence: str, *, line: int | None = None, path: Path = ()) -> None:
         super().__init__(sentence)
-        self.sentence, self.line, self.path = sentence, line, path
+        self.sentence = sentence
+        self.line = line
+        self.path = path
 
 
 LARGEST_BYTES = 1_000_000
@@ -66,7 +68,6 @@ def read_text(path: FilePath, *, keeps_mark: bool = False) -> str | Problem:
     """Return the text of a file of at most 1 MB, or the problem with it.
 
     Args:
-        path: the file.
         keeps_mark: whether a byte order mark in front of the text is part of it.
     """
     try:
@@ -148,7 +149,6 @@ def read_document(text: str, *, most_values: int | None = None) -> Document:
     """Read one YAML mapping, such as a job file.
 
     Args:
-        text: the text.
         most_values: how many values it may hold; None for any number.
 
     Raises:
@@ -186,7 +186,8 @@ class _Builder:
 
     def __init__(self, text: str, *, most_values: int | None = None) -> None:
         self._events = _parse(text)
-        self._values, self._most_values = 0, most_values
+        self._values = 0
+        self._most_values = most_values
         self._lines: dict[Path, int] = {}
         self._written: dict[Path, str] = {}
         self._faults: list[DocumentError] = []

@@ -220,10 +220,12 @@ def _memory(value: object) -> object:
         )
     if not isinstance(value, str) or (size := re.fullmatch(_SIZE, value, re.ASCII)) is None:
         return value
-    amount, unit = Decimal(size[1]), size[2].upper()
+    amount = Decimal(size[1])
+    unit = size[2].upper()
     # Slurm reads whole numbers only; 1 T is 1024 G (sbatch(1), --mem).
     while amount != amount.to_integral_value() and unit != _UNITS[0]:
-        amount, unit = amount * 1024, _UNITS[_UNITS.index(unit) - 1]
+        amount = amount * 1024
+        unit = _UNITS[_UNITS.index(unit) - 1]
     return f"{amount.to_integral_value(ROUND_CEILING):f}{unit}"
 
 
@@ -422,7 +424,8 @@ def _best(value: object) -> Best:
     given = {"metric": value} if isinstance(value, str) else value
     if not isinstance(given, dict) or "metric" not in given or not set(given) <= {"metric", "mode"}:
         raise refusal("it is neither a name nor a mapping of metric and mode", _BEST_FORMS)
-    metric, mode = given["metric"], given.get("mode")
+    metric = given["metric"]
+    mode = given.get("mode")
     if not isinstance(metric, str) or not re.fullmatch(_METRIC, metric, re.ASCII):
         raise refusal("that is not the name of a metric", _BEST_FORMS)
     if mode not in (None, "max", "min"):
@@ -472,7 +475,6 @@ def expand_ranges(values: Iterable[Any], *, as_texts: bool = False) -> Iterator[
     A range that is empty, or longer than ``LARGEST_SWEEP``, is not expanded.
 
     Args:
-        values: the values.
         as_texts: whether the numbers of a range are texts, as the values of environment variables are.
     """
     for value in values:

@@ -203,7 +203,8 @@ class JobSpec(Section):
     @property
     def signal_lead(self) -> timedelta | None:
         """Time before the limit at which Slurm signals the job: the default is at most half of the limit."""
-        lead, limit = self.requeue.signal_lead, self.resources.time_limit
+        lead = self.requeue.signal_lead
+        limit = self.resources.time_limit
         if lead is None or limit is None or limit.seconds is None or lead.total_seconds() < limit.seconds:
             return lead
         return timedelta(seconds=limit.seconds // 2) or None
@@ -258,7 +259,6 @@ class KeyType:
     """What the job file may have under a key path.
 
     Args:
-        kind: the kind of its value.
         nullable: whether the value may be null.
         section: the type of the section, for a section.
         types: the types of its values except null; empty for an entry of a mapping.

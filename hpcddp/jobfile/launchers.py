@@ -117,13 +117,10 @@ class LauncherCommand:
     """A launcher at the beginning of a command, with options that are all known.
 
     Args:
-        launcher: the launcher.
         words: the words in front of the place where more options can stand.
         arguments: the words behind it.
         nodes: how many nodes its options state; None if they do not.
-        node_option: the option for that.
         ranks: how many ranks its options state, as text; None if they do not.
-        rank_option: the option for that.
         is_total: whether that is the number of ranks on all nodes, not on each.
         states: the option by which the command starts the world in its own way; None if there is none.
         kind: the option of accelerate for the kind of training; None if there is none.
@@ -177,7 +174,6 @@ class Launcher:
     """A program that starts the processes of a world.
 
     Args:
-        name: its name.
         option: its option for the number of launchers that share a world.
         shared_by: the smallest and the largest number of launchers that share a world; None if it is not known.
         host: the host of the rendezvous; None if the command does not give it.
@@ -259,7 +255,6 @@ def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launc
 
     Args:
         words: the command.
-        environment: its environment.
     """
     words = tuple(words)
     name = Path(words[0]).name if words else ""
@@ -281,7 +276,8 @@ def launcher_of(words: Sequence[str], environment: Mapping[str, str]) -> Launche
     words = tuple(words)
     name, rest, python = _program_of(words)
     if name in _ACCELERATE_CLI and rest[:1] == ("launch",):
-        name, rest = _ACCELERATE, rest[1:]
+        name = _ACCELERATE
+        rest = rest[1:]
     before = words[: len(words) - len(rest)]
     try:
         if name in _TORCHRUN:
@@ -362,7 +358,8 @@ def _accelerate(before: tuple[str, ...], words: tuple[str, ...], python: tuple[s
     for value in _ACCELERATE_VALUES:
         parser.add_argument(*_spellings(value))
     options, _ = parser.parse_known_args(words[: script if script is not None else module])
-    machines, processes = options.num_machines, options.num_processes
+    machines = options.num_machines
+    processes = options.num_processes
     # A single process in each task can be that task's rank.
     single = "--num_processes 1" if processes == "1" else None
     # A configuration file can set any number.
@@ -458,7 +455,8 @@ def _behind_uv(words: tuple[str, ...], environment: Mapping[str, str]) -> Launch
     options, command = _parsed(words[2:], _UV_FLAGS, _UV_VALUES)
     prefix = words[: len(words) - len(command)]
     if options.module:
-        prefix, command = tuple(word for word in prefix if word not in {"-m", "--module"}), ("python", "-m", *command)
+        prefix = tuple(word for word in prefix if word not in {"-m", "--module"})
+        command = ("python", "-m", *command)
     return _with_prefix(prefix, find_launcher(command, environment))
 
 
@@ -477,7 +475,8 @@ def _in_shell(words: tuple[str, ...], environment: Mapping[str, str]) -> Launche
     """Return the launcher in the text of ``bash -c TEXT`` that runs unconditionally."""
     text = next((after for before, after in pairwise(words) if _SHELL_COMMAND_OPTION.fullmatch(before)), "")
     lexer = shlex.shlex(text.replace("\\\n", " ").replace("\n", ";"), posix=True, punctuation_chars=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
+    lexer.whitespace_split = True
+    lexer.commenters = ""
     tokens = [token for token in lexer if token not in _BEFORE_A_COMMAND]
     if "PET_" in text or _SHELL_CONDITIONS.intersection(tokens):
         # Only the shell knows the variables that it sets and the commands that it runs.

@@ -52,9 +52,11 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None, option: st
         why, instead = _reason(error, value, None)
         return f"is not a valid key: {why.removeprefix('and ')}; {instead}"
     if path == _GRES and isinstance(value, str):
-        why, instead = "as sbatch takes it", f"write {_instead_of_gres(value, option)}"
+        why = "as sbatch takes it"
+        instead = f"write {_instead_of_gres(value, option)}"
     elif error["type"] in {"model_type", "model_attributes_type"}:
-        why, instead = "expected a section", _first_field(path, written or value, option)
+        why = "expected a section"
+        instead = _first_field(path, written or value, option)
     elif is_secret(path):
         why, instead = _reason(error, value if value is None else _HIDDEN, None)
     else:
@@ -238,7 +240,8 @@ _REASONS: Mapping[str, Callable[[_WrongValue], Reason]] = {
 def unknown_key(path: Path) -> str:
     """Return the message about an unknown key path, with the nearest one that exists."""
     depth = next(length for length in range(1, len(path) + 1) if find_key(path[:length]) is None)
-    parent, key = path[: depth - 1], path[depth - 1]
+    parent = path[: depth - 1]
+    key = path[depth - 1]
     key_type = find_key(parent)
     if key_type is None or key_type.section is None:
         return f"is not a field, because {dotted(parent)} is a single value; write {dotted(parent)} alone"

@@ -71,7 +71,6 @@ def shown(value: object, *, written: str | None = None) -> str:
     """Return a value as text for a message, shortened if it is long.
 
     Args:
-        value: the value.
         written: how the file spells it, where that differs.
     """
     match value:

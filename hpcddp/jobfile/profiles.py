@@ -62,7 +62,6 @@ def read_settings(file: FilePath, *, origin: str, kind: str, more_keys: Sequence
     """Read a file with default settings.
 
     Args:
-        file: the file.
         origin: the origin of its values in ``render --json``.
         kind: what the file is called in errors: "a profile".
         more_keys: the keys that it may hold besides those of a job.
@@ -223,7 +222,6 @@ def read_project(file: FilePath, *, directory: FilePath, user_id: int) -> Settin
     """Read a project's file.
 
     Args:
-        file: the file.
         directory: the directory of submission.
         user_id: the user who submits.
 

@@ -136,7 +136,6 @@ def change_job(
     """Return a resolved job with the changes of the command line; default settings are not merged into it again.
 
     Args:
-        spec: the resolved job.
         file: its name in errors.
         overrides: ``key.path=value`` each; the last of two for one key counts.
         options: values of other command-line options; ``overrides`` have precedence over them.
@@ -147,7 +146,8 @@ def change_job(
         JobFileError: with every problem of the changes.
     """
     sets, problems = _read_command_line(overrides, options)
-    source, merged = Source(origin=JOB_FILE, file=file), MergedValues()
+    source = Source(origin=JOB_FILE, file=file)
+    merged = MergedValues()
     merged.merge(spec.model_dump(mode="json"), source)
     optimizer = None if spec.train is None else spec.train.optimizer.name
     if optimizer and any(override.path == _OPTIMIZER and override.value != optimizer for override in sets):
@@ -333,7 +333,8 @@ def shared_run_root(defaults: DefaultSettings) -> str | None:
     Raises:
         JobFileError: a file with default settings cannot be used.
     """
-    merged, no_job_file = MergedValues(), Source(origin=JOB_FILE, file="")
+    merged = MergedValues()
+    no_job_file = Source(origin=JOB_FILE, file="")
     try:
         _merge_defaults(merged, {}, no_job_file, (), defaults)
     except SettingsError as error:

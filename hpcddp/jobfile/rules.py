@@ -163,7 +163,8 @@ def batch_is_stated(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
-    tasks, gpus = spec.resources.tasks_per_node, spec.resources.gpus_per_node
+    tasks = spec.resources.tasks_per_node
+    gpus = spec.resources.gpus_per_node
     # A program that starts the ranks itself is one task, however it counts.
     if tasks is None or not gpus or tasks == gpus or (spec.launcher == OWN and tasks == 1):
         return
@@ -327,10 +328,12 @@ LONGEST_SIGNAL_LEAD_S = 65535
 
 
 def _warning_before_the_end(spec: JobSpec) -> Iterator[Finding]:
-    lead, limit = spec.requeue.signal_lead, spec.resources.time_limit
+    lead = spec.requeue.signal_lead
+    limit = spec.resources.time_limit
     if lead is None:
         return
-    key, seconds = "requeue.signal_lead", round(lead.total_seconds())
+    key = "requeue.signal_lead"
+    seconds = round(lead.total_seconds())
     if seconds > LONGEST_SIGNAL_LEAD_S:
         yield key, f"is {format_duration(lead)}, and Slurm takes {LONGEST_SIGNAL_LEAD_S}s at most; write less"
     elif limit is not None and limit.seconds is not None and seconds >= limit.seconds:

@@ -166,7 +166,8 @@ def _command_findings(command: Sequence[str], names: Sequence[str]) -> Iterator[
         if any(match[0] in {"{", "}"} for match in braces):
             instead = BRACES.sub(lambda match: match[0] if match[1] in filled else doubled(match[0]), word)
             yield _COMMAND, f"holds {shown(word)}, with a brace that begins or ends no placeholder; write {instead!r}"
-    unknown, unused = [name for name in found if name not in names], [name for name in names if name not in found]
+    unknown = [name for name in found if name not in names]
+    unused = [name for name in names if name not in found]
     if len(unused) == len(unknown) == 1 and nearest(unused[0], unknown) is None:
         (meant,), (name,) = unused, unknown
         instead = f"did you mean {{{meant}}}? Or write {{{{{name}}}}} for the text"
@@ -218,7 +219,6 @@ class _Elements:
     Sections without a swept field are validated already, so that only the others are validated again.
 
     Args:
-        spec: the job.
         keys: the key paths that the sweep sets.
         rules: the rules to check; those that read none of ``keys`` are left out.
     """

@@ -106,7 +106,6 @@ def collective_in(module: Module, name: str, read_module: ReadModule) -> str | N
 
     Args:
         module: the module that defines it.
-        name: its name.
         read_module: how the modules that it imports are read.
     """
     seen: set[tuple[str, str]] = set()

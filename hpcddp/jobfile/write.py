@@ -31,7 +31,6 @@ def dump_job(spec: JobSpec, *, environment_values: bool) -> str:
     The default of ``learning_rate.base`` is left out where it is no value of the job.
 
     Args:
-        spec: the job.
         environment_values: whether the values of ``environment.env`` are written; without them it is ``{}``.
     """
     data = spec.model_dump(mode="json")
@@ -72,7 +71,6 @@ def _differing_fields(section: Section, data: Mapping[str, Any]) -> dict[str, An
     """Return the fields of a section that differ from their defaults.
 
     Args:
-        section: the section.
         data: the same section as JSON.
     """
     differing = {}

@@ -21,8 +21,6 @@ class MetricDifference:
     """The first metric that differs.
 
     Args:
-        step: its step.
-        name: its name.
         expected: its value in the undisturbed run.
         found: its value in the disturbed one.
     """

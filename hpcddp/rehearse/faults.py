@@ -27,7 +27,6 @@ class SentSignal:
     """A signal of a fault.
 
     Args:
-        signum: the signal.
         target: who gets it.
         after_s: seconds after the fault began; it is not sent if the attempt has ended by then.
     """
@@ -152,7 +151,6 @@ def send(sent: SentSignal, attempt: AttemptDirectory, *, job_id: int) -> None:
     """Send a signal of a fault; a process that has ended meanwhile gets none.
 
     Args:
-        sent: the signal.
         attempt: the attempt that gets it.
         job_id: the process id of its batch script.
     """

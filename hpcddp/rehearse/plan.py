@@ -27,7 +27,6 @@ class SmallJob:
     """A job that is made small.
 
     Args:
-        job: the job.
         changes: what was changed, a phrase each.
     """
 
@@ -64,7 +63,6 @@ def make_small(
     Fields that the command line sets keep their values, but not the resources of two nodes.
 
     Args:
-        job: the user's job.
         place: where it will run.
         run_root: the directory of the runs of the rehearsal.
         gpus: the GPUs of this machine; the cluster has those that the job asks for.

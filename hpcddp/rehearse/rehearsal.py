@@ -43,10 +43,8 @@ class TrialReport:
     """What became of the run under one fault.
 
     Args:
-        fault: the fault.
         disturbed: the run.
         comparison: how it differs from the undisturbed one; None if it did not come back.
-        verdict: the verdict.
         cause: the likely cause of what differs; None if nothing does, or the run did not come back.
     """
 
@@ -181,7 +179,6 @@ def rehearse(
     """Rehearse a job.
 
     Args:
-        job: the user's job.
         place: where it runs. In the sandbox and on the cluster, ``environment`` must name the Slurm, and so must this
             process's own environment.
         faults: the faults, in their order.

@@ -52,7 +52,6 @@ def saved_files(run: RunDirectory, copy: Path, *, since: int) -> list[SavedFile]
     """Return the files with tensors that a run has written, the oldest first.
 
     Args:
-        run: the run.
         copy: the copy of the project in which its program runs.
         since: nanoseconds since the epoch; older files are those of the project.
     """

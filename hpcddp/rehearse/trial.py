@@ -63,7 +63,6 @@ class Stage:
     """What all runs of a rehearsal share.
 
     Args:
-        small: the job.
         project: the files of each copy.
         root: the directory of the rehearsal.
         python: the interpreter of the tasks.
@@ -85,7 +84,6 @@ class Trial:
     """A run that is watched.
 
     Args:
-        submission: its submission.
         copy: the copy of the project in which it runs.
         started: when it was started, in nanoseconds since the epoch.
 

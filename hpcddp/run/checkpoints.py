@@ -245,7 +245,6 @@ class Checkpoint:
 
     Args:
         path: its directory.
-        manifest: its manifest.
     """
 
     path: Path
@@ -448,10 +447,13 @@ def survey(directory: Path) -> list[CheckpointState]:
 
 
 def _look(path: Path) -> CheckpointState:
-    attempt, written, damage = None, None, None
+    attempt = None
+    written = None
+    damage = None
     try:
         manifest = verify(path).manifest
-        attempt, written = manifest.attempt, manifest.time
+        attempt = manifest.attempt
+        written = manifest.time
     except InvalidCheckpointError as error:
         damage = str(error)
     sizes, times = zip(*_files(path), strict=True)

@@ -124,7 +124,6 @@ class SubmittedCode:
 
     Args:
         owner: the run, or the sweep that it is an element of.
-        record: the record.
     """
 
     owner: RunDirectory

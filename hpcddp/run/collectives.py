@@ -43,8 +43,6 @@ def write_trace(attempt: AttemptDirectory, rank: int, trace: str) -> None:
     """Keep the trace of a rank, without most of the finished collectives.
 
     Args:
-        attempt: the attempt.
-        rank: the rank.
         trace: the JSON text that torch returned.
 
     Raises:
@@ -52,7 +50,8 @@ def write_trace(attempt: AttemptDirectory, rank: int, trace: str) -> None:
     """
     document = json.loads(trace)
     entries = document.get("entries", [])
-    finished, unfinished = _by_group(entries, is_finished=True), _by_group(entries, is_finished=False)
+    finished = _by_group(entries, is_finished=True)
+    unfinished = _by_group(entries, is_finished=False)
     kept = [entry for group in finished.values() for entry in group[-_FINISHED_KEPT:]]
     kept += [entry for group in unfinished.values() for entry in group[:_UNFINISHED_KEPT]]
     document["entries"] = sorted(kept, key=lambda entry: entry.get("record_id", 0))
@@ -119,7 +118,8 @@ def _collective(entry: object) -> Collective | None:
 
 def _tensors(entry: Mapping[str, object]) -> str:
     """Return the types and shapes of the inputs: `` Float[3]``."""
-    types, shapes = entry.get("input_dtypes"), entry.get("input_sizes")
+    types = entry.get("input_dtypes")
+    shapes = entry.get("input_sizes")
     if not (isinstance(types, list) and isinstance(shapes, list)):
         return ""
     return "".join(f" {kind}{shape}" for kind, shape in zip(types, shapes, strict=False))

@@ -53,7 +53,8 @@ class Summary:
     @property
     def sentence(self) -> str:
         """Both values in words."""
-        best, last = f"{self.best:.4g} after step {self.best_step}", f"{self.last:.4g} after step {self.last_step}"
+        best = f"{self.best:.4g} after step {self.best_step}"
+        last = f"{self.last:.4g} after step {self.last_step}"
         return f"best {best}, which is the last" if self.best_step == self.last_step else f"best {best}, last {last}"
 
     def as_json(self) -> dict[str, Any]:
@@ -65,11 +66,9 @@ class Summary:
         """Return what ``as_json`` wrote; None for anything else."""
         if not isinstance(document, dict) or document.keys() != {"last", "last_step", "best", "best_step", "mode"}:
             return None
-        last, best, steps = (
-            finite_number(document["last"]),
-            finite_number(document["best"]),
-            (document["last_step"], document["best_step"]),
-        )
+        last = finite_number(document["last"])
+        best = finite_number(document["best"])
+        steps = (document["last_step"], document["best_step"])
         mode = document["mode"]
         if last is None or best is None or any(type(step) is not int for step in steps) or mode not in {"max", "min"}:
             return None
@@ -95,7 +94,8 @@ def summaries(path: Path, best: Best | None = None) -> dict[str, Summary]:
     summaries = {}
     for name, values in read_evaluations(path, best).items():
         mode = (best.mode if best is not None and name == best.metric else None) or mode_of(name)
-        last_step, best_step = max(values), best_of(values, mode)
+        last_step = max(values)
+        best_step = best_of(values, mode)
         summaries[name] = Summary(
             last=values[last_step], last_step=last_step, best=values[best_step], best_step=best_step, mode=mode
         )

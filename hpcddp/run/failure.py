@@ -31,12 +31,9 @@ class FailureRecord(Record):
     """Why one rank ended.
 
     Args:
-        rank: the rank.
-        host: its host.
         time: seconds since the epoch.
         kind: the error's kind or the exception's type.
         message: its sentence.
-        traceback: the whole traceback.
         exit_code: what the task exits with.
         secondary: whether the rank only failed because another one had gone.
         waiting: whether the rank was found waiting for others, so that it is not the one that held them up.
@@ -296,7 +293,8 @@ def _named(records: Sequence[FailureRecord]) -> list[FailureRecord]:
 def _hang_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
     if not records or not records[0].waiting:
         return None
-    first, silent = records[0], ranks_without_record(attempt)
+    first = records[0]
+    silent = ranks_without_record(attempt)
     if silent:
         return (
             f"{_places(attempt, silent)} stopped answering{first.when}: stopped, stuck in native code, or its host is "
@@ -428,7 +426,6 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
     """Return how a rank of the attempt ended, in a few words, or None if unknown.
 
     Args:
-        attempt: the attempt.
         rank: a rank without a record.
     """
     log = read_tail(attempt.rank_log(rank), TAIL_BYTES)
@@ -462,7 +459,6 @@ def never_started(attempt: AttemptDirectory, rank: int) -> str | None:
     """Return why a rank's container or interpreter did not start, or None if it did.
 
     Args:
-        attempt: the attempt.
         rank: a rank without a record.
     """
     last = read_tail(attempt.rank_log(rank), TAIL_BYTES).rstrip().rpartition("\n")[2]
@@ -475,12 +471,7 @@ def beginning(attempt: AttemptDirectory) -> str:
 
 
 def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]:
-    """Return those of some ranks that srun saw end first; none if it says nothing of them.
-
-    Args:
-        attempt: the attempt.
-        ranks: the ranks.
-    """
+    """Return those of some ranks that srun saw end first; none if it says nothing of them."""
     for match in _SRUN.finditer(_since_start(attempt)):
         if named := [task for task in _numbers(match["tasks"]) if task in ranks]:
             return named
@@ -492,9 +483,6 @@ def cause_in_log(attempt: AttemptDirectory) -> Cause | None:
 
     slurmctld clears PreemptTime as soon as it requeues the job. Where there is no grace time, only this
     distinguishes it from a requeue by a person.
-
-    Args:
-        attempt: the attempt.
     """
     notice = _NOTICE.search(_since_start(attempt))
     return _NOTICES[notice["why"]] if notice else None
@@ -505,9 +493,6 @@ def cancelled_in_log(attempt: AttemptDirectory) -> bool:
 
     Slurm shows a job that is cancelled in the grace time of a preemption like one that the preemption has ended; only
     this distinguishes them.
-
-    Args:
-        attempt: the attempt.
     """
     return cancelled_at(attempt) is not None
 

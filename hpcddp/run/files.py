@@ -305,14 +305,16 @@ def begin_of_last_lines(path: Path, count: int, *, begin: int = 0, end: int | No
     with open_regular(path, follow_links=True) as (stream, size):
         stop = size if end is None else min(end, size)
         # The line break that ends the last line begins no line.
-        position, missing = max(begin, stop - 1), count
+        position = max(begin, stop - 1)
+        missing = count
         while position > begin and missing:
             first = max(begin, position - _BLOCK_BYTES)
             stream.seek(first)
             block = stream.read(position - first)
             while missing and (line_end := block.rfind(b"\n")) >= 0:
                 missing -= 1
-                position, block = first + line_end, block[:line_end]
+                position = first + line_end
+                block = block[:line_end]
             if missing:
                 position = first
         if count == 0:
@@ -340,7 +342,8 @@ def lines_from(path: Path, begin: int, *, end: int = sys.maxsize, with_last: boo
     Raises:
         OSError: it cannot be read.
     """
-    rest, offset = b"", begin
+    rest = b""
+    offset = begin
     while offset < end:
         skipped, part = _read_part(path, offset, min(_PART_BYTES, end - offset))
         if not part:
@@ -514,7 +517,9 @@ class GrowingFile:
     """
 
     def __init__(self, path: Path, *, begin: int = 0) -> None:
-        self._path, self._begin, self.offset = path, begin, begin
+        self._path = path
+        self._begin = begin
+        self.offset = begin
         self._inode: int | None = None
         self.replacements = 0
 

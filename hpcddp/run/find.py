@@ -61,7 +61,8 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
                 f"the run {gone} does not exist any more; name another run (hpcddp status --all lists all)"
             )
         if named := _named_sweep(text, here, run_root) or _named_sweep(text, elsewhere, run_root):
-            sweep, last = named[0], len(named[0].elements) - 1
+            sweep = named[0]
+            last = len(named[0].elements) - 1
             raise NoRunError(
                 f"{text!r} is no run: the sweep {sweep.sweep_id} has elements 0 to {last}; write {sweep.run_id(last)}"
             )
@@ -191,7 +192,6 @@ def all_runs(run_root: Path, *, everywhere: bool = False) -> list[RunDirectory]:
     """Return the runs under a root, the one that was submitted last first; the root need not exist.
 
     Args:
-        run_root: where runs live.
         everywhere: whether to return the runs of this user in all other places too, as the index knows them.
     """
     paths = dict.fromkeys(_runs(run_root.absolute()))

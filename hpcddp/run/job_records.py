@@ -199,9 +199,7 @@ class PublishedAddress(Record):
     """Where rank 0 of an attempt listens.
 
     Args:
-        host: its host.
         addresses: the addresses by which others may reach it, the most likely first.
-        port: the port.
     """
 
     ADVICE: ClassVar[str] = "the ranks of this attempt cannot meet; its checkpoints are as they were"
@@ -264,7 +262,6 @@ class SeparateWorld(Record):
     """The program of a rank has started a world of its own; only whether the file is there is read.
 
     Args:
-        rank: the rank.
         launcher: the launcher that it has started.
     """
 
@@ -316,7 +313,6 @@ class Rank(Record):
     """Where a rank runs.
 
     Args:
-        host: its host.
         gpu: its GPU; None if it has none, or runs a command.
         launcher: the launcher that this task starts for the ranks of its host; None if the task is a rank.
     """
@@ -471,8 +467,6 @@ class ProgramExit(Record):
     """How one rank's program ended.
 
     Args:
-        rank: the rank.
-        host: its host.
         time: seconds since the epoch.
         code: its exit code; a negative one is the signal that killed it, as ``subprocess`` has it.
         notice: how it was told to stop before it ended, ``told`` in the file; None if it ended by itself.
@@ -570,7 +564,6 @@ def read_program_end(attempt: AttemptDirectory, *, tasks: int) -> ProgramEnd:
     """Return how the programs of an attempt ended.
 
     Args:
-        attempt: the attempt.
         tasks: Slurm tasks of the job.
     """
     exits: list[ProgramExit] = []

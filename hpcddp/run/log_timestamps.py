@@ -21,11 +21,7 @@ from hpcddp.run.files import append_line, lines_from
 
 
 class TimestampWriter:
-    """Writes down how large a log was when.
-
-    Args:
-        log: the log.
-    """
+    """Writes down how large a log was when."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

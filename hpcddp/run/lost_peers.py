@@ -113,7 +113,8 @@ def find_lost_peers(
     if not lost or not all(record.secondary for record in failed):
         return None
     try:
-        exits, ranks = read_exits(attempt), read_ranks(attempt)
+        exits = read_exits(attempt)
+        ranks = read_ranks(attempt)
     except RecordError:
         return None
     if ranks is None:
@@ -135,7 +136,6 @@ class _Ends:
     """How the tasks of an attempt ended.
 
     Args:
-        attempt: the attempt.
         numbers: all of them.
         well: those with exit code 0 that were not told to end.
         aborted: those that aborted when Python had ended.

@@ -37,7 +37,10 @@ class MetricsFile:
         monotonic: Callable[[], float] = time.monotonic,
         open_s: float = METRICS_OPEN_S,
     ) -> None:
-        self._path, self._monotonic, self._before_open, self._warn = path, monotonic, before_open, warn
+        self._path = path
+        self._monotonic = monotonic
+        self._before_open = before_open
+        self._warn = warn
         self._open_s = open_s
         self._descriptor: int | None = None
         # The lines since the file was opened; a disk over the network says only at its end that it did not take them.
@@ -83,7 +86,8 @@ class MetricsFile:
     def _close(self) -> None:
         if self._descriptor is None:
             return
-        descriptor, self._descriptor = self._descriptor, None
+        descriptor = self._descriptor
+        self._descriptor = None
         try:
             os.close(descriptor)
         except OSError as error:

@@ -33,7 +33,8 @@ class _OwnLog:
     """
 
     def __init__(self, path: Path, attempt: int | None) -> None:
-        self._run, self._attempt = RunDirectory(path.parent), attempt
+        self._run = RunDirectory(path.parent)
+        self._attempt = attempt
         self._file: MetricsFile | None = MetricsFile(
             path, before_open=self._check_owner, warn=_write_warning, open_s=0.0
         )

@@ -34,7 +34,6 @@ class ScriptRunDirectory:
     Args:
         run_root: the directory of all runs; relative to the directory of submission.
         name: the folder of the run in it.
-        run_id: the run's id.
     """
 
     run_root: str
@@ -153,8 +152,6 @@ def moved_script(script: str, in_script: ScriptRunDirectory, run: RunDirectory) 
     """Return a script with the path of another run directory.
 
     Args:
-        script: the script.
-        in_script: the run directory in it.
         run: the run or the sweep to act on.
     """
     words = {"run-root": run.path.parent.parent, "name": run.path.parent.name, "run-id": run.run_id}

@@ -61,8 +61,6 @@ def failing_nodes(run: RunDirectory, events: Sequence[Event], *, now: float) -> 
     hours.
 
     Args:
-        run: the run.
-        events: its events.
         now: seconds since the epoch.
     """
     faults: dict[str, list[tuple[Event, NodeFault]]] = {}

@@ -62,7 +62,6 @@ def is_alive(start: Start, *, patience_s: float = 0.0) -> bool:
     """Return whether the job of a start still runs, or waits to run again, with the information available.
 
     Args:
-        start: the start.
         patience_s: how long to retry while Slurm's controller does not answer, in seconds.
 
     Raises:

@@ -40,7 +40,6 @@ def write_plan_record(run: RunDirectory, document: Mapping[str, Any]) -> None:
     """Write the plan of a run.
 
     Args:
-        run: the run.
         document: what ``hpcddp plan --json`` prints.
     """
     write_record(run.plan, PlanRecord.from_document({"format": FORMAT, **document}))

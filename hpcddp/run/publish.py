@@ -139,7 +139,8 @@ def point_best(directory: Path, values: Mapping[int, float], mode: Mode, *, may_
     values_of_checkpoints = {step: values[step] for step in there if step is not None and step in values}
     if not values_of_checkpoints:
         return
-    best, target = directory / BEST, directory / checkpoint_name(best_of(values_of_checkpoints, mode))
+    best = directory / BEST
+    target = directory / checkpoint_name(best_of(values_of_checkpoints, mode))
     if best_checkpoint(directory) == target:
         return
     faults.inject("best", step=best_of(values_of_checkpoints, mode))

@@ -182,7 +182,6 @@ def parse_lines(content: bytes, kind: type[RecordT], *, begins_within: bool = Fa
 
     Args:
         content: the log, or its end.
-        kind: the type of its records.
         begins_within: whether the content may begin within a line, which is then left out.
     """
     *lines, last = content.split(b"\n")
@@ -203,7 +202,6 @@ def read_last_lines(path: Path, kind: type[RecordT], size: int) -> Lines[RecordT
 
     Args:
         path: the log.
-        kind: the type of its records.
         size: how many bytes are read at most.
 
     Raises:

@@ -117,7 +117,6 @@ def unfinished_result(
     """Return the result of a run that ends before its work is done.
 
     Args:
-        run: the run.
         status: ``failed``, ``cancelled`` or ``stopped``.
         reason: why it ends.
         exit_code: the exit code of its job.
@@ -185,8 +184,6 @@ def finish_run(
     """Write the result and the event of a run that has finished; wait for a disk that is full or away.
 
     Args:
-        run: the run.
-        result: its result.
         attempt: the attempt that has finished it.
         step: optimizer steps done, where they are known.
         reason: why, in a few words.
@@ -259,7 +256,6 @@ def resume_command(run: RunDirectory, *, after: Sequence[Path] = ()) -> str:
     """Return the one command that continues a run; one whose script was submitted by hand needs its job file.
 
     Args:
-        run: the run.
         after: the directories of the runs that must finish first.
     """
     job = [] if run.submission.exists() else ["JOB"]
@@ -271,7 +267,6 @@ def why_it_stopped(cause: Cause, decision: Decision | None, *, job: str) -> str:
     """Return why the attempt ended, where no error did it.
 
     Args:
-        cause: the cause.
         decision: what the ranks decided, if they did.
         job: what to call the job.
     """

@@ -163,7 +163,6 @@ def find_element(text: str, run_root: Path) -> RunDirectory | None:
 
     Args:
         text: the id or the path.
-        run_root: where runs live.
     """
     path = Path(text)
     folders = sorted(run_root.glob("*")) if path.parent == Path() else [path.parent]

@@ -34,7 +34,6 @@ def write(sandbox: Sandbox, slurm_root: Path, *, manager: int) -> Command:
     """Write the commands.
 
     Args:
-        sandbox: the sandbox.
         slurm_root: the root directory of its Slurm.
         manager: the daemon manager's process id.
 

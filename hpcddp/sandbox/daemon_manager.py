@@ -52,7 +52,6 @@ def start(sandbox: Sandbox, *, log: Path, environment: Mapping[str, str]) -> int
             kernel ends all processes of the sandbox and removes its network and mounts as soon as the daemon manager
             ends for any reason.
         log: the file for its output.
-        environment: its whole environment.
 
     Returns:
         The end of a pipe to write its instructions to. The sandbox ends when the pipe is closed before ``stay`` was

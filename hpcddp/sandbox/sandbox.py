@@ -174,10 +174,13 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
     first = int(token, 16)
     if request.isolated:
         subnet = network.free_subnet(network.networks_in_use(programs.daemon_environment(token)), first)
-        host, address, port = network.CONTROLLER_HOST, network.controller_address(subnet), network.CONTROLLER_PORT
+        host = network.CONTROLLER_HOST
+        address = network.controller_address(subnet)
+        port = network.CONTROLLER_PORT
         places = [(one, network.NODE_PORT) for one in network.node_addresses(subnet, len(names))]
     else:
-        host, address = socket.gethostname().partition(".")[0], network.host_address()
+        host = socket.gethostname().partition(".")[0]
+        address = network.host_address()
         port, *ports = network.free_ports(1 + len(names), start=first)
         places = [(address, one) for one in ports]
     nodes = tuple(Node(name=name, address=at, port=on) for name, (at, on) in zip(names, places, strict=True))

@@ -63,7 +63,6 @@ class Conversion:
 
     Args:
         text: the job file.
-        job: the job.
         rows: what became of each part of the script, in the order of its lines.
         added: the directives of the job's script that the script does not have.
     """
@@ -78,7 +77,6 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     """Make a job file from an sbatch script.
 
     Args:
-        script: the script.
         name: the name of its file, without its suffix: the name of a job that states none.
         environment: the variables that paths of the job file may use.
 

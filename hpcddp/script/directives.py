@@ -242,7 +242,8 @@ def _read_short_flags(
 ) -> Iterator[Flag]:
     letters = word[1:]
     while letters:
-        letter, letters = letters[0], letters[1:]
+        letter = letters[0]
+        letters = letters[1:]
         name = slurm_flags.short.get(letter)
         if name is None:
             yield Flag(line=line, name=letter, value=letters or None, problem=f"has -{letter}, which is no flag")

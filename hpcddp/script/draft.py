@@ -56,7 +56,6 @@ class Draft:
             line: the line of the script.
             text: what stands there.
             key: the key path of the field.
-            value: its value.
             note: what the user should know about it.
         """
         self.values[key] = value

@@ -59,7 +59,6 @@ class Launch:
         command: the command, as it stands in the script.
         words: the program and its arguments, with the values of known variables.
         started_by: what starts the program.
-        srun: the flags of srun.
         before: the statements that run in front of the program in the text that a shell gets (``bash -c TEXT``).
         certainty: how certain it is that this starts the ranks; 0 if it does not.
     """

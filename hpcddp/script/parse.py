@@ -25,7 +25,6 @@ class Script:
 
     Args:
         text: the script, with line breaks of Unix.
-        lines: its lines.
         shebang: the text behind ``#!`` in its first line; None without one, so that sbatch refuses it.
         has_byte_order_mark: whether a byte order mark is in front of it, so that sbatch refuses it.
         has_dos_line_breaks: whether its lines end as on Windows, so that sbatch refuses it.

@@ -392,7 +392,6 @@ def read_around(statement: Statement, launch: Command, surroundings: Surrounding
     """Sort in the other commands of the statement that holds the launch: a list, a pipeline, a loop, a function.
 
     Args:
-        statement: the statement.
         launch: the command in it that starts the ranks.
         surroundings: gets what they become.
     """

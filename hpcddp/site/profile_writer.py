@@ -71,7 +71,8 @@ def _chosen_partition(facts: ClusterFacts, wanted: str | None) -> tuple[str, str
     if wanted is not None:
         why = f"cluster {facts.name} has no such partition"
         return _known("--partition", wanted, tuple(facts.partitions), why), _ASKED
-    default, fit = facts.default_partition, usable(facts)
+    default = facts.default_partition
+    fit = usable(facts)
     if (default is not None and default in fit) or not fit:
         return None
     if default is None:
@@ -140,12 +141,12 @@ def entry(key: str, value: object, comment: str = "", *, active: bool = True) ->
     """Return a setting with a comment at the end of its line.
 
     Args:
-        key: the key.
         value: a text, number, boolean, or a list of such.
         comment: text at the end of the line.
         active: whether the setting is active; if not, the whole line is a comment.
     """
-    name, item = tomlkit.key(key), tomlkit.item(value)
+    name = tomlkit.key(key)
+    item = tomlkit.item(value)
     line = f"{name.as_string()} = {item.as_string()}"
     if not active:
         line = f"# {line}"
@@ -218,7 +219,8 @@ def describe_partition(partition: Partition) -> str:
     kinds = partition.kinds
     if not kinds:
         return "no nodes"
-    cpus, memory = max(kind.cpus for kind in kinds), max(kind.mem_mb for kind in kinds)
+    cpus = max(kind.cpus for kind in kinds)
+    memory = max(kind.mem_mb for kind in kinds)
     most = "" if len(kinds) == 1 else "up to "
     words = [f"{counted(partition.nodes, 'node')} of {most}{cpus} CPUs, {memory // 1024}G"]
     if partition.gpus_per_node:
@@ -268,12 +270,14 @@ def _requeue(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
 
 
 def _preempted(name: str, partition: Partition, facts: ClusterFacts) -> str:
-    preemption, mode = facts.preemption, partition.preempt_mode.upper()
+    preemption = facts.preemption
+    mode = partition.preempt_mode.upper()
     if preemption.type == "qos" and preemption.mode != "OFF":
         return f"Jobs of another QOS may preempt a job ({preemption.mode}); its own QOS sets the time to save."
     if preemption.type == "none" or "OFF" in mode:
         return f"Nobody preempts the jobs of {name}."
-    grace, kill = partition.grace_time_s, preemption.kill_wait_s
+    grace = partition.grace_time_s
+    kill = preemption.kill_wait_s
     time = f"{grace} s of grace and {kill} s (KillWait)" if grace else f"{kill} s (KillWait)"
     if "SUSPEND" in mode:
         return f"A preempted job of {name} is suspended, and continues later by itself."

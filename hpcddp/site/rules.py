@@ -106,7 +106,8 @@ def _candidates(spec: JobSpec, facts: ClusterFacts) -> dict[str, Partition]:
 
 
 def _partition_names(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    key, given = "resources.partition", spec.resources.partition
+    key = "resources.partition"
+    given = spec.resources.partition
     usable = facts.open_partitions
     if given is None:
         # A reservation or a job submit plugin may set the partition.
@@ -142,7 +143,8 @@ def _who_may(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partit
 
 
 def _accounts(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    accounts, given = facts.accounts, spec.resources.account
+    accounts = facts.accounts
+    given = spec.resources.account
     if not (accounts.required and accounts.names):
         return
     if given is None and accounts.default is None:
@@ -229,7 +231,8 @@ def _shape(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partitio
 
 
 def _gpu_type(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
-    key, wanted = "resources.gpu_type", spec.resources.gpu_type
+    key = "resources.gpu_type"
+    wanted = spec.resources.gpu_type
     if wanted is None or any(wanted in partition.gpu_types for partition in candidates.values()):
         return
     here = tuple(sorted({kind for partition in candidates.values() for kind in partition.gpu_types}))
@@ -247,7 +250,8 @@ def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition], needs: Seq
     asked = spec.node_counts[0]
     most = max(nodes_that_fit(partition, spec, needs) for partition in candidates.values())
     if most < asked <= max(_most_nodes(partition) for partition in candidates.values()):
-        where, needed = " or ".join(candidates), what_a_node_needs(spec)
+        where = " or ".join(candidates)
+        needed = what_a_node_needs(spec)
         if most == 0:
             yield (
                 "resources.nodes",
@@ -350,7 +354,8 @@ def _shown_memory(megabytes: float, rounded: Callable[[float], int] = math.floor
 
 
 def _says_cpus(spec: JobSpec) -> str:
-    tasks, each = spec.ranks_per_node, spec.resources.cpus_per_task
+    tasks = spec.ranks_per_node
+    each = spec.resources.cpus_per_task
     return str(each) if tasks == 1 else f"{each}, which is {_cpus(spec)} CPUs for the {tasks} tasks of a node"
 
 

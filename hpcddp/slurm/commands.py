@@ -486,7 +486,6 @@ def show_job_details(job_id: str, *, environment: Mapping[str, str]) -> str | No
     """Return the output of ``scontrol show job --details``, which says what a job has of each of its nodes.
 
     Args:
-        job_id: the job's id.
         environment: the command's environment.
 
     Returns:
@@ -522,7 +521,6 @@ def update_job(job_id: str, **fields: str) -> None:
     """Change fields of a job.
 
     Args:
-        job_id: the job's id.
         fields: the new values by their names in ``scontrol show job``, such as ``StartTime="now+2seconds"``.
 
     Raises:
@@ -621,8 +619,6 @@ def overlapping_step(
     """Return the srun command that runs a command inside a running job, beside its tasks, once on each node.
 
     Args:
-        job_id: the job.
-        command: the command.
         nodes: the nodes by name, or how many of the job's.
         directory: where it runs.
         terminal: whether it gets a pseudo-terminal.

@@ -59,7 +59,6 @@ def refuse_unwritable(text: str, characters: dict[str, str], *, field: str, plac
     """Refuse a text that contains one of ``characters`` or a lone surrogate.
 
     Args:
-        text: the text.
         characters: the characters that cannot be written there, with their names.
         field: the name of the text in an error.
         place: the name of the place in an error.
@@ -108,7 +107,6 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
     """Return the directives of a job, in the order of the script.
 
     Args:
-        spec: the job.
         run_id: the run's id, for output in the run directory; None for a script that a person passes to sbatch: its
             output is in the directory of submission, because Slurm creates no directories.
 

@@ -61,7 +61,8 @@ def _parts(text: str, position: int) -> tuple[list[list[str]], int]:
     Text after the last bracket belongs to that bracket's part.
     """
     parts: list[list[str]] = []
-    hosts, ends_in_text = 1, False
+    hosts = 1
+    ends_in_text = False
     while match := _PART.match(text, position):
         choices = [match["text"]] if match["ranges"] is None else list(_numbers(match["ranges"], text))
         hosts *= len(choices)
@@ -86,7 +87,8 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
             raise HostListError(
                 f"the host list {text!r} holds {item!r} where a number or a range such as 01-03 belongs"
             )
-        first, last = int(match["first"]), int(match["last"] or match["first"])
+        first = int(match["first"])
+        last = int(match["last"] or match["first"])
         if last < first or last - first >= MOST_HOSTS:
             raise HostListError(f"the host list {text!r} holds the range {item!r}, which runs backwards or is too long")
         width = len(match["first"])

@@ -51,7 +51,6 @@ def ask_slurm(job_id: str, *, patience_s: float = 0.0) -> dict[str, str] | None:
     """Return the record of a job; None also if scontrol is not installed, as on some compute nodes.
 
     Args:
-        job_id: the job.
         patience_s: how long to retry while the controller does not answer, in seconds.
     """
     try:
@@ -65,7 +64,6 @@ def wait_for_answer(job_id: str, *, patience_s: float = 0.0) -> dict[str, str] |
     """Return the record of a job; None if the controller does not know it, or if scontrol is not installed.
 
     Args:
-        job_id: the job.
         patience_s: how long to retry while the controller does not answer, in seconds.
 
     Raises:

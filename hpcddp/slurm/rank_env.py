@@ -62,7 +62,8 @@ def own_rank(environment: Mapping[str, str]) -> int:
 
 def own_job_id(environment: Mapping[str, str]) -> str | None:
     """Return Slurm's id of this job, ``123`` or ``123_4`` for an array element; None outside of a job."""
-    array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    index = environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{index}" if array and index else environment.get("SLURM_JOB_ID")
 
 

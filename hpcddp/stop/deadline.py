@@ -84,7 +84,10 @@ class EndTime:
         every_s: float = ASK_EVERY_S,
         on_move: Callable[[float | None], object] = lambda _: None,
     ) -> None:
-        self._known, self._ask, self._every_s, self._on_move = known, ask, every_s, on_move
+        self._known = known
+        self._ask = ask
+        self._every_s = every_s
+        self._on_move = on_move
         self._asked_at = known.time
         self._waits_since: float | None = None
         self._thread: threading.Thread | None = None
@@ -126,7 +129,8 @@ class EndTime:
         self._thread.start()
 
     def _update(self, ask: Callable[[], KnownEnd | None]) -> None:
-        before, answer = self._known, ask()
+        before = self._known
+        answer = ask()
         if answer is None:
             return
         self._known = answer

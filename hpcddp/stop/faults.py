@@ -127,7 +127,8 @@ def _parse_one(text: str) -> Fault:
     match = _FAULT.fullmatch(text)
     if match is None:
         raise _invalid(text, "it is not ACTION[=VALUE]@POINT[:STEP][,rank=R][,attempt=A]")
-    action, value = match["action"], match["value"]
+    action = match["action"]
+    value = match["value"]
     if action not in _ACTIONS:
         raise _invalid(text, f"an action is one of {', '.join(_ACTIONS)}")
     if not _is_valid_value(action, value):
@@ -180,7 +181,6 @@ def inject(point: Point, *, step: int | None = None) -> None:
     """Trigger the faults that are armed for a point that this process has reached.
 
     Args:
-        point: the point.
         step: optimizer steps done.
 
     Raises:

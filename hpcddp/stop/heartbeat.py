@@ -52,14 +52,18 @@ class Heartbeat:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._configured_s, self._on_hang, self._monotonic = timeout_s, on_hang, monotonic
+        self._configured_s = timeout_s
+        self._on_hang = on_hang
+        self._monotonic = monotonic
         self._last = self._looked = monotonic()
         self._slowest_s = 0.0
         self._step: int | None = None
         self._long_wait = False
-        self._last_standstill_s, self._resumed = 0.0, float("-inf")
+        self._last_standstill_s = 0.0
+        self._resumed = float("-inf")
         self._running = False
-        self._ended, self._given_up = threading.Event(), threading.Event()
+        self._ended = threading.Event()
+        self._given_up = threading.Event()
 
     @property
     def step(self) -> int | None:
@@ -155,6 +159,7 @@ class Heartbeat:
         now = self._monotonic()
         pause_s = now - self._looked
         if pause_s > self._standstill_threshold_s:
-            self._last_standstill_s, self._resumed = pause_s, now
+            self._last_standstill_s = pause_s
+            self._resumed = now
             self._last += pause_s
         self._looked = now

@@ -53,7 +53,6 @@ class ReceivedSignal:
     """A signal that arrived; only the first of each kind is kept.
 
     Args:
-        signum: the signal.
         monotonic: when it arrived, in seconds of the monotonic clock of this process.
         time: when it arrived, in seconds since the epoch.
     """

@@ -31,7 +31,6 @@ class NodeCapacity:
 
     Args:
         cpus: CPUs, as Slurm counts them.
-        gpus: GPUs.
     """
 
     cpus: int
@@ -79,7 +78,8 @@ def allocation_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[s
 
 def _problem_of_shell(environment: Mapping[str, str]) -> str | None:
     """Return why this shell has no allocation for a job, or None if it names one."""
-    job_id, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID", "")
+    job_id = environment.get("SLURM_JOB_ID")
+    step = environment.get("SLURM_STEP_ID", "")
     if not job_id:
         return "this shell is in no allocation, because SLURM_JOB_ID is not set"
     if not (job_id.isascii() and job_id.isdecimal()):

@@ -121,7 +121,8 @@ def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacl
 
 def _script(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield a Python script or module that does not exist; shell lines of the job may change to another directory."""
-    words, variables = spec.command or (), {**environment, **spec.environment.env}
+    words = spec.command or ()
+    variables = {**environment, **spec.environment.env}
     launcher = find_launcher(words, variables)
     script, module = _python_of(launcher.program if launcher is not None and launcher.program else words)
     if spec.environment.container:
@@ -196,7 +197,8 @@ _EARLIER = timedelta(seconds=60)
 
 def _early_warning(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield a time limit of which Slurm may warn the job at its start; what a command does then is not known."""
-    limit, lead = spec.resources.time_limit, spec.signal_lead
+    limit = spec.resources.time_limit
+    lead = spec.signal_lead
     if cluster != "slurm" or spec.command is not None or limit is None or limit.seconds is None or lead is None:
         return
     earliest = lead + _EARLIER
@@ -342,7 +344,6 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
     """Check a job that has no sweep.
 
     Args:
-        request: the request.
         checks: the checks to run.
 
     Returns:
@@ -370,7 +371,8 @@ def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
     ``${name}`` is a variable, and the code after ``python -c`` has braces of its own. The command of an element that is
     resumed has its values, and its braces are meant.
     """
-    words, table = request.job.spec.command or (), request.sweep_table
+    words = request.job.spec.command or ()
+    table = request.sweep_table
     if request.run.path.exists() or any(map(is_placeholder, table.keys if table else ())):
         return
     is_python = bool(words) and PYTHON.fullmatch(Path(words[0]).name) is not None
@@ -455,7 +457,6 @@ def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[
     Elements that differ only in values without influence on the checks are checked once.
 
     Args:
-        request: the request.
         table: its elements.
 
     Returns:

@@ -74,7 +74,6 @@ class _CopyWriter:
     """Writes the copy of a project: its files, and links for what git ignores.
 
     Args:
-        project: the project.
         record: the hashes of its code, taken before.
         copy: the directory of the copy, which does not exist.
 

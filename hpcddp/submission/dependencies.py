@@ -107,7 +107,8 @@ class _RunToWaitFor:
                 f"{run.run_id} has ended as {result.status} ({result.reason}), so that it does not finish; "
                 f"continue it first: {resume_command(run)}, or use {AFTER_ANY}"
             )
-        submission, start = read_submission(run), newest_start(run)
+        submission = read_submission(run)
+        start = newest_start(run)
         by_hand = submission is None and start is not None and start.is_local
         if by_hand or (submission is not None and submission.cluster != "slurm"):
             self._refuse(f"{run.run_id} runs on this machine without Slurm, which cannot wait for it; wait for its end")

@@ -40,7 +40,8 @@ def runs_in_this_python(section: Environment) -> bool:
 
 def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield the obstacles in the job's ``environment`` section."""
-    section, is_local = spec.environment, cluster == "local"
+    section = spec.environment
+    is_local = cluster == "local"
     yield from _setup(section)
     yield from _modules(section, environment)
     if section.stage is not None and not Path(section.stage.source).exists():
@@ -147,7 +148,8 @@ def _uv(spec: JobSpec, project: str, environment: Mapping[str, str]) -> Iterator
             "give the directory of a uv project"
         )
         return
-    uv, sync = shutil.which("uv", path=environment.get("PATH")), f"uv sync --project {shlex.quote(project)}"
+    uv = shutil.which("uv", path=environment.get("PATH"))
+    sync = f"uv sync --project {shlex.quote(project)}"
     first = "" if uv else "install uv (python -m pip install uv), then "
     venv = Path(project) / environment.get("UV_PROJECT_ENVIRONMENT", ".venv")
     yield from _virtual("uv", project, venv, spec, environment, f"{first}run: {sync}")

@@ -53,7 +53,8 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         DirectiveError: ``resources.sbatch`` holds a name that is not a flag.
         TemplateError: the template does not exist or cannot be rendered; file and line are named.
     """
-    spec, run_id = request.job.spec, request.run_id
+    spec = request.job.spec
+    run_id = request.run_id
     if run_id is not None and _RUN_ID.fullmatch(run_id) is None:
         raise RunIdError(
             f"the run id is {run_id!r}, which cannot name a directory of a run; write 1 to 64 letters, digits, "
@@ -125,10 +126,10 @@ def _container(spec: JobSpec, variables: Iterable[str]) -> dict[str, Any] | None
     """Return the values that a template needs for the container; None without one.
 
     Args:
-        spec: the job.
         variables: the names of the swept environment variables.
     """
-    environment, container = spec.environment, spec.environment.container
+    environment = spec.environment
+    container = spec.environment.container
     if container is None:
         return None
     data = data_mount_of(spec, container)
@@ -205,13 +206,9 @@ SET = "<set>"
 
 
 def describe(request: SubmitRequest, script: RenderedScript) -> dict[str, Any]:
-    """Return the document of ``render --json``.
-
-    Args:
-        request: the request.
-        script: its rendered script.
-    """
-    job, table = request.job, request.sweep_table
+    """Return the document of ``render --json``."""
+    job = request.job
+    table = request.sweep_table
     return {
         "script": script.text,
         "directives": [{"flag": directive.flag, "value": directive.value} for directive in script.directives],

@@ -39,7 +39,6 @@ class SubmitRequest:
     What is derived from these values is computed once, when it is first used.
 
     Args:
-        job: the resolved job.
         run_id: the id of its run or sweep; None for a script that is given to sbatch by hand, which derives the id
             from the job id.
         cluster: ``slurm``; ``local`` for a run on this machine; ``here`` for one in the allocation of this shell.

@@ -59,7 +59,6 @@ def resume(
     """Submit a run that has ended but not finished again, with its own script.
 
     Args:
-        run: the run.
         environment: the submitter's environment.
         dependency: what the job waits for.
         force: whether to submit although this machine shows an obstacle that the nodes may not have.
@@ -275,7 +274,6 @@ def request_with_changes(
     """Return the request that submits a run again with its own job, some values of which the command line changes.
 
     Args:
-        run: the run.
         change: returns the run's job with the changes. Only the caller knows the options, and the job that they change
             is read here.
         environment: the submitter's environment.
@@ -569,7 +567,6 @@ def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, origi
     """Refuse a run that has not ended.
 
     Args:
-        run: the run.
         previous: its newest submission; None if its script was submitted by hand.
         original: the run that it is a copy of; None if it is no copy.
 

@@ -43,7 +43,6 @@ class SweepResumption:
     """Elements of a sweep that continue.
 
     Args:
-        sweep: the sweep.
         jobs: the new job id of each element that continues, by its index.
         dropped: names of inherited variables that sbatch did not get, because they would override directives.
         warnings: for the user, a sentence each.
@@ -88,7 +87,6 @@ def resume_sweep(
     """Submit elements of a sweep again, with the script of the sweep: as one job array, or several of a long sweep.
 
     Args:
-        sweep: the sweep.
         elements: the indices of the elements, in order: all have ended and none has finished.
         environment: the submitter's environment.
         dependency: what the job waits for.

@@ -36,7 +36,6 @@ class ShellText:
 
     Args:
         name: what to call it in a sentence.
-        text: the text.
         file: the script; None for the text of ``-c``.
     """
 

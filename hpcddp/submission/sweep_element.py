@@ -44,7 +44,6 @@ class Element:
         sweep: its sweep as the script knows it: with the one job array that the element belongs to.
         index: its index in the sweep.
         spec: its own job.
-        sweep_spec: the job of the sweep.
     """
 
     sweep: Sweep
@@ -86,7 +85,6 @@ def complete_directory(element: Element, job_id: str, digest: str | None) -> Non
     """Write into an element's directory, which exists, what ``submit`` writes for a single run.
 
     Args:
-        element: the element.
         job_id: its job id, with the array index.
         digest: the sha256 of the pickle that was submitted; None if none was.
     """

@@ -135,7 +135,6 @@ class _Ancestor:
 
     Args:
         name: its name for ``extends``.
-        file: its file.
         tree: its syntax tree.
     """
 
@@ -282,13 +281,15 @@ def _explain(error: Exception, path: Path, *, variables: Iterable[str]) -> NoRet
     file: str = str(path)
     line: int | None = None
     if isinstance(error, TemplateSyntaxError):
-        file, line = error.filename or file, error.lineno
+        file = error.filename or file
+        line = error.lineno
     else:
         folders = {path.parent, shipped_directory("templates")}
         # Jinja2 rewrites tracebacks so that their frames are lines of templates.
         for frame in traceback.extract_tb(error.__traceback__):
             if Path(frame.filename).parent in folders:
-                file, line = frame.filename, frame.lineno
+                file = frame.filename
+                line = frame.lineno
     sentence = error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__
     if isinstance(error, UndefinedError):
         sentence = f"{sentence}; the variables are {', '.join(sorted(variables))}"

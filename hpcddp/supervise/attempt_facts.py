@@ -53,7 +53,6 @@ class AttemptFacts:
     """The facts about the end of an attempt.
 
     Args:
-        attempt: the attempt.
         environment: the batch script's environment.
         code: what srun (or the local controller) exited with: the highest exit code of the tasks.
         cancelled: whether the user ended the job on this machine.

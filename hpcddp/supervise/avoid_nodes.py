@@ -28,7 +28,6 @@ def avoid_failing_nodes(attempt: AttemptDirectory, job_id: str, environment: Map
 
     Args:
         attempt: the attempt that ends; the requeue is in the event log.
-        job_id: its job.
         environment: the batch script's environment.
 
     Raises:

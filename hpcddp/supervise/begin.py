@@ -80,11 +80,9 @@ class _Script:
     """A batch script that starts.
 
     Args:
-        environment: its environment.
         job_id: its job in Slurm; None on this machine.
         job_fields: Slurm's record of the job; None if Slurm does not respond.
         restart_count: how often Slurm has requeued the job before this start.
-        run: its run.
         spec: the job of the run.
         element: its run as an element of a sweep; None for a run of its own.
         is_by_hand: whether the script was given to sbatch by hand, so that the run's id follows from the job's.
@@ -181,7 +179,6 @@ def begin_again(attempt: AttemptDirectory, spec: JobSpec, environment: Mapping[s
 
     Args:
         attempt: the attempt that has ended.
-        spec: its job.
         environment: the batch script's environment.
 
     Raises:

@@ -86,7 +86,6 @@ def why_without_progress(attempts: int, spec: JobSpec) -> str | None:
 
     Args:
         attempts: how many attempts in a row made no progress.
-        spec: the job.
     """
     limit = spec.requeue.max_attempts_without_progress
     if attempts < limit:
@@ -122,7 +121,6 @@ def why_exceeded(events: Sequence[Event], spec: JobSpec) -> str | None:
 
     Args:
         events: the events of the run, with the requeue that leads to this start.
-        spec: the job.
     """
     requeues = count_requeues(events)
     for cause, budget in BUDGETS.items():

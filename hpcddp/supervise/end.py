@@ -60,7 +60,6 @@ class Ending:
     """How the batch script ends.
 
     Args:
-        exit_code: its exit code.
         text: the paragraph for its log.
         next_attempt: the attempt for which the script starts the tasks again; None where it ends.
     """
@@ -172,7 +171,8 @@ def _give_up(attempt: AttemptDirectory, error: RecordError) -> Ending:
     """Stop the run where a record that the decision needs is damaged: a guess could requeue wrongly."""
     run = attempt.run
     if run.newest_attempt() == attempt.number:
-        code, saved = ExitCode.INFRASTRUCTURE, _saved_step(run)
+        code = ExitCode.INFRASTRUCTURE
+        saved = _saved_step(run)
         result = unfinished_result(run, "stopped", error.message, code, attempt=attempt.number, saved_step=saved)
         with _write_errors_printed(run.result):
             # A damaged one stays: it may be of a run that has finished.
@@ -222,7 +222,8 @@ def _conclude_program(attempt_facts: AttemptFacts, program: ProgramEnd) -> None:
 
 def _wall_s(attempt: AttemptDirectory) -> float | None:
     """Return how long the attempts of a run took together, until now, in seconds; None if that is unreadable."""
-    run, now = attempt.run, time.time()
+    run = attempt.run
+    now = time.time()
     try:
         events = read_events(run.events)
         starts = {number: read_start(run.attempt(number)) for number in range(attempt.number + 1)}
@@ -248,13 +249,15 @@ def _finish(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
 
 
 def _leave_to_newer_attempt(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
-    run, number = attempt_facts.attempt.run, attempt_facts.attempt.number
+    run = attempt_facts.attempt.run
+    number = attempt_facts.attempt.number
     text = f"attempt {run.newest_attempt()} owns run {run.run_id}, so attempt {number} ends here and writes nothing"
     return Ending(exit_code=action.exit_code, text=text)
 
 
 def _fail(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
-    attempt, failures = attempt_facts.attempt, attempt_facts.failures
+    attempt = attempt_facts.attempt
+    failures = attempt_facts.failures
     if action.exit_code == ExitCode.NO_PROGRESS:
         reason = f"{_why(attempt_facts)}; {action.why}"
         text = _summary(attempt_facts, _by_hand(attempt_facts, action.why))
@@ -322,7 +325,8 @@ def _leave_to_slurm(attempt_facts: AttemptFacts, action: Action, code: int) -> E
 
 
 def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
-    job_id, by = attempt_facts.job_id or "", "hpcddp"
+    job_id = attempt_facts.job_id or ""
+    by = "hpcddp"
     set_requeue_flag = not attempt_facts.spec.requeue.left_to_slurm
     done = requeuing.requeue(
         job_id,
@@ -372,7 +376,8 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done:
 
 def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -> Ending:
     """Record the requeue, set the start time, and return the summary."""
-    run, job_id = attempt_facts.attempt.run, attempt_facts.job_id or ""
+    run = attempt_facts.attempt.run
+    job_id = attempt_facts.job_id or ""
     with _write_errors_printed(run.result):
         run.result.unlink(missing_ok=True)
     _append_stop(attempt_facts)
@@ -480,7 +485,8 @@ def _error_while_stopping(attempt_facts: AttemptFacts) -> str | None:
 
 def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: int) -> None:
     """Write the run's result."""
-    attempt, decision = attempt_facts.attempt, attempt_facts.decision
+    attempt = attempt_facts.attempt
+    decision = attempt_facts.decision
     saved_step = newest_saved_step(attempt_facts.events)
     if decision is not None and decision.saved:
         saved_step = decision.step
@@ -501,7 +507,8 @@ def _append(
     attempt_facts: AttemptFacts, kind: EventKind, reason: str, *, cause: str | None = None, **facts: object
 ) -> None:
     """Append an event."""
-    attempt, decision = attempt_facts.attempt, attempt_facts.decision
+    attempt = attempt_facts.attempt
+    decision = attempt_facts.decision
     if (error := _error_while_stopping(attempt_facts)) is not None:
         facts["error"] = error
     if kind in CONTINUATIONS and attempt_facts.node_faults:

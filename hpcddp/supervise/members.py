@@ -79,7 +79,6 @@ class MemberService:
         key: the attempt's key.
         world_size: ranks of the job.
         most_failures: how many generations may break because a process has died.
-        nodes: the nodes of the job.
         newcomers: the new processes that take the places of ranks.
         on_new_generation: called when a generation has taken the place of another one.
         on_last_generation: called when a generation is the last one because of what its ranks have said: with the
@@ -100,7 +99,9 @@ class MemberService:
         on_last_generation: Callable[[str, int, Sequence[int]], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._listener, self._key, self._world_size = listener, key, world_size
+        self._listener = listener
+        self._key = key
+        self._world_size = world_size
         self._failures_left = most_failures
         self._nodes = nodes
         self._has_lost_node = False
@@ -202,7 +203,8 @@ class MemberService:
             channel = Channel(connection, self._key, is_service=True)
             hello = channel.receive()
             if "watches" not in hello:
-                number, process = int(hello["number"]), str(hello["process"])
+                number = int(hello["number"])
+                process = str(hello["process"])
                 member = Member(number, channel, dict(hello["task"]), process, dict(hello["identity"]))
         except (ChannelClosedError, KeyError, TypeError, ValueError):
             connection.close()
@@ -502,7 +504,8 @@ class MemberService:
         for member in everyone.values():
             member.left = None
         self._rank_0 = min(everyone)
-        self._members, self._newcomers = everyone, {}
+        self._members = everyone
+        self._newcomers = {}
         self._formed = set()
         self._is_whole = True
         self._phase = "forming"

@@ -42,16 +42,16 @@ class Newcomers:
     """Processes that take the places of ranks that have died.
 
     Args:
-        attempt: the attempt.
         command: what starts a task.
-        cpus_per_task: CPUs of a task.
         environment: the batch script's environment.
     """
 
     def __init__(
         self, attempt: AttemptDirectory, command: Sequence[str], cpus_per_task: int, environment: Mapping[str, str]
     ) -> None:
-        self._attempt, self._command, self._environment = attempt, command, environment
+        self._attempt = attempt
+        self._command = command
+        self._environment = environment
         self._cpus_per_task = cpus_per_task
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._nodes: dict[int, str] = {}
@@ -140,13 +140,13 @@ def serve_members(
     """Serve the ranks of an attempt until srun has ended.
 
     Args:
-        attempt: the attempt.
         pid: the process id of srun.
         command: what starts a task.
         environment: the batch script's environment.
     """
     srun = find(pid)
-    spec, start = read_job_file(attempt.run), read_start(attempt)
+    spec = read_job_file(attempt.run)
+    start = read_start(attempt)
     if srun is None or start is None or not start.token:
         return
     failures = count_requeues(read_events(attempt.run.events)).get(Cause.CRASH, 0)

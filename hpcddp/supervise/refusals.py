@@ -73,9 +73,7 @@ def refuse_second_job(run: RunDirectory, previous: Start | None, start: Start) -
     """Refuse a job whose run directory belongs to another job.
 
     Args:
-        run: the run.
         previous: the start of its newest attempt; None before the first.
-        start: this start.
 
     Raises:
         RunDirectoryError: names the other job.
@@ -162,7 +160,6 @@ def refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[E
 
     Args:
         attempt: the attempt before.
-        start: the start.
         events: the events of the run.
         cause: why the attempt before ended. With some versions of Slurm, the notice of a preemption is like that of
             ``scancel``.
@@ -209,8 +206,6 @@ def refuse_exceeded_budget(run: RunDirectory, start: Start, why: str) -> NoRetur
     """Refuse a start that the budgets do not allow: Slurm's own requeues do not check them.
 
     Args:
-        run: the run.
-        start: the start.
         why: which budget is exceeded (``why_exceeded``).
 
     Raises:

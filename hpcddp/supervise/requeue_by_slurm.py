@@ -54,7 +54,6 @@ def record_requeue(
         start: the start after it.
         events: the events of the run.
         cause: why the job was requeued.
-        spec: the job.
     """
     if requeue_event(events, attempt.number) is not None:
         return

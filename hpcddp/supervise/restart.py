@@ -43,7 +43,6 @@ def has_time_for_restart(
 
     Args:
         number: the number of the attempt that has ended.
-        start: its start.
         events: the events of the run.
         job: Slurm's record of the job.
         lead_s: how long before its end the tasks are warned, in seconds.

@@ -27,7 +27,8 @@ PATIENCE_S = 60.0
 
 # Seconds from the end of an attempt to the start of the next one; the second, where a job of this run was still ending
 # after the first. Slurm's own delay applies then, until its scheduler looks again.
-_START_DELAY_S, _SLOW_END_DELAY_S = 2, 15
+_START_DELAY_S = 2
+_SLOW_END_DELAY_S = 15
 _SCHEDULER_INTERVAL_S = 60.0
 # Where the run directory is away: Slurm opens the job's log in it, and fails a job where it cannot.
 DIRECTORY_AWAY_DELAY_S = 120
@@ -167,7 +168,6 @@ def wait_and_requeue(
     (measured).
 
     Args:
-        job_id: the job.
         attempt: the attempt that ends.
         restarts: the restart count of this attempt.
         set_requeue_flag: whether to set Requeue=1 first (a --no-requeue job).
@@ -197,11 +197,7 @@ def wait_and_requeue(
 
 
 def wait_for_controller(job_id: str) -> None:
-    """Wait until the controller responds again; if the job is preempted meanwhile, Slurm ends this process.
-
-    Args:
-        job_id: the job.
-    """
+    """Wait until the controller responds again; if the job is preempted meanwhile, Slurm ends this process."""
     wait_until(lambda: ask_slurm(job_id), timeout_s=_LONGEST_GRACE_S, poll_s=_LONG_POLL_S)
 
 
@@ -296,9 +292,6 @@ def forbid_requeue(job_id: str) -> None:
 
     Slurm 24.05 to 26.05.3 requeue a job that was once preempted with a grace time at its next end too, whatever its
     exit code; and later versions one that ends by itself within the grace time (``docs/slurm-versions.md``).
-
-    Args:
-        job_id: the job.
     """
     try:
         commands.update_job(job_id, Requeue="0")
@@ -314,7 +307,6 @@ def start_delay_s(run: RunDirectory, *, slurms_delay_s: float) -> int:
     requeue failed one time in five (measured).
 
     Args:
-        run: the run.
         slurms_delay_s: how long a requeued job waits without a start time of its own, in seconds.
     """
     if not run.path.is_dir():
@@ -329,7 +321,8 @@ def start_delay_s(run: RunDirectory, *, slurms_delay_s: float) -> int:
         if (before.kind, after.kind) == ("requeue", "start") and not before.facts.get("found_at_start")
     )
     # The time of the event is that of the end, not yet that of the requeue.
-    earliest_s, latest_s = slurms_delay_s - 3, slurms_delay_s + _SCHEDULER_INTERVAL_S
+    earliest_s = slurms_delay_s - 3
+    latest_s = slurms_delay_s + _SCHEDULER_INTERVAL_S
     was_too_early = any(earliest_s <= delay_s <= latest_s for delay_s in delays_s)
     return _SLOW_END_DELAY_S if was_too_early else _START_DELAY_S
 

@@ -92,11 +92,13 @@ def _exit(number: int, _: FrameType | None) -> None:
 
 def _failure(error: HpcddpError | OSError, environment: Mapping[str, str]) -> FailureRecord:
     if isinstance(error, HpcddpError):
-        message, code = error.message, ExitCode.USER_CODE
+        message = error.message
+        code = ExitCode.USER_CODE
     else:
         # Another node, or the same one later, may have space, or see the file.
         where = f"{error.filename}: " if error.filename is not None else ""
-        message, code = f"{where}{why_unreadable(error)}", ExitCode.INFRASTRUCTURE
+        message = f"{where}{why_unreadable(error)}"
+        code = ExitCode.INFRASTRUCTURE
     return FailureRecord(
         rank=own_rank(environment),
         host=own_host(environment),
@@ -118,7 +120,8 @@ def _stage(wanted: Stage, environment: Mapping[str, str]) -> str:
             f"environment.stage.target is {wanted.target!r}, and its variable is not set here to a path; write another "
             "directory of the node"
         )
-    source, target = Path(wanted.source), Path(target_text)
+    source = Path(wanted.source)
+    target = Path(target_text)
     status = source.stat()
     mark = Staged(source=wanted.source, size=status.st_size, modified_ns=status.st_mtime_ns)
     if _is_there(target, mark):

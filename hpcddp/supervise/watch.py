@@ -78,7 +78,8 @@ def watch(
         poll_s: seconds between two looks.
     """
     srun = find(pid)
-    spec, start = _job_of(attempt), _start_of(attempt)
+    spec = _job_of(attempt)
+    start = _start_of(attempt)
     job_end = JobEnd(start, environment)
     signs = Signs(attempt, spec, HostBoots(start, environment), environment, patience_s=patience_s)
     first_seen: dict[str, float] = {}
@@ -209,8 +210,11 @@ class Signs:
         *,
         patience_s: float,
     ) -> None:
-        self._attempt, self._spec, self._hosts = attempt, spec, hosts
-        self._environment, self._patience_s = environment, patience_s
+        self._attempt = attempt
+        self._spec = spec
+        self._hosts = hosts
+        self._environment = environment
+        self._patience_s = patience_s
         self._kill_wait_s: float | None = None
 
     def look(self) -> Iterator[Sign]:
@@ -252,7 +256,6 @@ def tasks_have_ended(attempt: AttemptDirectory, *, tasks: int | None) -> bool:
     why it failed.
 
     Args:
-        attempt: the attempt.
         tasks: how many tasks it has; None if that is not known.
     """
     if _is_concluded(attempt):

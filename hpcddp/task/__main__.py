@@ -69,7 +69,8 @@ def main() -> int:
         text = attempt.run.job_file.read_text(encoding="utf-8")
         spec = read_job_file(attempt.run)
         if spec.command is not None:
-            LISTENER.meaning, PROCESS_STATE.saves_alone = "it is passed on to the program", True
+            LISTENER.meaning = "it is passed on to the program"
+            PROCESS_STATE.saves_alone = True
         environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
         if environment.get("SLURM_JOB_NAME") in INTERACTIVE_JOB_NAMES:
             environment["SLURM_JOB_NAME"] = UNNAMED_JOB
@@ -95,7 +96,9 @@ def main() -> int:
 def _run(inputs: TaskInputs) -> None:
     """Run the task, through submitit if it submitted the job."""
     PROCESS_STATE.inputs = inputs
-    environment, env, run = inputs.environment, inputs.env, inputs.attempt.run
+    environment = inputs.environment
+    env = inputs.env
+    run = inputs.attempt.run
     digest = environment.get(PICKLE_DIGEST)
     if digest is None:
         from hpcddp.task import work

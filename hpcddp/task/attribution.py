@@ -101,9 +101,7 @@ def failure_record(
     """Return the failure record of an exception that ends this process.
 
     Args:
-        error: the exception.
         exit_code: the exit code of the process; None = that of the exception.
-        process_state: the state of this process.
     """
     text = "".join(traceback.format_exception(error))
     secondary = is_peer_loss(error)
@@ -130,7 +128,6 @@ def standstill_record(seconds: float, text: str, process_state: ProcessState = P
     Args:
         seconds: how long the process did not run.
         text: the traceback of the error that it met then.
-        process_state: the state of this process.
     """
     return process_state.record(
         kind="stood_still",

@@ -64,7 +64,8 @@ class Channel:
     """
 
     def __init__(self, connection: socket.socket, key: bytes, *, is_service: bool) -> None:
-        self._connection, self._key = connection, key
+        self._connection = connection
+        self._key = key
         self._sending = threading.Lock()
         self._sent = self._received = 0
         _watch_for_loss(connection)
@@ -151,7 +152,6 @@ def connect(addresses: Sequence[str], port: int, key: bytes, hello: Mapping[str,
 
     Args:
         addresses: where it may be.
-        port: its port.
         key: the attempt's key.
         hello: the first document.
         deadline: on the monotonic clock.

@@ -60,7 +60,6 @@ def enter_copy(run: RunDirectory, environment: MutableMapping[str, str]) -> None
     """Change to the copy of the directory of submission, and let this process and its children import from the copy.
 
     Args:
-        run: the run.
         environment: the environment of this process, whose ``PYTHONPATH`` changes.
 
     Raises:
@@ -121,8 +120,6 @@ def check_program(run: RunDirectory, command: Sequence[str], environment: Mappin
     """Ask the Python of a command from where it would import the modules of the project.
 
     Args:
-        run: the run.
-        command: the command.
         environment: the environment of its program.
 
     Raises:

@@ -31,8 +31,6 @@ def end_cut_off(attempt: AttemptDirectory, job_id: str, spec: JobSpec) -> NoRetu
     """End this rank when Slurm has said which node the job has lost.
 
     Args:
-        attempt: the attempt.
-        job_id: the job.
         spec: the job file.
     """
     save_last_step = PROCESS_STATE.save_last_step

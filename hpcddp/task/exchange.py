@@ -101,7 +101,10 @@ class ExchangeServer:
     """
 
     def __init__(self, listener: socket.socket, key: bytes, *, expected: int, rank_of: Callable[[bytes], int]) -> None:
-        self._listener, self._key, self._expected, self._rank_of = listener, key, expected, rank_of
+        self._listener = listener
+        self._key = key
+        self._expected = expected
+        self._rank_of = rank_of
         self._selector = selectors.DefaultSelector()
         # In the order in which they came.
         self._unauthenticated: dict[_Client, None] = {}
@@ -216,7 +219,9 @@ class ExchangeServer:
         if rank in self._ranks:
             # The rank has connected again.
             self._close(self._ranks[rank])
-        client.numbers, client.rank, client.hello = numbers, rank, content
+        client.numbers = numbers
+        client.rank = rank
+        client.hello = content
         del self._unauthenticated[client]
         self._ranks[rank] = client
 
@@ -243,7 +248,6 @@ class ExchangeClient:
 
     Args:
         address: rank 0's address.
-        port: its port.
         key: the attempt's key.
         hello: what to send about this rank.
         deadline: on the monotonic clock; no more than some seconds for an address that does not answer.

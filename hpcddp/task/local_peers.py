@@ -38,7 +38,6 @@ def tasks_of(parent: int, attempt: AttemptDirectory) -> list[int]:
 
     Args:
         parent: the process id of their parent.
-        attempt: the attempt.
     """
     children = (process.pid for process in all_processes() if process.parent == parent)
     # Process ids are reused, so the environment is compared as well.
@@ -71,5 +70,6 @@ def _send(pids: list[int], *signals: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    parent, directory = int(sys.argv[1]), AttemptDirectory.from_text(sys.argv[2])
+    parent = int(sys.argv[1])
+    directory = AttemptDirectory.from_text(sys.argv[2])
     end_tasks(lambda: tasks_of(parent, directory))

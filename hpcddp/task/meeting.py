@@ -13,7 +13,8 @@ from hpcddp.task.rendezvous import Identity, Rendezvous, meet
 
 def meet_ranks(inputs: TaskInputs, identity: Identity) -> Rendezvous:
     """Meet the other ranks, and record where all of them run."""
-    spec, attempt = inputs.spec, inputs.attempt
+    spec = inputs.spec
+    attempt = inputs.attempt
     meeting = meet(inputs.env, attempt, identity, timeout=spec.launch.rendezvous_timeout)
     choose_interfaces(inputs, meeting.interface)
     if inputs.env.rank == 0:

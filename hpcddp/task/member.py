@@ -41,7 +41,6 @@ class Formation:
         rank: this process's rank in it.
         world_size: how many ranks it has.
         address: where its rank 0 listens.
-        port: on which port.
         connect_timeout_s: the timeout of the process group while it opens, in seconds.
         source: the rank whose state all take.
         shares_state: whether some rank has another state, or none.
@@ -106,7 +105,9 @@ class Member:
         end: Callable[[str], None],
         end_cut_off: Callable[[], None] | None = None,
     ) -> None:
-        self._channel, self._heartbeat, self._end = channel, heartbeat, end
+        self._channel = channel
+        self._heartbeat = heartbeat
+        self._end = end
         self._end_cut_off = end_cut_off
         self._is_cut_off = threading.Event()
         self._generation = 0
@@ -114,7 +115,8 @@ class Member:
         self._sockets_before: dict[str, int] = {}
         self._sockets: dict[str, int] | None = {}
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._broken, self._paused = threading.Event(), threading.Event()
+        self._broken = threading.Event()
+        self._paused = threading.Event()
         self.why_ended = "the membership service does not answer"
         """Why this process must end, where ``leave`` returns None."""
         self.states_differ = False

@@ -34,10 +34,8 @@ class TaskInputs:
 
     Args:
         environment: the environment of this process; the rendezvous adds its variables to it.
-        env: the rank.
         attempt: the attempt that the task belongs to.
         job_text: the text of the resolved job file.
-        spec: the job in it.
     """
 
     environment: MutableMapping[str, str]
@@ -66,7 +64,8 @@ class ProcessState:
     """
 
     def __init__(self, *, rank: int = 0, host: str = "") -> None:
-        self.rank, self.host = rank, host
+        self.rank = rank
+        self.host = host
         self.has_srun = True
         self.inputs: TaskInputs | None = None
         self.device: str | None = None
@@ -81,7 +80,8 @@ class ProcessState:
 
     def read_environment(self, environment: Mapping[str, str]) -> None:
         """Set rank and host from the environment of the process, even if the rank environment as a whole is wrong."""
-        self.rank, self.host = own_rank(environment), own_host(environment)
+        self.rank = own_rank(environment)
+        self.host = own_host(environment)
         self.has_srun = "SUBMITIT_LOCAL_GLOBALID" not in environment
         self.is_newcomer = NEWCOMER in environment
 

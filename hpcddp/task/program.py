@@ -120,9 +120,6 @@ def run_program(
     the task.
 
     Args:
-        spec: the job.
-        env: the rank.
-        attempt: its attempt.
         command: the job's command, with the options of its launcher.
         environment: the whole environment of the program.
         port: MASTER_PORT of the run.
@@ -283,9 +280,6 @@ def program_environment(
     """Return the variables that are added to the environment of one rank's program.
 
     Args:
-        spec: the job.
-        env: the rank.
-        attempt: its attempt.
         address: rank 0's host, as this rank reaches it.
         port: a port that is free there.
         end_time: the end of the job in seconds since the epoch; None without a limit.
@@ -381,7 +375,6 @@ class Program:
 
     Args:
         command: the program and its arguments.
-        environment: its whole environment.
         end: the end of the job.
         notice_s: how long before the end it gets SIGTERM, in seconds; SIGKILL comes after half of it, or later.
         lead_s: the same for a program that saves at SIGTERM; None = ``notice_s``.
@@ -416,9 +409,12 @@ class Program:
         self.notice: StopNotice | None = None
         self.sigterm_forwarded = self._killed = self._ends_by_itself = False
         self._asked_to_save_at = -math.inf
-        self._end, self._notice_s, self._lead_s = end, notice_s, notice_s if lead_s is None else lead_s
+        self._end = end
+        self._notice_s = notice_s
+        self._lead_s = notice_s if lead_s is None else lead_s
         self._is_launcher = is_launcher
-        self._ask_cause, self._on_poll = ask_cause, on_poll
+        self._ask_cause = ask_cause
+        self._on_poll = on_poll
         self._save_signal = None if save_signal is None else signal.Signals[f"SIG{save_signal}"]
         # A launcher passes SIGTERM on by itself.
         to_save = {*_SAVE_SIGNALS, self._save_signal or signal.SIGUSR2} - {signal.SIGTERM}
@@ -507,7 +503,8 @@ class Program:
         if signum == signal.SIGTERM:
             # Once: Slurm sends SIGTERM again while the program saves.
             saves_first = self._saves_before_sigterm and self._warning in handled_now and not self.sigterm_forwarded
-            self.notice, self.sigterm_forwarded = self.notice or "terminated", True
+            self.notice = self.notice or "terminated"
+            self.sigterm_forwarded = True
             self._ends_by_itself = True
             if saves_first and self._ask_cause is not None:
                 # Halted first: Lightning requeues the job in the handler of the signal to save.
@@ -536,7 +533,9 @@ class Program:
         """Send SIGTERM once, before Slurm does, to a program that saves at it."""
         if self.sigterm_forwarded:
             return
-        self.notice, self.sigterm_forwarded, self._ends_by_itself = self.notice or notice, True, True
+        self.notice = self.notice or notice
+        self.sigterm_forwarded = True
+        self._ends_by_itself = True
         _print("the time limit is near: SIGTERM, for the program to save")
         if not self._is_launcher:
             self._deliver(signal.SIGTERM)
@@ -601,7 +600,8 @@ class Program:
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    libc, parent = ctypes.CDLL(None), os.getpid()
+    libc = ctypes.CDLL(None)
+    parent = os.getpid()
 
     def prepare() -> None:
         # The warning must not kill a program that has no handler for it, or not yet; exec keeps ignored signals.

@@ -166,7 +166,6 @@ class Identity:
     """What a rank sends to rank 0 about itself.
 
     Args:
-        host: its host.
         gpu: UUID of its GPU; None on a CPU, and for a command.
         must_agree: what must be the same on all ranks, by its name in a message.
     """
@@ -202,7 +201,6 @@ def meet(env: RankEnv, attempt: AttemptDirectory, identity: Identity, *, timeout
     which only the ranks are told.
 
     Args:
-        env: this rank.
         attempt: the attempt's directory, which every host sees.
         identity: what this rank sends to rank 0 about itself.
         timeout: how long to wait for the other ranks.
@@ -312,7 +310,8 @@ def _parse_hello(hello: bytes, env: RankEnv) -> tuple[int, Identity]:
     """
     try:
         document = json.loads(hello)
-        rank, identity = document["rank"], Identity(**document["identity"])
+        rank = document["rank"]
+        identity = Identity(**document["identity"])
     except (KeyError, TypeError) as error:
         raise ValueError("it is of another version of hpcddp") from error
     if rank not in range(1, env.world_size):

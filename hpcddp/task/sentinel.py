@@ -22,7 +22,9 @@ from typing import Any, Final
 from hpcddp.task.channel import ChannelClosedError, connect
 
 # Positions after the command's name in /proc/PID/stat, and a flag of include/linux/sched.h.
-_STATE, _FLAGS, _EXIT_STATUS = 0, 6, 49
+_STATE = 0
+_FLAGS = 6
+_EXIT_STATUS = 49
 _PF_EXITING: Final = 0x4
 _POLL_S: Final = 0.01
 _CONNECT_S: Final = 3.0
@@ -37,7 +39,6 @@ def start_sentinel(addresses: Sequence[str], port: int, key: str, *, process: st
 
     Args:
         addresses: where the membership service may be.
-        port: its port.
         key: the attempt's key; it goes through a pipe.
         process: what names this process to the service.
         node: the name of its node in Slurm.

@@ -41,7 +41,8 @@ class CauseQuery:
     """
 
     def __init__(self, ask: Callable[[bool], Cause], on_answer: Callable[[Cause], object] = lambda _: None) -> None:
-        self._ask, self._on_answer = ask, on_answer
+        self._ask = ask
+        self._on_answer = on_answer
         self._asked = False
         self._answered = threading.Event()
         self._answer: Cause | None = None

@@ -46,7 +46,6 @@ class ProcessStacks:
 
     Args:
         rank: its rank; None for a process that is no rank, such as a launcher.
-        host: its host.
         pid: its process id there.
         is_child: whether the rank has started it for a part of its work, as a DataLoader starts its workers.
         command: its command line, shortened.

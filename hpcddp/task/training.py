@@ -68,7 +68,6 @@ class _Generation:
 
     Args:
         number: 0 for those with which the attempt began.
-        env: the rank.
         address: rank 0's host.
         port: the port that rank 0 listens on.
         listener: rank 0's listening socket; None on the other ranks.
@@ -104,7 +103,9 @@ def train(inputs: TaskInputs) -> None:
 
     gc.freeze()
     gc.enable()
-    env, attempt, spec = inputs.env, inputs.attempt, inputs.spec
+    env = inputs.env
+    attempt = inputs.attempt
+    spec = inputs.spec
     device = distributed.choose_device(env, spec.device)
     PROCESS_STATE.device = str(device)
     torch.set_num_threads(int(inputs.environment["OMP_NUM_THREADS"]))
@@ -150,7 +151,9 @@ class _TrainingRank:
     def __init__(self, inputs: TaskInputs, device: torch.device, member: Member | None) -> None:
         from hpcddp.train.tracking.opening import TrackingKeeper
 
-        self._inputs, self._device, self._member = inputs, device, member
+        self._inputs = inputs
+        self._device = device
+        self._member = member
         self._heartbeat = _heartbeat(inputs.spec, inputs.attempt, world_size=inputs.env.world_size)
         self._trackers = None if member is None else TrackingKeeper()
         self._survivor: Survivor | None = None
@@ -177,8 +180,10 @@ class _TrainingRank:
         from hpcddp.train.errors import StoppedError
         from hpcddp.train.loop.job import run_training
 
-        inputs, member = self._inputs, self._member
-        spec, attempt = inputs.spec, inputs.attempt
+        inputs = self._inputs
+        member = self._member
+        spec = inputs.spec
+        attempt = inputs.attempt
         with ExitStack() as stack:
             self._open_group(generation, stack)
             context = TrainContext(
@@ -221,7 +226,8 @@ class _TrainingRank:
         """
         from hpcddp.train.distributed import Forming, process_group
 
-        member, spec = self._member, self._inputs.spec
+        member = self._member
+        spec = self._inputs.spec
         forming = None
         if member is not None:
             member.open_group()
@@ -276,7 +282,8 @@ class _TrainingRank:
         from hpcddp.train.distributed import abandon_process_group
         from hpcddp.train.errors import DifferentStatesError, PausedError
 
-        member, survivor = self._member, self._survivor
+        member = self._member
+        survivor = self._survivor
         if member is None:
             raise error
         is_asked = isinstance(error, PausedError | _NotFormedError)
@@ -448,7 +455,6 @@ def opening(attempt: AttemptDirectory, timeout: timedelta) -> Iterator[None]:
     Most of it is one call of torch's, which may not return, whatever its own timeouts are.
 
     Args:
-        attempt: the attempt.
         timeout: ends the process, with a failure record.
 
     Raises:

@@ -76,7 +76,6 @@ def end_hung_rank(
         attempt: the attempt that this process belongs to.
         gap: how long the rank made no progress.
         world_size: how many records to wait for, this rank's included.
-        process_state: the state of this process.
         end: ends the process with an exit code.
     """
     frame = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001  documented, and the only way
@@ -99,7 +98,6 @@ def hang_record(gap: HeartbeatGap, frame: FrameType, process_state: ProcessState
     Args:
         gap: for how long.
         frame: the innermost frame of its main thread.
-        process_state: the state of this process.
     """
     waiting = waits_for_others(frame)
     code = frame.f_code
@@ -125,7 +123,6 @@ def trace_variables(attempt: AttemptDirectory, environment: Mapping[str, str]) -
     """Return the variables that let torch write its own trace, when a collective of NCCL times out, beside the logs.
 
     Args:
-        attempt: the attempt.
         environment: the environment so far; a name that the user chose stays.
     """
     chosen = any(name in environment for name in _TRACE_FILE_NAMES)

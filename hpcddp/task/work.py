@@ -53,7 +53,9 @@ def run(run_directory: str) -> dict[str, Any] | None:
     inputs = PROCESS_STATE.inputs
     if inputs is None:
         raise NotATaskError("hpcddp.task.work.run was called outside of a task; start tasks with python -m hpcddp.task")
-    env, attempt, spec = inputs.env, inputs.attempt, inputs.spec
+    env = inputs.env
+    attempt = inputs.attempt
+    spec = inputs.spec
     submitted = Path(run_directory)
     if attempt.run.path != submitted and not is_element(attempt.run.path, submitted):
         raise RunDirectoryError(
@@ -69,7 +71,9 @@ def run(run_directory: str) -> dict[str, Any] | None:
 
 
 def _run_command(inputs: TaskInputs) -> None:
-    spec, env, attempt = inputs.spec, inputs.env, inputs.attempt
+    spec = inputs.spec
+    env = inputs.env
+    attempt = inputs.attempt
     meeting = meet_ranks(inputs, Identity(host=PROCESS_STATE.host))
     if meeting.listener is not None:
         # The program of rank 0 binds the port again; its peers retry until it does.

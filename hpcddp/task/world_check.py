@@ -47,13 +47,14 @@ class WorldMonitor:
 
     Args:
         command: the program and its arguments.
-        env: the rank.
-        attempt: its attempt.
         port: MASTER_PORT of the run.
     """
 
     def __init__(self, command: Sequence[str], env: RankEnv, attempt: AttemptDirectory, *, port: int) -> None:
-        self._command, self._env, self._attempt, self._port = command, env, attempt, port
+        self._command = command
+        self._env = env
+        self._attempt = attempt
+        self._port = port
         self._began = self._next = time.monotonic()
         self._run_has_met = self._uses_torch = self._has_noted = self._has_noted_cpus = False
         self._found: tuple[int, Launcher] | None = None
@@ -109,7 +110,8 @@ class WorldMonitor:
 
     def _note_cpus(self, launcher: Launcher, *, ranks: int) -> None:
         """Print once that the ranks of a launcher share the CPUs of one task, where the node has more; on rank 0."""
-        cpus, on_node = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+        cpus = len(os.sched_getaffinity(0))
+        on_node = os.cpu_count() or 1
         if self._env.rank or self._has_noted_cpus or cpus >= min(ranks, on_node):
             return
         self._has_noted_cpus = True
@@ -141,7 +143,8 @@ class WorldMonitor:
         waiting = [program]
         while waiting:
             pid = waiting.pop()
-            words, children = command_line(pid), children_of(pid)
+            words = command_line(pid)
+            children = children_of(pid)
             launcher = launcher_of(words, environment_of(pid))
             if launcher is None:
                 waiting += children

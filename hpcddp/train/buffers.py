@@ -15,7 +15,6 @@ def buffers_restored(model: nn.Module, *, exclude: Collection[nn.Module] = ()) -
     """Restore every buffer after the block to its value before.
 
     Args:
-        model: the model.
         exclude: layers whose own buffers keep the values that the block gives them.
     """
     kept = {id(buffer) for layer in exclude for buffer in layer.buffers(recurse=False)}

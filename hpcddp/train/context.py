@@ -98,10 +98,8 @@ class TrainContext:
     """The facts of one rank's training.
 
     Args:
-        spec: the resolved job.
         rank_env: this rank; the default process group is open and has ``rank_env.world_size`` ranks.
         device: the device of this rank.
-        run: the run's directory.
         attempt: the number of this attempt; 0 is the first.
         threads: torch's threads in this process.
         cpus: CPUs that the kernel lets this process use; loader workers are counted from them.

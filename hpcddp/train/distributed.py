@@ -39,7 +39,6 @@ def choose_device(env: RankEnv, kind: str) -> torch.device:
     The index is 0 if the process sees one device, else the local rank.
 
     Args:
-        env: this rank.
         kind: ``cuda`` or ``cpu``.
 
     Raises:
@@ -100,7 +99,6 @@ def process_group(
     """Open the default process group with all ranks, which have met, and close it after the block.
 
     Args:
-        env: this rank.
         address: rank 0's host.
         port: the port that rank 0 listens on.
         listener: rank 0's listening socket, handed over to the store; None on the other ranks.

@@ -144,7 +144,6 @@ class SampleSeeding:
         """Return the samples of ``keys``. The generators are restored, except for a normal number that numpy caches.
 
         Args:
-            keys: the keys of the samples.
             sample: returns the sample of an index.
         """
         # One list for each generator.
@@ -194,7 +193,8 @@ class SampleSeeding:
 
     @contextmanager
     def _generators_restored(self) -> Iterator[_States]:
-        before, arrays = _States(python=random.getstate(), torch=torch.get_rng_state()), get_bit_generator()
+        before = _States(python=random.getstate(), torch=torch.get_rng_state())
+        arrays = get_bit_generator()
         set_bit_generator(self._numpy)
         try:
             yield before

@@ -99,7 +99,6 @@ def examine_job(
     """Train a few steps in one process and on W ranks, on this machine's CPUs, and report the differences.
 
     Args:
-        job: the resolved job.
         world_size: W; None = the job's world size, at least 2 and at most 4.
         steps: K >= 1, optimizer steps to compare.
         directory: working directory, from which the user's modules are imported.
@@ -154,7 +153,8 @@ def _run_alone(comparison: Comparison, settings: ProcessSettings) -> tuple[Compa
         single = replace(comparison, precision="fp32")
         (again,) = run_ranks(settings, "alone-fp32", single.document(ranks=1), 1)
         if again["error"] is None:
-            comparison, alone = single, again
+            comparison = single
+            alone = again
     if alone["error"] is not None:
         raise ComparisonError(f"the job does not run in one process: {alone['error']['message']}")
     first = alone["observed"]["fixed_statistics"]["steps"][0]

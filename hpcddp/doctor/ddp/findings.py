@@ -243,7 +243,8 @@ def _loss_finding(step: int, wrong: Mapping[str, float], alone: Report, comparis
 
 def _declaration(alone: Report, comparison: Comparison) -> tuple[str, str, str] | None:
     """Return kind, sentence and way out for a loss with a wrong reduction; None if it is declared correctly."""
-    train, verdict = comparison.job.train, alone["loss"]
+    train = comparison.job.train
+    verdict = alone["loss"]
     if train is None or verdict is None or verdict == _DECLARED[train.loss_reduction]:
         return None
     sentence = f"train.loss {train.loss} is declared {train.loss_reduction}, and it is {verdict}"
@@ -315,7 +316,8 @@ def _buffers(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[Ddp
 
 
 def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
-    layers, live = alone["batch_norm"]["local"], ranks[0].get("observed", {}).get("batch_statistics")
+    layers = alone["batch_norm"]["local"]
+    live = ranks[0].get("observed", {}).get("batch_statistics")
     if not layers or live is None:
         return
     smallest = min(comparison.plan.micro_batch_sizes(comparison.global_batch_size))

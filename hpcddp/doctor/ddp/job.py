@@ -70,7 +70,8 @@ class Comparison:
 
         Settings that hide a wrong gradient (clipping, rounding) or are not compared (averages, guards) are off.
         """
-        job, alone = self.job, ranks == 1
+        job = self.job
+        alone = ranks == 1
         train = None if job.train is None else _comparable(job.train, self.precision)
         batch = job.batch.model_copy(
             update={
@@ -103,7 +104,6 @@ def comparison_of(job: JobSpec, *, world_size: int | None) -> Comparison:
     """Return the comparison for a job.
 
     Args:
-        job: the user's job.
         world_size: W; None = the job's world size, at least 2 and at most 4.
 
     Raises:
@@ -249,7 +249,8 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> boo
     failed = False
     while any(process.poll() is None for process in processes):
         if not failed and any(process.poll() for process in processes):
-            failed, deadline = True, min(deadline, time.monotonic() + _GRACE_S)
+            failed = True
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
         if time.monotonic() > deadline:
             return failed
         time.sleep(_POLL_S)

@@ -116,7 +116,9 @@ def _steps(setting: Setting, replica: Replica, record: Path, steps: int) -> Iter
 
 
 def _batches(setting: Setting, steps: int) -> Iterator[MicroBatch]:
-    spec, data, train = setting.context.spec, setting.data, setting.context.train
+    spec = setting.context.spec
+    data = setting.data
+    train = setting.context.train
     keys = MicroBatchKeys(
         GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, train.seed),
         setting.plan.batch,
@@ -150,7 +152,8 @@ def _compare(gradients: Mapping[str, NDArray[Any]], record: NDArray[Any]) -> dic
     """
     whole = float(np.linalg.norm(record))
     floor = whole * _FLOORS.get(torch.from_numpy(record).dtype, 1e-2)
-    comparison, first = {}, 0
+    comparison = {}
+    first = 0
     for name, gradient in gradients.items():
         expected = record[first : first + gradient.size]
         first += gradient.size

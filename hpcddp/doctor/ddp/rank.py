@@ -124,7 +124,9 @@ def _gather_values(store: Store, setting: Setting, mine: object) -> set[str]:
 
 def _before_ddp(setting: Setting) -> dict[str, Any]:
     """Return what DDP would hide by making the ranks equal: initial parameters, unused parameters, random numbers."""
-    train, data, placement = setting.context.train, setting.data, setting.placement
+    train = setting.context.train
+    data = setting.data
+    placement = setting.placement
     seed_initialisation(train.seed)
     model = build_model(train.model, train.model_args, data.classes)
     initial = digests(model)
@@ -145,7 +147,8 @@ def _before_ddp(setting: Setting) -> dict[str, Any]:
 
 
 def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[str, Any]:
-    seed, rank = setting.context.train.seed, setting.context.rank
+    seed = setting.context.train.seed
+    rank = setting.context.rank
 
     def outputs(step: int, *, dropout: bool, rows: torch.Tensor = inputs) -> torch.Tensor:
         seed_step(seed, step, rank, inputs.device)

@@ -134,7 +134,8 @@ def torch_findings(answer: Mapping[str, Any], *, where: str = "") -> Iterator[Fi
             remedy="install torch again as pytorch.org describes for this machine",
         )
         return
-    version, bound = str(answer["torch"]), _oldest_torch()
+    version = str(answer["torch"])
+    bound = _oldest_torch()
     old = bound is not None and _release(version) < bound
     yield Finding(
         name="torch",
@@ -249,7 +250,8 @@ def existing_part(path: Path) -> Path:
 
 def file_system(path: Path, table: Path = Path("/proc/self/mountinfo")) -> str:
     """Return the type of the file system that holds a path, such as ``nfs4`` (proc(5), mountinfo)."""
-    best, kind = "", "an unknown file system"
+    best = ""
+    kind = "an unknown file system"
     wanted = f"{path.resolve()}/"
     for line in table.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         mount, _, after = line.partition(" - ")
@@ -257,7 +259,8 @@ def file_system(path: Path, table: Path = Path("/proc/self/mountinfo")) -> str:
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount.split()[4])
         # A later line covers an earlier one.
         if wanted.startswith(f"{point.rstrip('/')}/") and len(point) >= len(best):
-            best, kind = point, after.split()[0]
+            best = point
+            kind = after.split()[0]
     return kind
 
 
@@ -276,7 +279,8 @@ def measure(directory: Path) -> dict[str, float]:
             write_bytes(Path(name) / str(number), os.urandom(_SMALL_BYTES))
         small_s = time.monotonic() - began
         # Random, because some file systems compress.
-        block, blocks = os.urandom(_BLOCK_BYTES), 0
+        block = os.urandom(_BLOCK_BYTES)
+        blocks = 0
         began = time.monotonic()
         with (Path(name) / "large").open("wb", buffering=0) as stream:
             while blocks < _MOST_BLOCKS and time.monotonic() - began < _LONGEST_WRITE_S:

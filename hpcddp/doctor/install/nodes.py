@@ -112,7 +112,8 @@ class _SrunPipes:
     """
 
     def __init__(self, srun: subprocess.Popen[str], nodes: int) -> None:
-        self._srun, self._nodes = srun, nodes
+        self._srun = srun
+        self._nodes = nodes
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._errors: list[str] = []
         streams = ((srun.stdout, None), (srun.stderr, self._errors))
@@ -277,7 +278,8 @@ def _network(answers: Answers, hosts: Sequence[str]) -> Iterator[Finding]:
 def _clocks(answers: Answers, hosts: Sequence[str]) -> Finding:
     # The way of the question, some milliseconds, is part of the difference.
     clocks = {"this machine": answers.sent, **{h: n["clock"] for h, n in zip(hosts, answers.first, strict=True)}}
-    early, late = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
+    early = min(clocks, key=clocks.__getitem__)
+    late = max(clocks, key=clocks.__getitem__)
     skew = clocks[late] - clocks[early]
     if skew <= _NOTED_SKEW_S:
         return Finding(name="clocks", verdict="ok", found=f"at most {skew:.2f} s apart")

@@ -37,7 +37,8 @@ def node_file(task: int) -> str:
 
 def main() -> int:
     """Answer the login node's questions about this node."""
-    task, host = own_rank(os.environ), own_host(os.environ)
+    task = own_rank(os.environ)
+    host = own_host(os.environ)
     server = socket.create_server(("", 0), backlog=64)
     threading.Thread(target=_serve, args=(server, host), daemon=True).start()
     others = [name for name in expand(os.environ["SLURM_STEP_NODELIST"]) if name != host]

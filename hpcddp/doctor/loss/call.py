@@ -75,7 +75,6 @@ class Loss:
         """Call the loss on copies of a batch and differentiate it.
 
         Args:
-            batch: the batch.
             seed: seeds torch's generator.
             copied: whether a copy of a module is called, so that the module stays as it is.
 

@@ -103,7 +103,8 @@ def _examine(
         batches = load_batches(
             data, directory=directory, arguments=parameters_needed(loss.function), dimension=batch_dim
         )
-        finding, notes = _examine_own(loss, batches, data, world_size), list[str]()
+        finding = _examine_own(loss, batches, data, world_size)
+        notes = list[str]()
     else:
         size = 32 if samples is None else samples
         _refuse_small(size, world_size, "--batch")
@@ -256,7 +257,9 @@ class _Trial:
     """Tries a loss on kinds of random batches, one after the other."""
 
     def __init__(self, loss: Loss, samples: int, world_size: int) -> None:
-        self._loss, self._samples, self._world_size = loss, samples, world_size
+        self._loss = loss
+        self._samples = samples
+        self._world_size = world_size
         self.accepted: list[tuple[Kind, Finding]] = []
         self.refused: list[tuple[Kind, UnusableError]] = []
 
@@ -338,7 +341,8 @@ class _Trial:
 
     def _note_on_ignored(self, label: int, ignoring: Finding) -> str:
         """Return what a loss that is a mean becomes if some labels are ignored, and the helper for that."""
-        judgement, batch = ignoring.judgement, ignoring.batches[ignoring.worst]
+        judgement = ignoring.judgement
+        batch = ignoring.batches[ignoring.worst]
         splits = judged_splits(batch.samples, self._world_size, ignoring.worst)
         repair = repair_for(self._loss, batch, judgement.verdict, splits=splits)
         helper = "" if repair is None else str(repair.helper)
@@ -460,7 +464,9 @@ def explain(diagnosis: Diagnosis) -> str:
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the diagnosis as a JSON document."""
-    finding, judgement, repair = diagnosis.finding, diagnosis.finding.judgement, diagnosis.repair
+    finding = diagnosis.finding
+    judgement = diagnosis.finding.judgement
+    repair = diagnosis.repair
     batch = finding.batches[finding.worst]
     return {
         "loss": diagnosis.loss,
@@ -502,7 +508,8 @@ def _table(diagnosis: Diagnosis, judgement: Judgement) -> list[str]:
 
 
 def _harm(diagnosis: Diagnosis, judgement: Judgement) -> list[str]:
-    ddp, shares = judgement.ddp, diagnosis.shares
+    ddp = judgement.ddp
+    shares = diagnosis.shares
     parts = " + ".join(map(str, shares)) if len(shares) <= _SHOWN_SHARES else f"{max(shares)} each at most"
     lines = [f"plain DDP, {diagnosis.world_size} ranks, a global batch of {sum(shares)} ({parts}):"]
     if math.isnan(ddp.deviation.worst) or math.isnan(ddp.deviation.value):

@@ -60,9 +60,7 @@ def repair_for(loss: Loss, batch: Batch, verdict: Verdict, *, splits: Sequence[S
     """Return the repair of a loss with this verdict on the batch; None if the loss is exact.
 
     Args:
-        loss: the loss.
         batch: the batch on which it is not exact.
-        verdict: the verdict on it.
         splits: the splits that were judged; a repair has the loss and the gradient of the whole batch on each.
     """
     call = loss.name.rpartition(":")[2].rpartition(".")[2]
@@ -105,17 +103,14 @@ def _for_whole_batches(loss: Loss, batch: Batch, call: str, splits: Sequence[Spl
             ),
         )
     if kind == "ratio":
-        why, arguments = (
-            "it is one sum over samples divided by another",
-            "lambda above, below: above / below, above, below",
-        )
+        why = "it is one sum over samples divided by another"
+        arguments = "lambda above, below: above / below, above, below"
     elif all(_is_root_mean(loss, batch, split) for split in splits):
-        why, arguments = (
-            "it is the root of a mean, and a mean of roots is another number",
-            ("lambda s, n: (s / n).sqrt(), squares, count"),
-        )
+        why = "it is the root of a mean, and a mean of roots is another number"
+        arguments = "lambda s, n: (s / n).sqrt(), squares, count"
     elif _is_function_of_few_sums(loss, batch) and _has_true_gradient(loss, batch) and _is_smooth(loss, batch):
-        why, arguments = "it is a function f of few sums over samples", "f, *sums"
+        why = "it is a function f of few sums over samples"
+        arguments = "f, *sums"
     elif _changes_when_doubled(loss, batch):
         return _gather(call, batch, "it compares samples with each other, also samples of different ranks")
     else:
@@ -193,7 +188,8 @@ class _Pair:
         self._first = loss.evaluate(batch.part(a))
         second = loss.evaluate(batch.part(b))
         self._both = loss.evaluate(batch.part(torch.cat((a, b))))
-        above, below = second.value - self._both.value, self._both.value - self._first.value
+        above = second.value - self._both.value
+        below = self._both.value - self._first.value
         # w_A / w_B; None if the values are too close, or are not weighted means.
         usable = self._both.finite and abs(below) > 1e-9 * abs(self._both.value) and above / below > 0
         self.quotient = above / below if usable else None
@@ -214,7 +210,8 @@ def _is_weighted_mean(loss: Loss, batch: Batch, split: Split) -> bool:
     The gradient of the whole batch on the rows of a share is then the weight times the gradient of the share.
     """
     evaluated = loss.evaluate(batch)
-    whole, tolerance = flat_gradient(evaluated), max(_TOLERANCE, tolerance_of(evaluated.dtype))
+    whole = flat_gradient(evaluated)
+    tolerance = max(_TOLERANCE, tolerance_of(evaluated.dtype))
     parts = [loss.evaluate(batch.part(rows)) for rows in split.rows]
     weights = []
     for number in range(len(parts)):
@@ -222,7 +219,8 @@ def _is_weighted_mean(loss: Loss, batch: Batch, split: Split) -> bool:
         length = float(alone @ alone)
         weights.append(float(alone @ whole) / length if length else 0.0)
     mean = combine(parts, split, weights)
-    value, total = evaluated.value, sum(weights)
+    value = evaluated.value
+    total = sum(weights)
     near = abs(mean.value - value) <= tolerance * abs(value) and abs(total - 1) <= tolerance
     return near and bool((flat_gradient(mean) - whole).norm() <= tolerance * whole.norm())
 
@@ -298,7 +296,8 @@ def _is_function_of_few_sums(loss: Loss, batch: Batch) -> bool:
     """
     g = torch.Generator().manual_seed(0)
     fixed, others = even_split(batch.samples, 2, seed=0).rows
-    rows, tolerance = [], _TOLERANCE
+    rows = []
+    tolerance = _TOLERANCE
     for _ in range(_COMPANIES):
         # Few different samples, often repeated, move a threshold of the loss further than all of them.
         size, different = (int(torch.randint(1, most + 1, (), generator=g)) for most in (3 * len(others), len(others)))

@@ -95,7 +95,6 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
     """Compare the loss of a batch with those of its parts.
 
     Args:
-        loss: the user's loss.
         batch: at least ``world_size`` samples.
         world_size: W >= 2.
         seed: seed of the random splits.
@@ -108,7 +107,9 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
     _refuse_noise(loss, batch, whole)
     tolerance = tolerance_of(whole.dtype)
     order = _order_deviation(loss, batch, whole, seed)
-    deviations, sums, bad = {"order": order}, Deviation(), None
+    deviations = {"order": order}
+    sums = Deviation()
+    bad = None
     even = even_split(batch.samples, world_size)
     parts = _evaluate_parts(loss, batch, even)
     ddp = _compare_ddp(whole, combine(parts, even, [1 / world_size] * world_size))
@@ -142,7 +143,8 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 def deviation(right: Evaluation, evaluation: Evaluation) -> Deviation:
     """Return the relative deviation of an evaluation from the correct one of the same samples."""
-    a, b = flat_gradient(right), flat_gradient(evaluation)
+    a = flat_gradient(right)
+    b = flat_gradient(evaluation)
     return Deviation(
         value=_ratio(abs(evaluation.value - right.value), abs(right.value)),
         gradient=_ratio(float((b - a).norm()), float(a.norm())),
@@ -256,7 +258,8 @@ def _add(shares: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def _compare_ddp(whole: Evaluation, average: Evaluation) -> Ddp:
-    right, averaged = flat_gradient(whole), flat_gradient(average)
+    right = flat_gradient(whole)
+    averaged = flat_gradient(average)
     lengths = float(right.norm()), float(averaged.norm())
     return Ddp(
         deviation=deviation(whole, average),

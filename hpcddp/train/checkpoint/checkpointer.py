@@ -176,7 +176,9 @@ class Checkpointer:
         distributed.refuse_without_group(os.environ)
         _check(objects, keep)
         self._run = RunDirectory(Path(directory).absolute())
-        self._objects, self._keep, self._settings = dict(objects), keep, settings
+        self._objects = dict(objects)
+        self._keep = keep
+        self._settings = settings
         self._best = Best(metric=best, mode=best_mode) if isinstance(best, str) else best
         # As it will be read from the manifest, where a tuple is a list.
         self._contract: dict[str, Any] = json.loads(json.dumps(dict(contract)))
@@ -226,7 +228,8 @@ class Checkpointer:
             ResumeError: the checkpoint has another contract or other objects.
         """
         settings = self._settings
-        self._attempt, self._restored = attempt, True
+        self._attempt = attempt
+        self._restored = True
         if distributed.rank() == 0:
             self._writer = self._make_writer()
             # An attempt that was killed may have published a checkpoint and not yet looked at its metric.
@@ -415,7 +418,9 @@ class Checkpointer:
             except FileExistsError:
                 # Another process was faster; the last attempt owns the run.
                 continue
-            now, host, job_id = time.time(), socket.gethostname(), os.environ.get("SLURM_JOB_ID")
+            now = time.time()
+            host = socket.gethostname()
+            job_id = os.environ.get("SLURM_JOB_ID")
             write_start(attempt, Start(job_id=job_id, host=host, time=now, is_local=job_id is None, pid=os.getpid()))
             append_event(self._run.events, kind="start", time=now, attempt=attempt.number, job_id=job_id, host=host)
             return attempt.number

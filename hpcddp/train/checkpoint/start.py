@@ -62,7 +62,6 @@ def agree_on_start(
     """Let rank 0 choose the newest valid checkpoint, and every rank verify it.
 
     Args:
-        run: the run.
         attempt: the attempt that begins; it owns the run.
         print_line: writes, on rank 0, a warning for each checkpoint that is skipped.
         check: checks, on rank 0, a complete checkpoint; raises InvalidCheckpointError to skip it.
@@ -73,14 +72,16 @@ def agree_on_start(
         InvalidCheckpointError: this rank reads other content than rank 0.
     """
     error: NoCheckpointError | None = None
-    outcome, step = _FRESH, 0
+    outcome = _FRESH
+    step = 0
     checkpoint = None
     if distributed.rank() == 0:
         try:
             outcome, checkpoint = _choose(run, attempt, print_line, check)
             step = checkpoint.manifest.step if checkpoint else 0
         except NoCheckpointError as caught:
-            outcome, error = _NOTHING_VALID, caught
+            outcome = _NOTHING_VALID
+            error = caught
     outcome, step = distributed.broadcast_numbers([outcome, step])
     if outcome == _NOTHING_VALID:
         raise error or NoCheckpointError(f"rank 0 finds no valid checkpoint in {run.checkpoints}")

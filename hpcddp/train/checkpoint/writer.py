@@ -80,7 +80,6 @@ class CheckpointWriter:
     """Writes one checkpoint at a time in a background thread.
 
     Args:
-        run: the run.
         attempt: the attempt of this process.
         keep: number of checkpoints to keep.
         best: the metric whose best checkpoint is kept besides; None = no metric.
@@ -102,10 +101,15 @@ class CheckpointWriter:
         best: Best | None = None,
         metrics: Path | None = None,
     ) -> None:
-        self._run, self._attempt, self._keep, self._best = run, attempt, keep, best
+        self._run = run
+        self._attempt = attempt
+        self._keep = keep
+        self._best = best
         self._metrics = metrics or run.metrics
         self._warned_of_metric = self._is_loadable_checked = False
-        self._now, self._monotonic, self._print_line = now, monotonic, print_line
+        self._now = now
+        self._monotonic = monotonic
+        self._print_line = print_line
         self._thread: threading.Thread | None = None
         self._outcome: SaveOutcome | None = None
         self._fatal: BaseException | None = None
@@ -198,11 +202,13 @@ class CheckpointWriter:
 
     def _report_result(self) -> SaveOutcome | None:
         self._tell_warnings()
-        fatal, self._fatal = self._fatal, None
+        fatal = self._fatal
+        self._fatal = None
         if fatal is not None:
             self._has_raised = True
             raise fatal
-        outcome, self._outcome = self._outcome, None
+        outcome = self._outcome
+        self._outcome = None
         if outcome is None:
             return None
         self._has_raised = False
@@ -253,7 +259,8 @@ class CheckpointWriter:
 
     def _after_publication(self, published: Checkpoint, write: _Write, seconds: float) -> None:
         """Write the event, advance ``latest`` and ``best``, remove old checkpoints; errors of this are warnings."""
-        step, directory = published.manifest.step, self._run.checkpoints
+        step = published.manifest.step
+        directory = self._run.checkpoints
         self._try(lambda: self._append_event(write, seconds), f"{self._run.events} cannot be written")
         self._try(
             lambda: advance_latest(directory, step, may_publish=self._raise_if_fenced),

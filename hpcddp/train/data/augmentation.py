@@ -82,12 +82,14 @@ def random_box(height: int, width: int, fractions: Sequence[float]) -> Box:
     for for_area, for_ratio in attempts:
         area = height * width * _between(_AREA, for_area)
         ratio = math.exp(_between((math.log(_RATIO[0]), math.log(_RATIO[1])), for_ratio))
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        w = round(math.sqrt(area * ratio))
+        h = round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             top, left = (int(f * (room + 1)) for f, room in zip(fractions[20:], (height - h, width - w), strict=True))
             return Box(top=top, left=left, height=h, width=w)
     ratio = min(max(width / height, _RATIO[0]), _RATIO[1])
-    w, h = min(width, round(height * ratio)), min(height, round(width / ratio))
+    w = min(width, round(height * ratio))
+    h = min(height, round(width / ratio))
     return Box(top=(height - h) // 2, left=(width - w) // 2, height=h, width=w)
 
 

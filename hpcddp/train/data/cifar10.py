@@ -124,7 +124,8 @@ class _ArraysOnly(pickle.Unpickler):
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are admitted")
         # numpy 2 moved these names, and the old module warns there. numpy 1.26 has only a part of the new one.
-        old, new = "numpy.core.", "numpy._core."
+        old = "numpy.core."
+        new = "numpy._core."
         is_new = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
         module = module.replace(old, new) if is_new else module.replace(new, old)
         return super().find_class(module, name)

@@ -12,7 +12,8 @@ _EDGE = 8
 _SCALE = 4  # 8 x 8 pixels become 32 x 32
 _LEVELS = 16
 # Of the training part.
-_MEAN, _STD = 0.3052, 0.3763
+_MEAN = 0.3052
+_STD = 0.3763
 _VALIDATION_STRIDE = 5
 
 

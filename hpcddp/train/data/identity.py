@@ -48,7 +48,8 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def _relative_paths(train: object) -> list[str]:
-    root, samples = getattr(train, "root", None), getattr(train, "samples", None)
+    root = getattr(train, "root", None)
+    samples = getattr(train, "samples", None)
     if root is None or not isinstance(samples, list):
         return []
     prefix = f"{Path(root)}/"
@@ -66,7 +67,6 @@ def refuse_other_data(data: Data, *, rank: int, world_size: int, device: torch.d
 
     Args:
         data: the data set as this rank has opened it.
-        rank: this rank.
         world_size: number of ranks.
         device: device of the collective.
 

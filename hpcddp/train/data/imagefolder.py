@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _MEAN: Final = (0.485, 0.456, 0.406)
 _STD: Final = (0.229, 0.224, 0.225)
 _LEVELS: Final = 255
-_IMAGE_SIZE, _RESIZE = 224, 256
+_IMAGE_SIZE = 224
+_RESIZE = 256
 
 
 def load(*, data_dir: Path, augment: bool, image_size: int, resize: int | None) -> tuple[Any, Any]:
@@ -86,9 +87,12 @@ class ImageFiles(KeyedPart):
     def __init__(self, folder: _ImageFolder, image_size: int, resize: int, *, augment: bool) -> None:
         from torchvision import transforms
 
-        self.root, self.classes = folder.root, folder.classes
-        self.samples, self.targets = folder.samples, folder.targets
-        self._size, self._augment = image_size, augment
+        self.root = folder.root
+        self.classes = folder.classes
+        self.samples = folder.samples
+        self.targets = folder.targets
+        self._size = image_size
+        self._augment = augment
         self._crop_centre = transforms.Compose([transforms.Resize(resize), transforms.CenterCrop(image_size)])
         self._normalise = Normalisation(torch.tensor(_MEAN), torch.tensor(_STD), unit=_LEVELS)
 

@@ -42,7 +42,11 @@ class MicroBatchKeys:
         first_step: int,
         last_step: int,
     ) -> None:
-        self._batches, self._plan, self._rank, self._groups, self._seed = batches, plan, rank, groups, seed
+        self._batches = batches
+        self._plan = plan
+        self._rank = rank
+        self._groups = groups
+        self._seed = seed
         self._steps = range(first_step, last_step)
 
     def __iter__(self) -> Iterator[SampleKeys]:
@@ -65,7 +69,9 @@ class Placement:
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, channels_last: bool) -> None:
-        self.device, self.dtype, self.channels_last = device, dtype, channels_last
+        self.device = device
+        self.dtype = dtype
+        self.channels_last = channels_last
 
     def place(self, batch: MicroBatch, part: MapStyle) -> MicroBatch:
         """Return a batch of a part of a data set on the device."""
@@ -101,8 +107,11 @@ class Batches:
         *,
         workers: int,
     ) -> None:
-        self._name, self._classes = data.name, data.classes
-        self._part, self._keys, self._placement = part, keys, placement
+        self._name = data.name
+        self._classes = data.classes
+        self._part = part
+        self._keys = keys
+        self._placement = placement
         self._keyed = Keyed(part)
         # A whole batch needs no collating.
         self._collate: Callable[[Any], Any] = _unchanged if isinstance(part, KeyedPart) else default_collate
@@ -186,7 +195,8 @@ def _place_ahead(
 
     coming = place_next()
     while coming is not None:
-        current, in_use = coming, torch.cuda.current_stream(device)
+        current = coming
+        in_use = torch.cuda.current_stream(device)
         in_use.wait_stream(stream)
         for tensor in current:
             # Its memory is not given to the next batch before the training's stream has used it.

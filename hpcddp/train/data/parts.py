@@ -101,7 +101,8 @@ class Keyed(Dataset[Any]):
         Small batches of the user's own data set are read several at a time: to compute the seeds and to restore the
         generators costs as much for one batch as for many.
         """
-        remaining, count = iter(keys), 1
+        remaining = iter(keys)
+        count = 1
         while several := [*itertools.islice(remaining, count)]:
             began = time.perf_counter()
             batches = self._read_together(several) if len(several) > 1 else [self[several[0]]]
@@ -180,7 +181,8 @@ class Normalisation:
     """
 
     def __init__(self, shift: Tensor, spread: Tensor, *, unit: int | None = None) -> None:
-        self._shift, self._spread = shift.view(1, -1, 1, 1), spread.view(1, -1, 1, 1)
+        self._shift = shift.view(1, -1, 1, 1)
+        self._spread = spread.view(1, -1, 1, 1)
         # A tensor on the device: a GPU would multiply by the rounded 1 / unit.
         self._unit = None if unit is None else torch.tensor(float(unit))
 

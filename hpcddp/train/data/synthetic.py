@@ -35,7 +35,9 @@ class SyntheticImages(WholeBatches):
 
     def __init__(self, samples: int, *, image_size: int, classes: int, first: int = 0) -> None:
         self.classes = range(classes)
-        self._samples, self._size, self._first = samples, image_size, first
+        self._samples = samples
+        self._size = image_size
+        self._first = first
         generator = torch.Generator().manual_seed(_SEED)
         self._strip = torch.randn(3 * image_size * image_size + _OFFSETS, generator=generator)
 

@@ -68,7 +68,8 @@ def derive_setting(context: TrainContext) -> Setting:
         PlanError: the batch does not fit the data.
         TrainingError: the number of ranks is not the one that the job asks for.
     """
-    spec, train = context.spec, context.train
+    spec = context.spec
+    train = context.train
     data = _opened_before(context)
     if data is None:
         data = open_data(train)
@@ -144,7 +145,8 @@ def samples_of_step(setting: Setting, step: int) -> list[int]:
         setting: the setting of the training.
         step: optimizer steps done before it; fewer than all.
     """
-    schedule, data = setting.schedule, setting.data
+    schedule = setting.schedule
+    data = setting.data
     position = schedule.position(step)
     batches = _global_batches(setting.context.spec, data, schedule.steps.start)
     units = batches.indices(position.epoch, position.step_in_epoch)

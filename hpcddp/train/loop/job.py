@@ -314,7 +314,8 @@ def _rule_text(stated: LearningRate) -> str:
 
 def _shares_text(shares: tuple[int, ...]) -> str:
     """Return shares with equal neighbours counted: ``86 + 2 x 85``."""
-    larger, smaller = shares[0], shares[-1]
+    larger = shares[0]
+    smaller = shares[-1]
     if larger == smaller:
         return f"{len(shares)} x {larger}"
     return f"{shares.count(larger)} x {larger} + {shares.count(smaller)} x {smaller}"

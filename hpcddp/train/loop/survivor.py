@@ -47,8 +47,12 @@ class Survivor:
         checkpointer: Checkpointer,
         metrics: MetricsFile | None,
     ) -> None:
-        self._context, self._replica, self._loop, self._checkpointer = context, replica, loop, checkpointer
-        self._setting, self._plan = setting, setting.plan.batch
+        self._context = context
+        self._replica = replica
+        self._loop = loop
+        self._checkpointer = checkpointer
+        self._setting = setting
+        self._plan = setting.plan.batch
         self.data = setting.data
         """The opened data set."""
         self.metrics = metrics
@@ -110,7 +114,8 @@ class Survivor:
 
     def samples_of_begun_step(self) -> list[int]:
         """Return the numbers of the samples of the step after that one; none if an evaluation is due before it."""
-        progress, schedule = self._loop.last_made_step(), self._setting.schedule
+        progress = self._loop.last_made_step()
+        schedule = self._setting.schedule
         is_evaluation_due = schedule.evaluation_missing(progress.step, progress.evaluated_step)
         if is_evaluation_due or progress.step >= schedule.total_steps:
             return []

@@ -140,7 +140,8 @@ class _Passes(Generic[MicroBatch]):
     """Runs a function over the micro-batches, without and with gradient, with the same random numbers."""
 
     def __init__(self, model: nn.Module, micro_batches: Sequence[MicroBatch]) -> None:
-        self._model, self._micro_batches = model, micro_batches
+        self._model = model
+        self._micro_batches = micro_batches
         self._states: list[_RngState] = []
         self.two = len(micro_batches) > 1
 

@@ -132,7 +132,8 @@ def _loss_of_sums(
     totals: Sequence[Tensor],
     group: dist.ProcessGroup | None,
 ) -> Tensor:
-    shapes, expected = [tuple(s.shape) for s in statistics], [tuple(total.shape) for total in totals]
+    shapes = [tuple(s.shape) for s in statistics]
+    expected = [tuple(total.shape) for total in totals]
     if shapes != expected:
         raise LossError(
             f"additive_loss got statistics of shapes {shapes} and totals of shapes {expected}, and each total is the "
@@ -233,7 +234,8 @@ def _wrong_statistic(statistic: object, *, scalars: bool) -> Layout | None:
 def _why_not_summed(layouts: Sequence[Layout]) -> str | None:
     rank = first_misuse(layouts)
     if rank is not None:
-        one, where = layouts[rank], on_rank(rank, layouts)
+        one = layouts[rank]
+        where = on_rank(rank, layouts)
         return {
             _Misuse.NOTHING: f"sum_statistics got no statistics{where}, and every rank must take part in the sum; give "
             "those of an empty share: sums over no samples, which are 0",

@@ -104,7 +104,8 @@ def agree(
     Raises:
         LossError: the layouts do not fit together.
     """
-    ranks, rank = distributed.world_size(group), distributed.rank(group)
+    ranks = distributed.world_size(group)
+    rank = distributed.rank(group)
     rows = ranks * _ROW
     block = torch.zeros(rows + (0 if values is None else INLINE), dtype=torch.float64, device=device)
     block[rank * _ROW : (rank + 1) * _ROW] = _row_on(device, layout.row)
@@ -187,7 +188,8 @@ def _layout_to_gather(shares: Sequence[object], sizes: Sequence[int] | None, ran
 def _why_not_gathered(layouts: Sequence[Layout]) -> str | None:
     rank = first_misuse(layouts)
     if rank is not None:
-        layout, where = layouts[rank], on_rank(rank, layouts)
+        layout = layouts[rank]
+        where = on_rank(rank, layouts)
         return {
             _Misuse.NO_TENSOR: f"what is to be gathered{where} is no tensor; give the outputs of the model, [n, ...]",
             _Misuse.SCALAR: f"what is to be gathered{where} is a scalar, and a gather needs one row for each sample; "
@@ -285,7 +287,8 @@ class _GatherContext(Protocol):
 class _Gather(Function):
     @staticmethod
     def forward(ctx: _GatherContext, share: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
+        ctx.sizes = sizes
+        ctx.group = group
         return gather_shares(share, sizes, group)
 
     @staticmethod

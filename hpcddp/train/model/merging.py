@@ -64,7 +64,8 @@ class OrderedStatistics:
         steps = before.new_zeros(dist.get_world_size(), len(self._layers))
         steps[dist.get_rank()] = new_count - count
         dist.all_reduce(steps)
-        total, steps_here = steps.sum(dim=0), steps[dist.get_rank()]
+        total = steps.sum(dim=0)
+        steps_here = steps[dist.get_rank()]
         later = steps[dist.get_rank() + 1 :].sum(dim=0)
         kept = 1 - self._momentum_of_layers()
         cumulative = kept.isnan()
@@ -120,11 +121,7 @@ class RankRows:
 
 
 class SharedStatistics:
-    """Lets every rank know the buffers of local BatchNorm of all ranks, for a save after a rank has died.
-
-    Args:
-        model: the model.
-    """
+    """Lets every rank know the buffers of local BatchNorm of all ranks, for a save after a rank has died."""
 
     def __init__(self, model: nn.Module) -> None:
         layers = {id(buffer) for layer in local_batch_norms(model) for buffer in layer.buffers(recurse=False)}
@@ -188,7 +185,6 @@ def merged_buffers(model: nn.Module, samples: int | None) -> Iterator[None]:
     """Give every rank the same buffers within the block, and its own again afterwards.
 
     Args:
-        model: the model.
         samples: samples that this rank has trained on, which weight its statistics; None = they are merged already.
     """
     if dist.get_world_size() == 1:

@@ -162,7 +162,8 @@ def _advice(fit: Fit, inputs: Tensor) -> str:
     """Return what would work; every advice has been tried on meta tensors."""
     if inputs.ndim != IMAGE_DIMENSIONS:
         return "torchvision's models take images of shape channels x height x width; give it those"
-    channels, side = inputs.shape[1], int(inputs.shape[-1])
+    channels = inputs.shape[1]
+    side = int(inputs.shape[-1])
     for name, value in (("image_size", side), ("input_size", [side, side]), *_LESS.items()):
         if _works(fit, {**fit.model_args, name: value}, channels=channels, side=side):
             return f"set train.model_args.{name} to {_yaml(value)}"

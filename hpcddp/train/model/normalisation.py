@@ -254,7 +254,6 @@ def choose_batch_norm(model: nn.Module, mode: BatchNorm, device_type: str) -> No
     modes.
 
     Args:
-        model: the model.
         mode: ``sync`` takes statistics over all ranks, ``local`` of each rank's own micro-batch.
         device_type: ``cuda`` uses torch's native layer.
 

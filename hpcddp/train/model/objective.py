@@ -57,7 +57,8 @@ class _OwnLoss:
     """The user's loss: its errors are named, and its first call shows whether it depends on the calls before."""
 
     def __init__(self, name: str, function: Callable[[Any, Tensor], Tensor]) -> None:
-        self._name, self._function = name, function
+        self._name = name
+        self._function = function
         self._is_tried = False
 
     def __call__(self, outputs: object, labels: Tensor) -> Tensor:

@@ -112,7 +112,8 @@ class Ema:
             model: the trained model, after its optimizer step.
             skipped: a scalar on the device that is not 0 if that step left the model as it was; None = it did not.
         """
-        averages, values = _averaged(self.model), _averaged(model)
+        averages = _averaged(self.model)
+        values = _averaged(model)
         if skipped is None:
             torch._foreach_lerp_(averages, values, 1 - self.decay)
         else:

@@ -81,7 +81,8 @@ class AreaUnderRocCurve:
 
     def from_rows(self, rows: Tensor) -> float:
         """Return the area."""
-        scores, positive = rows[:, 0], rows[:, 1] > 0
+        scores = rows[:, 0]
+        positive = rows[:, 1] > 0
         positives = int(positive.sum())
         negatives = len(rows) - positives
         if positives * negatives == 0 or bool(scores.isnan().any()):
@@ -108,7 +109,8 @@ class MeanIoU:
     """
 
     def __init__(self, classes: int, ignore_index: int | None = None) -> None:
-        self._classes, self._ignore_index = classes, ignore_index
+        self._classes = classes
+        self._ignore_index = ignore_index
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return pixels of intersection and union of each class, ``[n, 2 K]``.
@@ -126,7 +128,8 @@ class MeanIoU:
                 f"the mean IoU of {self._classes} classes is given outputs of shape {tuple(outputs.shape)} for labels "
                 f"of shape {tuple(targets.shape)}; give logits of shape [n, {self._classes}, ...] and labels [n, ...]"
             )
-        labels, predicted = targets.reshape(len(targets), -1), outputs.argmax(dim=1).reshape(len(targets), -1)
+        labels = targets.reshape(len(targets), -1)
+        predicted = outputs.argmax(dim=1).reshape(len(targets), -1)
         counts = (
             torch.ones_like(labels, dtype=torch.bool) if self._ignore_index is None else labels != self._ignore_index
         )

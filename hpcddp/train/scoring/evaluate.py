@@ -26,7 +26,9 @@ class Tally:
     """
 
     def __init__(self, metrics: Mapping[str, Metric], samples: int, device: torch.device) -> None:
-        self._metrics, self._samples, self._device = metrics, samples, device
+        self._metrics = metrics
+        self._samples = samples
+        self._device = device
         self._counted = 0
         self._sums: dict[str, Tensor] = {}
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in metrics}

@@ -44,7 +44,8 @@ class MetricsReader:
     """
 
     def __init__(self, path: Path, appended_from: int | None = None) -> None:
-        self._path, self._appended_from = path, appended_from
+        self._path = path
+        self._appended_from = appended_from
         self._stream: IO[bytes] | None = None
         self._opened = ExitStack()
         self._torn = b""
@@ -124,7 +125,10 @@ class TrackerThread(threading.Thread):
         warn: Callable[[str], None],
     ) -> None:
         super().__init__(name=f"hpcddp-{name}", daemon=True)
-        self._tracker_name, self._inputs, self._connect, self._warn = name, inputs, connect, warn
+        self._tracker_name = name
+        self._inputs = inputs
+        self._connect = connect
+        self._warn = warn
         self._appended_from = inputs.appended_from
         self._ended = threading.Event()
         self._ending: AttemptEnding | None = None

@@ -37,7 +37,8 @@ class Mlflow:
     """
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
-        self._client, self._run_id = client, run_id
+        self._client = client
+        self._run_id = run_id
 
     def write(self, points: Sequence[Point]) -> None:
         """Send the points to the server."""

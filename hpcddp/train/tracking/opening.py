@@ -73,7 +73,8 @@ class Tracking:
     """
 
     def __init__(self, context: TrackedRun, process: subprocess.Popen[bytes] | None) -> None:
-        self._context, self._process = context, process
+        self._context = context
+        self._process = process
 
     def stop(self) -> None:
         """Let the trackers finish after a stop, with the ending that follows from the decision."""
@@ -86,7 +87,8 @@ class Tracking:
             ending: how the attempt ends.
             most_s: the longest to wait, in seconds, if that is less than usual.
         """
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         try:
@@ -114,7 +116,8 @@ class TrackingKeeper:
 
     def take(self, *, is_main: bool) -> Tracking | None:
         """Return the trackers that were kept; another rank than 0 lets them finish beside its work."""
-        kept, self._kept = self._kept, None
+        kept = self._kept
+        self._kept = None
         if kept is None or is_main:
             return kept
         threading.Thread(target=kept.end, args=(AttemptEnding.STOPPED,), daemon=True).start()

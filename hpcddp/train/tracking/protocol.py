@@ -151,7 +151,6 @@ class StartMessage:
 
     Args:
         names: names of the trackers.
-        run: the run's directory.
         attempt: the attempt that begins; it owns the run.
         first_step: optimizer steps done if ``metrics.jsonl`` has no later records; None if it may have.
         appended_from: the bytes of ``metrics.jsonl`` before the attempt, where code of the user's own writes it; None

@@ -24,7 +24,8 @@ class WeightsAndBiases:
 
     def __init__(self, run: wandb.Run) -> None:
         # Reading run.step sends a message to W&B's process, so the step is counted here.
-        self._run, self._step = run, run.step
+        self._run = run
+        self._step = run.step
         run.define_metric("train/*", step_metric="step")
         for prefix in EVALUATION_PREFIXES:
             run.define_metric(f"{prefix}/*", step_metric="evaluated_step")
@@ -45,7 +46,8 @@ class WeightsAndBiases:
 
 def connect(inputs: TrackerInputs, _first_step: int | None) -> WeightsAndBiases:
     """Open the W&B run, the same one for all attempts."""
-    state, settings = inputs.state, inputs.settings
+    state = inputs.state
+    settings = inputs.settings
     if wandb.run is not None:
         # SIGTERM may have ended W&B's process; teardown then fails when it writes to it.
         with contextlib.suppress(OSError, SystemExit):
