@@ -32,7 +32,13 @@ from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise.avoid_nodes import required_nodes_of
-from hpcddp.supervise.budgets import count_attempts_without_progress, count_requeues, why_used_up, why_without_progress
+from hpcddp.supervise.budgets import (
+    count_attempts_without_progress,
+    count_requeues,
+    why_cascade,
+    why_used_up,
+    why_without_progress,
+)
 from hpcddp.supervise.decision import EndFacts
 from hpcddp.supervise.lost_nodes import lost_nodes
 from hpcddp.supervise.restart import had_met, has_time_for_restart, step_has_ended
@@ -106,8 +112,10 @@ class AttemptFacts:
         requeue = self.spec.requeue
         without_progress = why_without_progress(attempts_without_progress, self.spec)
         used_up = why_used_up(count_requeues(events), requeue, self.cause)
-        may_go_on = without_progress is None and used_up is None
         is_crash = self.cause is Cause.CRASH
+        if is_crash and used_up is None:
+            used_up = why_cascade(events, self.attempt.number)
+        may_go_on = without_progress is None and used_up is None
         return EndFacts(
             cause=self.cause,
             error_code=self._error_code,

@@ -116,6 +116,17 @@ def why_used_up(requeues: Mapping[Cause, int], requeue: Requeue, cause: Cause) -
     return f"{budget.field} is {limit}, all used up"
 
 
+def why_cascade(events: Sequence[Event], attempt: int) -> str | None:
+    """Return why a run must not go on after an attempt whose ranks died again and again at one step, or None.
+
+    Another attempt would make the same step, with the same samples.
+    """
+    for event in events:
+        if event.kind == "recovery" and event.attempt == attempt and event.facts.get("is_cascade") is True:
+            return event.reason
+    return None
+
+
 def why_exceeded(events: Sequence[Event], spec: JobSpec) -> str | None:
     """Return why a run must not start once more, or None while it may: Slurm may have requeued it by itself.
 

@@ -85,6 +85,23 @@ class NewGeneration:
         return {number: how for dead in self.failures for number, how in dead.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastGeneration:
+    """Why no generation follows another one, where that is because of the work itself.
+
+    Args:
+        reason: why, as an event tells it.
+        step: optimizer steps done.
+        samples: the numbers of the samples of the step that broke, one of which may be the cause; may be cut.
+        is_cascade: whether so many generations have broken at this step that another attempt would break there too.
+    """
+
+    reason: str
+    step: int
+    samples: Sequence[int] = ()
+    is_cascade: bool = False
+
+
 @dataclass(slots=True)
 class Change:
     """A change of generation that is under way, from the first rank that leaves until the ranks train again.

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
-from hpcddp.supervise.generations import Change, Member, NewGeneration, formations
+from hpcddp.supervise.generations import Change, LastGeneration, Member, NewGeneration, formations
 from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.supervise.rank_states import samples_text, why_states_differ
 from hpcddp.task.channel import Channel, ChannelClosedError
@@ -81,8 +81,7 @@ class MemberService:
         most_failures: how many generations may break because a process has died.
         newcomers: the new processes that take the places of ranks.
         on_new_generation: called when a generation has taken the place of another one.
-        on_last_generation: called when a generation is the last one because of what its ranks have said: with the
-            reason, the optimizer steps done, and the numbers of samples that may have caused it.
+        on_last_generation: called when no generation follows because of what the ranks have said.
         monotonic: seconds on a clock that never goes back.
     """
 
@@ -96,7 +95,7 @@ class MemberService:
         nodes: JobNodes,
         newcomers: NewProcesses,
         on_new_generation: Callable[[NewGeneration], None],
-        on_last_generation: Callable[[str, int, Sequence[int]], None],
+        on_last_generation: Callable[[LastGeneration], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener = listener
@@ -433,7 +432,8 @@ class MemberService:
         if why is None:
             return False
         self.end(why, states_differ=True)
-        self._on_last_generation(f"{why}; the ranks end, and save none of them", max(checksums), [])
+        reason = f"{why}; the ranks end, and save none of them"
+        self._on_last_generation(LastGeneration(reason=reason, step=max(checksums)))
         return True
 
     def _wait_for_newcomers(self) -> None:
@@ -518,21 +518,21 @@ class MemberService:
         self._broken_at_step = (step, count)
         broken = f"{count} generations have broken in the step after step {step}"
         if count >= _MOST_AT_A_STEP:
-            self._end_cascade(broken, step)
+            self._end_at_step(broken, step, is_cascade=True)
             return False
         if all(how == NODE_LOST for how in self._change.dead.values()):
             return True
         if self._failures_left == 0:
             why = "requeue.max_failures is used up"
             if count > 1:
-                self._end_cascade(f"{why}, and {broken}", step)
+                self._end_at_step(f"{why}, and {broken}", step, is_cascade=False)
             else:
                 self.end(why)
             return False
         self._failures_left -= 1
         return True
 
-    def _end_cascade(self, why: str, step: int) -> None:
+    def _end_at_step(self, why: str, step: int, *, is_cascade: bool) -> None:
         """Tell the ranks to end after several deaths at a step; name its samples, one of which may be the cause."""
         samples: Sequence[int] = []
         for member in self._members.values():
@@ -541,7 +541,7 @@ class MemberService:
                 why = f"{why}{samples_text(samples, int(member.left['sample_count']))}"
                 break
         self.end(why)
-        self._on_last_generation(f"{why}; the ranks save and end", step, samples)
+        self._on_last_generation(LastGeneration(reason=why, step=step, samples=samples, is_cascade=is_cascade))
 
     def _has_enough_nodes(self) -> bool:
         """Return whether no node was lost, or enough are left; tell the ranks to end where they are not."""

@@ -22,7 +22,7 @@ from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import Cause
 from hpcddp.supervise.budgets import count_requeues
-from hpcddp.supervise.generations import NewGeneration
+from hpcddp.supervise.generations import LastGeneration, NewGeneration
 from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.supervise.members import NODE_LOST, MemberService
 from hpcddp.supervise.watch import end_step
@@ -290,9 +290,9 @@ def _record_without_success(attempt: AttemptDirectory, number: int, how: str, wo
     _append(attempt, reason, world_size=world_size)
 
 
-def _record_last(attempt: AttemptDirectory, reason: str, step: int, samples: Sequence[int]) -> None:
+def _record_last(attempt: AttemptDirectory, last: LastGeneration) -> None:
     """Write to the event log why the ranks do not go on, and which samples may be the cause."""
-    _append(attempt, reason, step=step, samples=list(samples))
+    _append(attempt, last.reason, step=last.step, samples=list(last.samples), is_cascade=last.is_cascade)
 
 
 def _append(

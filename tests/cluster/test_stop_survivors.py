@@ -204,6 +204,27 @@ def test_a_run_whose_failures_are_used_up_saves_its_step_and_ends(scenario_resul
     assert named in scenario_result.log()
 
 
+def dying_again_and_again(context: ScenarioContext) -> TrackedRun:
+    """Three ranks die, one after the other, in one step; more failures are allowed."""
+    tracked = start(context, max_failures=5, behaviour={"dies_again": 2})
+    tracked.signal(1, signal.SIGKILL)
+    tracked.wait_for_end("FAILED", timeout_s=120)
+    return tracked
+
+
+@pytest.mark.long
+@after_scenario(dying_again_and_again)
+def test_a_step_in_which_three_generations_break_ends_the_run(scenario_result: TrackedRun) -> None:
+    assert scenario_result.attempts == 1
+    assert scenario_result.events("restart") == []
+    *_, cascade = scenario_result.events("recovery")
+    assert cascade.facts["is_cascade"] is True
+    assert (cascade.reason or "").startswith(f"3 generations have broken in the step after step {cascade.step}, on ")
+    assert (cascade.reason or "?") in scenario_result.log()
+    (saved,) = [event for event in scenario_result.events("save") if event.reason == "other ranks have gone"]
+    assert saved.step == cascade.step
+
+
 def state_of_a_rank_changed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     """A parameter of a rank changes by itself after a save; later another rank dies."""
     save_every = _FIRST_STEPS - 2

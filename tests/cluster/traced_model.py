@@ -65,7 +65,8 @@ class Traced(nn.Module):
         return scores
 
     def _misbehave(self, scores: Tensor) -> Tensor:
-        if self.builds > 1 and self.forwards == 1 and self.rank == self.behaviour.get("dies_again"):
+        recoveries = self.builds - 1
+        if recoveries and self.forwards == 1 and self.rank == self.behaviour.get("dies_again", -9) + recoveries - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.rank != self.behaviour.get("rank", 1):
             return scores
@@ -99,7 +100,7 @@ def build(num_classes: int, *, missing_on: int | None = None, **behaviour: float
         behaviour: ``seconds`` that a step takes until there is a file ``fast``, three times as long on ``slow_rank``;
             and what ``rank`` (1 if not given) does at its n-th forward: ``raise_at``, ``stuck_at``, ``exit_at``
             (0), ``nan_at``, ``drifts_at`` (a parameter changes by itself, in the first attempt); ``dies_again``: which
-            rank is killed in its first forward after a recovery.
+            rank is killed in its first forward after a recovery; after the next one it is the next rank.
     """
     if os.environ["RANK"] == str(missing_on):
         Path("/no/such/place/weights.pt").read_bytes()

@@ -60,7 +60,7 @@ def run(directory: Path, dies: str) -> tuple[list[NewGeneration], Mapping[int, s
             nodes=JobNodes(["n1"], min_nodes=1, slurm_answers=lambda: True),
             newcomers=NoNewcomers(processes),
             on_new_generation=recoveries.append,
-            on_last_generation=lambda _why, _step, _samples: None,
+            on_last_generation=lambda _: None,
         )
         service.start()
         deadline = time.monotonic() + 60

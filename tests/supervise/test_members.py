@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.supervise.generations import NewGeneration
+from hpcddp.supervise.generations import LastGeneration, NewGeneration
 from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.supervise.members import NODE_LOST, MemberService
 from hpcddp.task.channel import Channel, ChannelClosedError, connect
@@ -33,7 +33,7 @@ class Cluster:
         self.exits: dict[int, str] = {}
         self.recoveries: list[NewGeneration] = []
         self.refused: dict[int, str] = {}
-        self.last: list[tuple[str, int, list[int]]] = []
+        self.last: list[LastGeneration] = []
         self.started: list[int] = []
         self.tasks: dict[int, Mapping[str, str]] = {}
         self.channels: dict[int, Channel] = {}
@@ -47,7 +47,7 @@ class Cluster:
             nodes=JobNodes(nodes, min_nodes=min_nodes, slurm_answers=lambda: self.slurm_answers),
             newcomers=self,
             on_new_generation=self.recoveries.append,
-            on_last_generation=lambda reason, step, samples: self.last.append((reason, step, list(samples))),
+            on_last_generation=self.last.append,
             monotonic=self.clock,
         )
         self.service.start()
@@ -494,7 +494,7 @@ def test_the_samples_are_named_where_the_failures_are_used_up_in_a_step_that_bro
     broken = "2 generations have broken in the step after step 7"
     why = f"requeue.max_failures is used up, and {broken}, on the samples {named} and 16 more"
     assert cluster.reasons() == [why] * 2
-    assert cluster.last == [(f"{why}; the ranks save and end", 7, list(range(100, 132)))]
+    assert cluster.last == [LastGeneration(reason=why, step=7, samples=list(range(100, 132)))]
 
 
 def test_three_generations_that_break_at_one_step_are_the_last(new_cluster: Callable[..., Cluster]) -> None:
@@ -506,7 +506,9 @@ def test_three_generations_that_break_at_one_step_are_the_last(new_cluster: Call
         cluster.form(generation + 1)
     cluster.kill(1)
     cluster.leave({0: 7}, generation=2, samples=[31, 4])
-    assert cluster.reasons() == ["3 generations have broken in the step after step 7, on the samples 31, 4"]
+    why = "3 generations have broken in the step after step 7, on the samples 31, 4"
+    assert cluster.reasons() == [why]
+    assert cluster.last == [LastGeneration(reason=why, step=7, samples=[31, 4], is_cascade=True)]
 
 
 def test_ranks_whose_states_after_the_same_step_differ_end_and_save_none(cluster: Cluster) -> None:
@@ -514,7 +516,7 @@ def test_ranks_whose_states_after_the_same_step_differ_end_and_save_none(cluster
     cluster.leave({0: 7, 2: 8, 3: 8}, checksums={0: 1, 2: 2, 3: 3})
     why = "after step 8 the states of rank 2 and rank 3 differ"
     assert cluster.ends() == [{"end": why, "states_differ": True}] * 3
-    assert cluster.last == [(f"{why}; the ranks end, and save none of them", 8, [])]
+    assert cluster.last == [LastGeneration(reason=f"{why}; the ranks end, and save none of them", step=8)]
     assert cluster.service.must_end
     assert cluster.recoveries == []
 
