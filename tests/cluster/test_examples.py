@@ -61,6 +61,13 @@ import os
 
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])
 """
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --ntasks=2
+#SBATCH --cpus-per-task=1
+#SBATCH --time=10
+srun --cpus-per-task=1 python train.py
+"""
 LOSSES = """\
 def dice_loss(outputs, targets):
     scores = outputs.softmax(1).gather(1, targets[:, None])
@@ -76,6 +83,9 @@ BEFORE = {
     "stacks": f"{_LIVE} && until ls runs/my-job/*/metrics.jsonl | grep -v {RUN_ID}; do sleep 0.2; done",
     "requeue": f"{_LIVE} && until ls runs/my-job/*/metrics.jsonl | grep -v {RUN_ID}; do sleep 0.2; done",
 }
+# A rehearsal needs a program that saves and resumes, and steps that leave time for a fault.
+_LIGHT_PROGRAM = ROOT / "tests" / "rehearse" / "light_program.py"
+FILES_BEFORE = {"rehearse": f"cp {_LIGHT_PROGRAM} train.py && sed -i s/pause_s=0.0/pause_s=0.1/ small.py"}
 # A loss that is wrong on several ranks is what these look for.
 FINDINGS = frozenset({"doctor", "doctor loss"})
 # Slurm 22.05 lets a job wait that asks for more CPUs than a host of the sandbox has; newer ones refuse it.
@@ -121,7 +131,8 @@ class Shell:
 def files(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with the files that the examples name, and the run."""
     directory = tmp_path_factory.mktemp("shell")
-    for name, text in {"job.yaml": JOB, "small.py": SMALL, "train.py": TRAIN, "losses.py": LOSSES}.items():
+    texts = {"job.yaml": JOB, "small.py": SMALL, "train.py": TRAIN, "losses.py": LOSSES, "train.sbatch": SCRIPT}
+    for name, text in texts.items():
         (directory / name).write_text(text)
     shutil.copytree(ROOT / "jobs", directory / "jobs")
     sandbox.run(*HPCDDP, "submit", "job.yaml", "--follow", cwd=directory, timeout=240)
@@ -170,6 +181,8 @@ def test_the_file_of_every_example_is_there() -> None:
 )
 def test_example_does_what_it_says(shell: Shell, example: str, name: str) -> None:
     run_id = RUN_ID
+    if name in FILES_BEFORE:
+        assert shell.type(FILES_BEFORE[name]) == (0, "")
     if name in BEFORE:
         code, shown = shell.type(BEFORE[name])
         found = re.search(r"^run id +(\S+)", shown, re.MULTILINE)
