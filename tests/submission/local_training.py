@@ -65,7 +65,9 @@ def run_of(directory: Path) -> RunDirectory:
 
 def wait_for_step(directory: Path, step: int) -> RunDirectory:
     def is_reached() -> bool:
-        return (directory / "runs" / "again").is_dir() and f'"step": {step},' in metrics_of(run_of(directory))
+        # The directory of the job is there a moment before that of its run.
+        has_run = any((directory / "runs").glob("again/*"))
+        return has_run and f'"step": {step},' in metrics_of(run_of(directory))
 
     wait_until(is_reached, f"step {step}", 180)
     return run_of(directory)
