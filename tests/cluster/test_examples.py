@@ -117,7 +117,8 @@ class Shell:
             start_new_session=True,
         )
         try:
-            shown, _ = shell.communicate(timeout=5 if "--watch" in line else 240)
+            # A rehearsal is a dozen short runs, each of which imports torch.
+            shown, _ = shell.communicate(timeout=5 if "--watch" in line else 600)
         except subprocess.TimeoutExpired:
             os.killpg(shell.pid, signal.SIGINT)
             shown, _ = shell.communicate(timeout=30)
