@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -11,11 +13,14 @@ from typing import Any
 
 import pytest
 
-from hpcddp.run.checkpoints import newest_valid
+from hpcddp.run.checkpoints import Checkpoint, Manifest, newest_valid
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
 from hpcddp.stop.faults import SAVE_POINTS
 from hpcddp.stop.reasons import StopReason
+from hpcddp.train.checkpoint import writer
+from hpcddp.train.loop import loop
+from tests.distributed.rank import main
 from tests.distributed.training import evaluations, job_document, records, result, run_ranks, without_times
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -194,3 +199,31 @@ def test_killed_just_before_its_checkpoint_gets_its_name(tmp_path: Path) -> None
 @pytest.mark.long
 def test_killed_at_any_point_of_any_save(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, list(product(SAVE_POINTS, SAVED_STEPS)))
+
+
+def train_on_a_disk_that_refuses_step_12_twice(plan: Path, rank: int) -> int:
+    """Run one rank of two."""
+    publish = writer.publish
+    refusals = iter(range(2))
+
+    def refuse_or_publish(directory: Path, manifest: Manifest, *rest: Any, **options: Any) -> Checkpoint:
+        if manifest.step == 12 and next(refusals, None) is not None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return publish(directory, manifest, *rest, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "publish", refuse_or_publish)
+        patch.setattr(loop, "_SAVE_AGAIN_S", 0.0)
+        return main(plan, rank)
+
+
+def test_all_ranks_wait_until_the_disk_takes_the_last_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    jobs = [{"run": run, "spec": saving_spec()}]
+    outcome = run_ranks(tmp_path / "ranks", 2, jobs, main=train_on_a_disk_that_refuses_step_12_twice)
+    assert outcome.codes == [0, 0], outcome.outputs
+    assert outcome.outputs[0].count("saving after step 12 failed") == 2
+    newest = newest_valid(run / "checkpoints", expected=True, warn=no_warning)
+    assert newest is not None
+    assert newest.manifest.step == 12
+    assert result(run)["status"] == "finished"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,13 @@ def context_after(training: Training, state: MemoryCheckpoint, **told: Any) -> T
     return replace(context, recovery=recovery)
 
 
+def memory_checkpoint(path: Path) -> MemoryCheckpoint:
+    """Return what a checkpoint on the disk holds."""
+    checkpoint = verify(path)
+    contents = {name: load_file(checkpoint, name) for name in checkpoint.manifest.files}
+    return MemoryCheckpoint.of(checkpoint.manifest, contents)
+
+
 @pytest.fixture
 def state(training: Training) -> MemoryCheckpoint:
     """Return the state after step 6 of a run; on the disk there is a checkpoint of step 4 alone."""
@@ -45,13 +54,12 @@ def state(training: Training) -> MemoryCheckpoint:
             **JOB,
         )
     newest, *_ = list_checkpoints(training.run.checkpoints)
-    checkpoint = verify(newest)
-    contents = {name: load_file(checkpoint, name) for name in checkpoint.manifest.files}
+    state = memory_checkpoint(newest)
     for path in newest.iterdir():
         path.unlink()
     newest.rmdir()
-    assert checkpoint.manifest.step == 6
-    return MemoryCheckpoint.of(checkpoint.manifest, contents)
+    assert state.manifest.step == 6
+    return state
 
 
 def test_training_goes_on_from_the_state_and_comes_out_as_if_it_had_not_stopped(
@@ -63,6 +71,19 @@ def test_training_goes_on_from_the_state_and_comes_out_as_if_it_had_not_stopped(
     assert result(training.run.path)["parameters_sha256"] == result(whole.run.path)["parameters_sha256"]
     assert [record["step"] for record in steps(training.run.path)] == list(range(1, 13))
     assert [line for line in training.said if line.startswith("going on after step 6 with 1 rank")]
+
+
+def test_last_step_that_is_only_in_memory_is_saved_before_the_run_has_finished(
+    training: Training, new_training: Callable[[str], Training]
+) -> None:
+    whole = new_training("whole")
+    whole.train(**JOB)
+    last = memory_checkpoint(list_checkpoints(whole.run.checkpoints)[0])
+    training.run.attempt(0).path.mkdir(parents=True)
+    run_training(context_after(training, last))
+    newest, *_ = list_checkpoints(training.run.checkpoints)
+    assert newest.name == "step-000012"
+    assert result(training.run.path)["status"] == "finished"
 
 
 def test_state_that_is_only_in_memory_is_saved_although_no_step_was_made_from_it(

@@ -18,7 +18,7 @@ from hpcddp.run.metrics_file import MetricsFile, metrics_line
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
-from hpcddp.train.distributed import collective_device
+from hpcddp.train.distributed import broadcast_numbers, collective_device
 from hpcddp.train.errors import NonFiniteError, PausedError, StoppedError
 from hpcddp.train.loop.agreement import StepPart, StepSums
 from hpcddp.train.loop.blocks import Blocks, MadeStep
@@ -96,6 +96,9 @@ class Loop:
         self._context.heartbeat.beat()
         if self._schedule.evaluation_missing(self._progress.step, self._progress.evaluated_step):
             self._evaluate()
+        if self._context.recovery is not None and self._progress.step == self._schedule.total_steps:
+            # Other ranks have gone after the last step, perhaps before it was saved.
+            self._save("end of training")
         for position in self._schedule.positions(self._progress.step):
             faults.inject("step", step=position.step)
             self._make_step(position)
@@ -123,13 +126,18 @@ class Loop:
             SaveError: the disk refuses it for as long as it may refuse saves.
             StoppedError: the ranks agreed to stop meanwhile.
         """
-        while not self._checkpointer.wait():
+        while not self._last_save_has_succeeded():
             self._context.heartbeat.expect_long()
             self._stopper.set_agreed(agree_on_stop(self._stopper.vote(), collective_device()))
             if self._stopper.agreed:
                 self._save_and_stop()
             time.sleep(_SAVE_AGAIN_S)
             self._save("last step again")
+
+    def _last_save_has_succeeded(self) -> bool:
+        """Wait for the last write, and return whether it has succeeded, which rank 0 alone knows; a collective."""
+        (has_succeeded,) = broadcast_numbers([self._checkpointer.wait()])
+        return bool(has_succeeded)
 
     def _make_step(self, position: Position) -> None:
         """Compute the gradient, start the agreement in the last step of a block, and update or skip."""
