@@ -41,7 +41,7 @@ _POLL_S: Final = 0.02
 _SLOW_POLL_S: Final = 0.5
 # Connections that have not proven yet that they know the key.
 _MOST_GREETING: Final = 256
-# So often may a generation break before a step is made.
+# So often may processes die before a step is made.
 _MOST_AT_A_STEP: Final = 3
 # So many processes are started for one number while the others wait for it.
 _MOST_STARTS: Final = 2
@@ -131,7 +131,10 @@ class MemberService:
         self._joined: list[int] = []
         # That of the state with which the generation began.
         self._position = (-1, -1)
-        self._broken_at_step: tuple[int, int] = (-1, 0)
+        # The step after which processes have died, how often, and how often in a generation that had trained.
+        self._step_of_deaths = -1
+        self._deaths_at_step = 0
+        self._broken_at_step = 0
 
     @property
     def members(self) -> Collection[int]:
@@ -164,7 +167,8 @@ class MemberService:
 
     def handle(self, *, most_s: float = _SLOW_POLL_S) -> None:
         """Handle what has happened, and what is due; wait for ``most_s`` at most if nothing has."""
-        timeout_s = min(_POLL_S, most_s) if self._phase in {"leaving", "waiting", "forming"} else most_s
+        # What srun says of new processes is read from files; that they are there is an event.
+        timeout_s = min(_POLL_S, most_s) if self._phase in {"leaving", "forming"} else most_s
         try:
             event = self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -228,8 +232,8 @@ class MemberService:
         """Read what the sentinel of a rank sends."""
         channel.send({"welcome": self._generation})
         try:
-            status = int(channel.receive()["exit"])
-            self._events.put(lambda: self._hear_exit(process, _exit_text(status)))
+            how = _exit_text(int(channel.receive()["exit"]))
+            self._events.put(lambda: self._hear_exit(process, how))
         except ChannelClosedError as error:
             if error.is_cut_off:
                 self._events.put(lambda: self._lose_node(node))
@@ -360,7 +364,8 @@ class MemberService:
         now = self._monotonic()
         is_first_death = not self._change.dead and not self._change.failures
         if self._phase == "training" or (is_first_death and dead):
-            self._change = Change(now)
+            # Ranks that have been told already that the generation is broken have no more time than before.
+            self._change = Change(now, deadline=self._change.deadline)
         change = self._change
         change.dead.update(dead)
         change.awaited -= dead.keys()
@@ -512,19 +517,31 @@ class MemberService:
         self._change.deadline = self._monotonic() + _FORM_S + _CONNECT_FACTOR * self._connect_s
 
     def _may_break_again(self, step: int) -> bool:
-        """Count a broken generation; tell the ranks to end, and return False, if that were one too many."""
-        at_step, count = self._broken_at_step
-        count = count + 1 if at_step == step else 1
-        self._broken_at_step = (step, count)
-        broken = f"{count} generations have broken in the step after step {step}"
-        if count >= _MOST_AT_A_STEP:
+        """Count the newest deaths as one; tell the ranks to end, and return False, if that were one too many."""
+        if step != self._step_of_deaths:
+            self._step_of_deaths = step
+            self._deaths_at_step = 0
+            self._broken_at_step = 0
+        self._deaths_at_step += 1
+        has_trained = not self._change.failures and self._tries == 0
+        if has_trained:
+            # A sample of the step may be the cause.
+            self._broken_at_step += 1
+        broken = f"{self._broken_at_step} generations have broken in the step after step {step}"
+        if self._broken_at_step >= _MOST_AT_A_STEP:
             self._end_at_step(broken, step, is_cascade=True)
+            return False
+        if self._deaths_at_step >= _MOST_AT_A_STEP:
+            self.end(
+                f"processes have died {self._deaths_at_step} times after step {step}, before the ranks could make the "
+                "next one"
+            )
             return False
         if all(how == NODE_LOST for how in self._change.dead.values()):
             return True
         if self._failures_left == 0:
             why = "requeue.max_failures is used up"
-            if count > 1:
+            if self._broken_at_step > 1:
                 self._end_at_step(f"{why}, and {broken}", step, is_cascade=False)
             else:
                 self.end(why)

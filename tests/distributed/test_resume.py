@@ -16,6 +16,7 @@ import pytest
 from hpcddp.run.checkpoints import Checkpoint, Manifest, newest_valid
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
+from hpcddp.run.publish import publish
 from hpcddp.stop.faults import SAVE_POINTS
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.checkpoint import writer
@@ -203,7 +204,6 @@ def test_killed_at_any_point_of_any_save(tmp_path: Path) -> None:
 
 def train_on_a_disk_that_refuses_step_12_twice(plan: Path, rank: int) -> int:
     """Run one rank of two."""
-    publish = writer.publish
     refusals = iter(range(2))
 
     def refuse_or_publish(directory: Path, manifest: Manifest, *rest: Any, **options: Any) -> Checkpoint:

@@ -19,6 +19,7 @@ from hpcddp.task.channel import Channel, ChannelClosedError, connect
 KEY = b"the token"
 KILLED = "Killed"
 NOTHING: Mapping[int, int] = {}
+NEW_PROCESS = {"step": -1, "evaluated_step": -1, "port": 1001}
 
 
 class Cluster:
@@ -143,6 +144,17 @@ class Cluster:
         for channel in self.channels.values():
             channel.send({"formed": generation})
         self.settle()
+
+    def replace(self, number: int) -> None:
+        """Let a rank die after step 7, and its new process form generation 2 with the others, after step 9."""
+        self.kill(number)
+        others = list(self.channels)
+        self.leave(dict.fromkeys(others, 7))
+        self.formations()
+        self.form(1)
+        self.join(number, left=NEW_PROCESS)
+        self.leave(dict.fromkeys(others, 9), generation=1)
+        self.formations()
 
     def ends(self) -> list[dict[str, Any]]:
         """Return with which document each rank is told to end."""
@@ -375,7 +387,9 @@ def test_the_third_death_at_a_step_ends_the_ranks_that_form(new_cluster: Callabl
         cluster.leave(dict.fromkeys(cluster.channels, 7), generation)
         if number > 1:
             cluster.formations()
-    assert cluster.reasons() == ["3 generations have broken in the step after step 7"]
+    assert cluster.reasons() == ["processes have died 3 times after step 7, before the ranks could make the next one"]
+    # No generation but the first has trained, so the step is not the cause.
+    assert cluster.last == []
 
 
 def test_the_records_are_completed_in_the_next_try_if_the_rank_that_was_to_complete_them_did_not_train(
@@ -421,13 +435,7 @@ def test_a_rank_that_is_stuck_while_the_ranks_form_a_generation_ends_it(cluster:
 
 
 def test_a_new_process_that_dies_while_it_joins_is_replaced_after_the_others_went_on(cluster: Cluster) -> None:
-    cluster.kill(1)
-    cluster.leave({0: 7, 2: 7, 3: 7})
-    cluster.formations()
-    cluster.form(1)
-    cluster.join(1, left=NEW_PROCESS)
-    cluster.leave({0: 9, 2: 9, 3: 9}, generation=1)
-    cluster.formations()
+    cluster.replace(1)
     cluster.kill(1)
     cluster.leave({0: 9, 2: 9, 3: 9}, generation=2)
     assert cluster.formations()[0]["world_size"] == 3
@@ -437,13 +445,7 @@ def test_a_new_process_that_dies_while_it_joins_is_replaced_after_the_others_wen
 
 
 def test_a_new_process_takes_part_again_in_the_next_try(cluster: Cluster) -> None:
-    cluster.kill(1)
-    cluster.leave({0: 7, 2: 7, 3: 7})
-    cluster.formations()
-    cluster.form(1)
-    cluster.join(1, left=NEW_PROCESS)
-    cluster.leave({0: 9, 2: 9, 3: 9}, generation=1)
-    cluster.formations()
+    cluster.replace(1)
     cluster.kill(0)
     cluster.leave({1: -1, 2: 9, 3: 9}, generation=2)
     formations = cluster.formations()
@@ -453,15 +455,22 @@ def test_a_new_process_takes_part_again_in_the_next_try(cluster: Cluster) -> Non
     assert cluster.recoveries[1].joined == {1: "n1"}
 
 
+def test_a_rank_that_is_stuck_after_a_new_process_could_not_join_and_another_rank_died_ends_the_generation(
+    cluster: Cluster,
+) -> None:
+    cluster.replace(1)
+    # Rank 0 could not open the group; rank 2 dies before rank 3 has left it.
+    cluster.leave({0: 9, 1: -1}, generation=2)
+    cluster.kill(2)
+    later = time.monotonic() + 30
+    cluster.now = lambda: later
+    cluster.settle()
+    assert cluster.reasons() == ["a rank did not leave the broken generation in time"] * 3
+
+
 def test_the_ranks_end_if_nobody_is_left_who_has_the_state(new_cluster: Callable[..., Cluster]) -> None:
     cluster = new_cluster(world_size=2)
-    cluster.kill(1)
-    cluster.leave({0: 7})
-    cluster.formations()
-    cluster.form(1)
-    cluster.join(1, left=NEW_PROCESS)
-    cluster.leave({0: 9}, generation=1)
-    cluster.formations()
+    cluster.replace(1)
     cluster.kill(0)
     cluster.leave({1: -1}, generation=2)
     assert cluster.reasons() == ["no rank is left that has the state"]
@@ -531,9 +540,6 @@ def test_states_that_differ_are_also_found_before_a_new_process_joins(cluster: C
     assert cluster.ends()[1]["end"] == "after step 9 the states of ranks 1,3 and rank 2 differ"
 
 
-NEW_PROCESS = {"step": -1, "evaluated_step": -1, "port": 1001}
-
-
 @pytest.fixture
 def waiting_cluster(cluster: Cluster) -> Cluster:
     """Ranks that do not go on with fewer, one of which has died."""
@@ -580,7 +586,9 @@ def test_the_ranks_end_if_the_second_new_process_is_killed_too(waiting_cluster: 
         cluster.exits[1] = KILLED
         cluster.settle()
     assert cluster.started == [1, 1]
-    assert cluster.reasons() == ["3 generations have broken in the step after step 7"] * 3
+    why = "processes have died 3 times after step 7, before the ranks could make the next one"
+    assert cluster.reasons() == [why] * 3
+    assert cluster.last == []
 
 
 def test_the_ranks_end_if_a_new_process_is_killed_and_no_failure_is_left(new_cluster: Callable[..., Cluster]) -> None:
@@ -794,13 +802,7 @@ def test_a_rank_that_ends_by_itself_is_dead_when_its_connection_ends(cluster: Cl
 
 def test_the_end_of_an_earlier_process_of_a_rank_says_nothing_about_its_newest(cluster: Cluster) -> None:
     sentinel = watch(cluster, 1)
-    cluster.kill(1)
-    cluster.leave({0: 7, 2: 7, 3: 7})
-    cluster.formations()
-    cluster.form(1)
-    cluster.join(1, left=NEW_PROCESS)
-    cluster.leave({0: 9, 2: 9, 3: 9}, generation=1)
-    cluster.formations()
+    cluster.replace(1)
     cluster.form(2)
     sentinel.send({"exit": int(signal.SIGKILL)})
     sentinel.close()
