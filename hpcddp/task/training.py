@@ -88,7 +88,7 @@ class _Generation:
 def train(inputs: TaskInputs) -> None:
     """Run one rank of the job's training or entrypoint, from the rendezvous to the last barrier."""
     if PROCESS_STATE.is_newcomer:
-        # The others may wait for it: they hear of its end, and of the loss of its node, during the imports too.
+        # The others may wait for it: its sentinel lets them hear of the loss of its node during the imports too.
         _start_sentinel(inputs, *_find_service(inputs))
     # Garbage collections take a tenth of the time of these imports, and free nothing: then or later.
     gc.disable()
