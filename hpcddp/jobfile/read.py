@@ -136,7 +136,7 @@ def change_job(
     """Return a resolved job with the changes of the command line; default settings are not merged into it again.
 
     Args:
-        file: its name in errors.
+        file: the name of the resolved job in errors.
         overrides: ``key.path=value`` each; the last of two for one key counts.
         options: values of other command-line options; ``overrides`` have precedence over them.
         profiles: the directory of cluster profiles, for the facts about the cluster; None where there is none.

@@ -71,7 +71,7 @@ def _differing_fields(section: Section, data: Mapping[str, Any]) -> dict[str, An
     """Return the fields of a section that differ from their defaults.
 
     Args:
-        data: the same section as JSON.
+        data: the section as JSON.
     """
     differing = {}
     for name, field in type(section).model_fields.items():
