@@ -44,7 +44,9 @@ def interrupted_afterwards() -> Iterator[None]:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    handlers_before = {signum: signal.signal(signum, handler) for signum in _SIGNALS}
+    # A signal that is ignored, as SIGHUP is under nohup, stays ignored.
+    signums = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    handlers_before = {signum: signal.signal(signum, handler) for signum in signums}
     try:
         yield
     finally:

@@ -54,6 +54,19 @@ def test_a_signal_in_a_submission_interrupts_after_it(
     assert done == ["recorded"]
 
 
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_that_is_ignored_interrupts_nothing(signum: signal.Signals, done: list[str]) -> None:
+    """As SIGHUP under nohup."""
+    handler_before = signal.signal(signum, signal.SIG_IGN)
+    try:
+        rehearse(signum, done)
+        submit_in_rehearsal(signum, done)
+        assert signal.getsignal(signum) is signal.SIG_IGN
+    finally:
+        signal.signal(signum, handler_before)
+    assert done == ["went on", "recorded", "went on"]
+
+
 def test_without_a_signal_nothing_is_interrupted() -> None:
     with interrupted_by_signals(), interrupted_afterwards():
         pass
