@@ -109,7 +109,7 @@ def read_file(file: Path) -> str:
     text = read_text(file, keeps_mark=True)
     if isinstance(text, Problem):
         raise UserError(str(text))
-    if not text.strip():
+    if not text.removeprefix(BYTE_ORDER_MARK).strip():
         raise UserError(f"{file} is empty; name a job file, or a script for sbatch")
     return text
 
@@ -124,10 +124,11 @@ def is_script(file: Path, text: str) -> bool:
     Raises:
         UserError: it is a program that neither is.
     """
+    text = text.removeprefix(BYTE_ORDER_MARK)
     has_directives = re.search("^#SBATCH", text, re.MULTILINE) is not None
     if file.suffix == ".py" and not has_directives:
         raise UserError(f"{file} is a Python program; check the job file or the script that starts it")
-    if text.removeprefix(BYTE_ORDER_MARK).startswith("#!") or file.suffix in _SCRIPT_SUFFIXES:
+    if text.startswith("#!") or file.suffix in _SCRIPT_SUFFIXES:
         return True
     return has_directives and file.suffix not in _JOB_FILE_SUFFIXES
 

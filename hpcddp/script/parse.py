@@ -86,6 +86,6 @@ def read_script(file: Path) -> Script:
     text = read_text(file, keeps_mark=True)
     if isinstance(text, Problem):
         raise ScriptError(str(text))
-    if not text.strip():
+    if not text.removeprefix(BYTE_ORDER_MARK).strip():
         raise ScriptError(f"{file} is empty; name a script for sbatch")
     return parse_script(text)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from hpcddp.check.check import LAYERS, Report, check_file, repaired
 from hpcddp.check.finding import Example
+from hpcddp.errors import UserError
+from hpcddp.script.parse import read_script
 from tests.check.examples import report_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -183,6 +185,21 @@ def test_a_byte_order_mark_in_front_of_a_script_is_found_and_no_harm_to_a_job_fi
     job_file = tmp_path / "job.yaml"
     job_file.write_text('\ufeffname: a\ncommand: ["true"]\n')
     assert check_file(job_file, None, HERE).findings == ()
+
+
+def test_a_script_whose_directives_follow_a_byte_order_mark_is_no_job_file(tmp_path: Path) -> None:
+    script = tmp_path / "job"
+    script.write_text("\ufeff#SBATCH --nodes=1\nsrun python a.py\n")
+    assert {finding.rule.code for finding in check_file(script, None, HERE).findings} == {"refused-text"}
+
+
+def test_a_file_with_nothing_but_a_byte_order_mark_is_empty(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("\ufeff\n")
+    with pytest.raises(UserError, match="is empty"):
+        check_file(script, None, HERE)
+    with pytest.raises(UserError, match="is empty"):
+        read_script(script)
 
 
 def test_an_ignored_finding_is_not_repaired(tmp_path: Path) -> None:
