@@ -14,6 +14,7 @@ from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.manage.format import processes_text
 from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.run_files import Job
 from hpcddp.manage.status import RunStatus, left_behind
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
@@ -72,16 +73,27 @@ def cancel(status: RunStatus, *, end: End) -> str:
         return f"run {run.run_id} has ended already ({status.state}); {what}"
     _append_cancel_event(status)
     if job.local:
-        os.kill(int(job.job_id), signal.SIGTERM)
-        if status.state.has_nodes:
-            return _sentence_about_signalled(run)
-        _conclude(status)
-        return f"run {run.run_id} is cancelled before its turn; to start it: {resume_command(run)}"
+        is_signalled = _signal_batch_script(job)
+        if not status.state.has_nodes:
+            _conclude(status)
+            return f"run {run.run_id} is cancelled before its turn; to start it: {resume_command(run)}"
+        if not is_signalled:
+            return f"run {run.run_id} has ended meanwhile; there is nothing to cancel"
+        return _sentence_about_signalled(run)
     end([job.job_id])
     if status.state.has_nodes:
         return _sentence_about_ending(status, job.job_id)
     saved_step = _conclude(status)
     return _sentence_about_waiting(status, job.job_id, saved_step)
+
+
+def _signal_batch_script(job: Job) -> bool:
+    """Send SIGTERM to the batch script of a run on this machine; return whether it still ran."""
+    try:
+        os.kill(int(job.job_id), signal.SIGTERM)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _sentence_about_signalled(run: RunDirectory) -> str:
@@ -190,13 +202,11 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
         return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); {what}"
     for element in alive:
         _append_cancel_event(element)
-    local = [element for element in alive if element.files.job is not None and element.files.job.local]
-    # Those that wait come first: the end of one that runs is the turn of another.
-    local.sort(key=lambda element: element.state.has_nodes)
-    for element in local:
-        with suppress(ProcessLookupError):
-            os.kill(int(_job_id(element)), signal.SIGTERM)
-    job_ids = [_job_id(element) for element in alive if element not in local]
+    jobs = _jobs_of(alive)
+    for job in jobs:
+        if job.local:
+            _signal_batch_script(job)
+    job_ids = [job.job_id for job in jobs if not job.local]
     if job_ids:
         end(_joined_by_array(job_ids))
     for element in alive:
@@ -204,7 +214,7 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
             _conclude(element)
     # Elements that have not begun have no directory of their own.
     _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
-    return _sentence_about_sweep(sweep, alive, is_local=bool(local), signalled=signalled)
+    return _sentence_about_sweep(sweep, alive, is_local=not job_ids, signalled=signalled)
 
 
 def _sentence_about_sweep(sweep: Sweep, alive: Sequence[RunStatus], *, is_local: bool, signalled: str | None) -> str:
@@ -229,8 +239,10 @@ def _sentence_about_sweep(sweep: Sweep, alive: Sequence[RunStatus], *, is_local:
     return sentence
 
 
-def _job_id(element: RunStatus) -> str:
-    return "" if element.files.job is None else element.files.job.job_id
+def _jobs_of(elements: Sequence[RunStatus]) -> list[Job]:
+    """Return the jobs of elements, those that wait first: the end of one that runs is the turn of another."""
+    waiting_first = sorted(elements, key=lambda element: element.state.has_nodes)
+    return [element.files.job for element in waiting_first if element.files.job is not None]
 
 
 def _joined_by_array(job_ids: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,6 +142,14 @@ def test_a_run_on_this_machine_gets_what_ctrl_c_would_send(
     assert "it saves and exits" in said
     assert said.endswith(f"hpcddp submit --resume {made.run.path}")
     assert sent == [(77, signal.SIGTERM)]
+
+
+def test_a_run_on_this_machine_that_ends_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["true"])
+    made = make(tmp_path).submitted(str(process.pid), cluster="local")
+    process.wait()
+    monkeypatch.setattr("hpcddp.manage.status.is_process_alive", lambda _: True)
+    assert cancel(look(made), end=Slurm().end) == "run run-1 has ended meanwhile; there is nothing to cancel"
 
 
 def test_a_sweep_is_cancelled_in_one_go_but_for_what_has_ended(tmp_path: Path, golden: GoldenMessages) -> None:
