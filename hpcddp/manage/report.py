@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median_low
@@ -123,6 +123,7 @@ class RunReport:
         error: its first error; None if nothing failed.
         sources: what its submissions would run.
         values: the values of an element of a sweep.
+        values_text: what tells the element from the others; empty for a run of its own.
         damaged: a sentence for each record that cannot be read.
         has_gpus: whether its ranks are GPUs.
         missing: which record is missing for the times of its attempts, a sentence; None if none is.
@@ -140,6 +141,7 @@ class RunReport:
     error: FirstError | None = None
     sources: tuple[Source, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+    values_text: str = ""
     damaged: tuple[str, ...] = ()
     has_gpus: bool = False
     missing: str | None = None
@@ -307,20 +309,16 @@ def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:
     return metric, sorted(reports, key=key)
 
 
-def report_of(status: RunStatus, *, values: Mapping[str, Any] | None = None) -> RunReport:
-    """Return what is known of a run; a record that cannot be read is a sentence in it.
-
-    Args:
-        values: those of an element of a sweep; None for another run.
-    """
+def report_of(status: RunStatus) -> RunReport:
+    """Return what is known of a run; a record that cannot be read is a sentence in it."""
     try:
-        return _report_of(status, values or {})
+        return _report_of(status)
     except OSError as error:
         sentence = closed_directory_sentence(status.run, error)
-        return RunReport(status=status, values=values or {}, damaged=(sentence,))
+        return RunReport(status=status, damaged=(sentence,))
 
 
-def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
+def _report_of(status: RunStatus) -> RunReport:
     run = status.run
     reader = _RecordReader(status.files.remarks)
     events, events_damage = lines_or_damage(run.events, lambda: read_event_log(run.events))
@@ -352,7 +350,6 @@ def _report_of(status: RunStatus, values: Mapping[str, Any]) -> RunReport:
         checkpoints=tuple(_checkpoints(run)),
         error=_first_error(run),
         sources=sources,
-        values=values,
         damaged=tuple(reader.damage),
         has_gpus=_has_gpus(spec, attempt_files),
         missing=_missing_record(events_damage, attempt_files),
@@ -525,8 +522,8 @@ def reports_of(lines: Sequence[RunStatus | SweepStatus]) -> list[RunReport]:
         if isinstance(line, RunStatus):
             reports.append(report_of(line))
         else:
-            for element, values in zip(line.elements, line.sweep.elements, strict=True):
-                reports.append(report_of(element, values=values))
+            for element, values, text in zip(line.elements, line.sweep.elements, line.values, strict=True):
+                reports.append(replace(report_of(element), values=values, values_text=text))
     return reports
 
 

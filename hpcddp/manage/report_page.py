@@ -21,7 +21,6 @@ from hpcddp.manage.ranking import best_extreme
 from hpcddp.manage.report import RunReport, ranked
 from hpcddp.manage.report_drawing import Curve, Drawer, time_unit
 from hpcddp.manage.run_metrics import joined_pieces
-from hpcddp.manage.sweep_values import value_texts
 from hpcddp.run.find import token_of
 from hpcddp.version import __version__
 
@@ -140,7 +139,7 @@ def _template() -> Template:
 
 def _label(report: RunReport) -> str:
     if report.values:
-        return _clean(f"{report.run.run_id}: {_values(report)}")
+        return _clean(f"{report.run.run_id}: {report.values_text}")
     return _clean(f"{report.run.path.parent.name}/{report.run.run_id}")
 
 
@@ -155,14 +154,9 @@ def _short_labels(reports: Sequence[RunReport]) -> list[str]:
         if has_several_names:
             label = f"{report.run.path.parent.name} {label}"
         if report.values:
-            label = f"{label}: {_values(report)}"
+            label = f"{label}: {report.values_text}"
         labels.append(_clean(label))
     return labels
-
-
-def _values(report: RunReport) -> str:
-    texts = value_texts(report.values, report.status.files.changes)
-    return " ".join(f"{key.rpartition('.')[2]}={text}" for key, text in texts.items())
 
 
 def _clean(text: object) -> str:

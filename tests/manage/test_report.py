@@ -594,6 +594,14 @@ def test_the_page_of_a_sweep_shows_a_value_that_a_resumption_has_changed(sweep: 
     assert "base=0.1 -&gt; 0.05" in html(*found)
 
 
+def test_the_page_of_a_sweep_names_a_key_whole_where_another_has_the_same_last_word(tmp_path: Path) -> None:
+    made = make(tmp_path, SWEEP_ID, "rates").submitted("12")
+    elements = ({"learning_rate.base": 0.1, "model_args.base": 64}, {"learning_rate.base": 0.1, "model_args.base": 128})
+    chunks = (Chunk(job_id="12", first=0, count=2),)
+    write_sweep(Sweep(sweep_id=SWEEP_ID, path=made.run.path, elements=elements, chunks=chunks))
+    assert f"{SWEEP_ID}_1: learning_rate.base=0.1 model_args.base=128</a>" in html(*reports(made))
+
+
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_a_browser_opens_the_page(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(html(report(three_attempts(tmp_path))))
