@@ -189,8 +189,8 @@ def runs(run_root: str | os.PathLike[str] | None = None, *, everywhere: bool = F
     """
     from hpcddp.run.find import all_runs
 
-    records = all_runs(default_run_root() if run_root is None else Path(run_root), everywhere=everywhere)
-    return [Run(run.path) for run in records if not run.sweep_manifest.exists()]
+    directories = all_runs(default_run_root() if run_root is None else Path(run_root), everywhere=everywhere)
+    return [Run(run.path) for run in directories if not run.sweep_manifest.exists()]
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -38,7 +38,7 @@ class Column:
     def width(self) -> int:
         """The characters of the longest text that is shown."""
         lengths = [len(text) for row, text in enumerate(self.cells) if row not in self.long_rows]
-        width = max(len(self.title), *lengths) if lengths else len(self.title)
+        width = max([len(self.title), *lengths])
         return width if self.most_characters is None else min(width, self.most_characters)
 
     def texts(self, *, is_last: bool) -> list[str]:

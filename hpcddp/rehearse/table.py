@@ -19,8 +19,7 @@ def lines_of(report: RehearsalReport) -> Iterator[str]:
     yield f"{report.name} on {counted(report.ranks, 'rank')}: {report.undisturbed.seconds:.0f} s without a fault{made}"
     yield ""
     rows = [_row(trial) for trial in report.trials]
-    cells_of_columns = list(zip(*rows, strict=True)) or [() for _ in _TITLES]
-    columns = [Column(title=title, cells=cells) for title, cells in zip(_TITLES, cells_of_columns, strict=True)]
+    columns = [Column(title=title, cells=[row[index] for row in rows]) for index, title in enumerate(_TITLES)]
     yield from table_lines(columns)
     for trial in report.trials:
         details = list(_details(trial))
