@@ -48,7 +48,9 @@ def values_now(values: Mapping[str, Any], changes: Sequence[Change]) -> dict[str
 
 def _is_changed_in_part(key: str, changes: Sequence[Change]) -> bool:
     """Return whether changes are about the command with a placeholder, or about fields of a section."""
-    # It builds the models of the job file, which most tables of runs do without.
+    if not changes:
+        return False
+    # It builds the models of the job file, which a table without changes does without.
     from hpcddp.jobfile.sweep import field_of
 
     field = field_of(key)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from tests.cli.slow_libraries import SLOW, UNINSTALL, run_python
+from tests.manage.runs import make
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -94,6 +96,21 @@ def test_a_command_loads_no_module_that_it_does_not_need(words: list[str], unnee
     )
     done = run_python(run, *words)
     assert (done.returncode, done.stderr.split()) == (0, [])
+
+
+def test_the_elements_of_a_sweep_are_shown_without_the_models_of_the_job_file(tmp_path: Path) -> None:
+    made = make(tmp_path, "rates").submitted("12")
+    chunks = (Chunk(job_id="12", first=0, count=2),)
+    elements = ({"learning_rate.base": 0.1}, {"learning_rate.base": 0.2})
+    write_sweep(Sweep(sweep_id="rates", path=made.run.path, elements=elements, chunks=chunks))
+    run = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('hpcddp.jobfile.job' in sys.modules, file=sys.stderr))\n"
+        "from hpcddp.__main__ import main; main()"
+    )
+    done = run_python(run, "status", "rates", "--run-root", str(tmp_path))
+    assert "base=0.2" in done.stdout
+    assert done.stderr.splitlines()[-1] == "False"
 
 
 def test_rendering_a_script_loads_neither_the_planner_nor_progress_bars() -> None:
