@@ -316,6 +316,7 @@ class RunMetrics:
         times = list(accumulate(own_times, max, initial=self._time))[1:]
         self._time = times[-1]
         parts = self._rows_by_attempt(times)
+        self._attempt_index, _ = parts[-1]
         for attempt_index, rows in parts:
             self._add_stretches(attempt_index, steps[rows], times[rows], step_s[rows], eval_s[rows])
         for name, values in numbers.items():
@@ -331,13 +332,13 @@ class RunMetrics:
             times: when each step ended, in ascending order.
         """
         later_starts = self.starts[self._attempt_index + 1 :]
-        first_rows = [bisect_left(times, start.began) for start in later_starts]
+        # The clock of a later attempt may be behind.
+        first_rows = accumulate((bisect_left(times, start.began) for start in later_starts), max)
         edges = [0, *(row for row in first_rows if row < len(times)), len(times)]
         parts = []
         for index, (first, end) in enumerate(pairwise(edges), start=self._attempt_index):
             if first < end:
                 parts.append((index, slice(first, end)))
-        self._attempt_index += len(edges) - 2
         return parts
 
     def _add_values(

@@ -64,6 +64,14 @@ def test_few_stretches_hold_all_durations_and_each_long_pause(metrics: RunMetric
     assert sum(stretch.step_s for stretch in part) == pytest.approx(150)
 
 
+def test_no_line_is_counted_twice_where_the_clock_of_a_later_attempt_is_behind(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "loss": 1.0, "time": {NOON + step}}}\n' for step in range(1, 151)))
+    metrics = read_run_metrics(path, [AttemptStart(began=NOON + s) for s in (0, 100, 50)])
+    assert sum(piece.lines for piece in metrics.metrics["loss"].pieces) == 150
+    assert [sum(stretch.lines for stretch in stretches) for stretches in metrics.stretches] == [99, 0, 51]
+
+
 def test_the_rates_of_a_long_run_have_the_same_percentiles(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     # Every second step is slow, so that no regular choice of steps has their median.
