@@ -384,7 +384,7 @@ def _lost_in_a_pipe(script: Script, launches: list[Launch]) -> Iterator[Hit]:
     if _KEEPS_CODES_OF_PIPES.search(_shell_text(script)):
         return
     for launch in launches:
-        if launch.command.end in {"|", "|&"}:
+        if launch.command.is_piped:
             yield Hit(
                 line=launch.command.line,
                 problem="a pipe has the exit code of its last command",

@@ -63,7 +63,7 @@ class Command:
         assignments: the words NAME=VALUE in front of the program.
         words: the program and its arguments; ``for NAME in ...`` and ``case WORD in`` stay one command.
         redirections: the redirections, as they are written.
-        end: the operator behind it: ``;``, ``&``, ``|``, ``&&``, ``||``; empty at the end of a line.
+        end: the operator behind it: ``;``, ``&``, ``|``, ``|&``, ``&&``, ``||``; empty at the end of a line.
         inside: the words of the compound commands that contain it, the outermost first: ``("for",)``.
         openings: where these begin, as positions in the text.
     """
@@ -81,6 +81,11 @@ class Command:
     def texts(self) -> tuple[str, ...]:
         """The words without their quotes."""
         return tuple(word.text for word in self.words)
+
+    @property
+    def is_piped(self) -> bool:
+        """Whether its output goes to the next command."""
+        return self.end in {"|", "|&"}
 
     @property
     def text(self) -> str:

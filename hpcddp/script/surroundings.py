@@ -409,7 +409,7 @@ def read_around(statement: Statement, launch: Command, surroundings: Surrounding
         else:
             surroundings.forget(command)
             draft.leave_open(command.line, command.text, "the script runs it in a loop or under a condition")
-    is_piped = launch.end in {"|", "|&"}
+    is_piped = launch.is_piped
     for command in statement.commands[launch_index + 1 :]:
         if is_piped:
             draft.drop(command.line, command.text, "each rank has a log of its own")
@@ -417,7 +417,7 @@ def read_around(statement: Statement, launch: Command, surroundings: Surrounding
             draft.leave_open(command.line, command.text, "it starts a program too, and a job file has one command")
         else:
             surroundings.read_after(_alone(command))
-        is_piped = is_piped and command.end in {"|", "|&"}
+        is_piped = is_piped and command.is_piped
 
 
 def _alone(command: Command) -> Statement:
