@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from hpcddp.errors import HpcddpError, UserError, counted
+from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import change_job
 from hpcddp.manage.follow import JobPoller, RecordReader
+from hpcddp.manage.format import processes_text
 from hpcddp.manage.starts_over import first_losses
 from hpcddp.polling import wait_until
 from hpcddp.processes import environment_of, find, own_processes
@@ -28,6 +29,7 @@ from hpcddp.rehearse.project import Project
 from hpcddp.rehearse.requeue import cause_by_slurm
 from hpcddp.rehearse.saved import SavedFile, newest_to_damage, read_values, saved_files
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import TAIL_BYTES, read_tail
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.metrics import MetricsLine, read_metrics
 from hpcddp.run.record import LARGEST_RECORD, RecordError
@@ -149,9 +151,7 @@ class Trial:
     def last_output(self) -> list[str]:
         """Return the last lines that rank 0 of the newest attempt has printed."""
         log = self.run.attempt(self.run.newest_attempt() or 0).rank_log(0)
-        with suppress(OSError):
-            return log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-        return []
+        return read_tail(log, TAIL_BYTES).splitlines()[-_LOG_LINES:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,9 +493,7 @@ def end_processes(root: Path) -> None:
 
     if not wait_until(is_gone, timeout_s=_END_S, poll_s=_POLL_S):
         left = _processes_of(root)
-        raise HpcddpError(
-            f"{counted(len(left), 'process')} of the rehearsal did not end after SIGKILL: {', '.join(map(str, left))}"
-        )
+        raise HpcddpError(f"{processes_text(left)} of the rehearsal did not end after SIGKILL")
 
 
 def _processes_of(root: Path) -> list[int]:

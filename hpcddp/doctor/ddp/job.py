@@ -22,6 +22,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.resources import Resources
 from hpcddp.jobfile.sections import Train
 from hpcddp.jobfile.write import dump_job
+from hpcddp.run.files import TAIL_BYTES, read_tail
 from hpcddp.slurm.rank_env import RankEnv
 
 Precision = Literal["fp64", "fp32"]
@@ -268,7 +269,7 @@ def _report(folder: Path, rank: int, code: int) -> Report:
     if path.exists():
         report: Report = json.loads(path.read_text(encoding="utf-8"))
         return report
-    lines = (folder / f"rank-{rank}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = read_tail(folder / f"rank-{rank}.log", TAIL_BYTES).strip().splitlines()
     said = lines[-1] if lines else "it printed nothing"
     message = f"rank {rank} ended with code {code} before it could report ({said})"
     # The infinite time puts ranks that were killed because of another rank last.
