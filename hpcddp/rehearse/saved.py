@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.files import open_regular
 
 if TYPE_CHECKING:
     import torch
@@ -72,15 +73,18 @@ def _files_below(folder: Path, *, skipped: frozenset[Path]) -> Iterator[SavedFil
         for name in names:
             path = Path(parent, name)
             with suppress(OSError):
-                if not name.startswith(".") and not path.is_symlink() and _may_hold_tensors(path):
+                if not name.startswith(".") and _may_hold_tensors(path):
                     yield SavedFile(path=path, name=str(path.relative_to(folder)), time=path.stat().st_mtime_ns)
 
 
 def _may_hold_tensors(path: Path) -> bool:
-    if path.suffix == _SAFETENSORS:
-        return True
-    with path.open("rb") as stream:
-        return stream.read(4).startswith(_FIRST_BYTES)
+    """Return whether a file may hold tensors.
+
+    Raises:
+        OSError: it is no regular file, or cannot be read.
+    """
+    with open_regular(path) as (stream, _):
+        return path.suffix == _SAFETENSORS or stream.read(4).startswith(_FIRST_BYTES)
 
 
 def newest_to_damage(files: list[SavedFile]) -> SavedFile | None:

@@ -53,6 +53,12 @@ def test_what_counts_as_a_difference(tmp_path: Path, changed: dict[str, Any], na
     assert [difference.name for difference in compared.differences] == names
 
 
+@pytest.mark.parametrize("name", ["queue", "queue.safetensors"])
+def test_a_named_pipe_of_the_program_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert [file.name for file in save(tmp_path)] == ["last.pt"]
+
+
 def test_what_cannot_be_loaded_is_named_and_runs_no_code(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
