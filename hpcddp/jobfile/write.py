@@ -88,11 +88,13 @@ def _differing_fields(section: Section, data: Mapping[str, Any]) -> dict[str, An
 
 def _digest_of_defaults() -> str:
     """Return a digest of the names and the defaults of all fields of the job file."""
-    lines = [
-        f"{dotted(path)}={field.get_default(call_default_factory=True)!r}\n"
-        for path, field in field_paths()
-        if key_type_of(field).section is None
-    ]
+    lines = []
+    for path, field in field_paths():
+        # That of a section is None, or is made of the defaults of its fields, which follow.
+        default = field.default
+        if key_type_of(field).section is None:
+            default = field.get_default(call_default_factory=True)
+        lines.append(f"{dotted(path)}={default!r}\n")
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:8]
 
 

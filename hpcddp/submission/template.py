@@ -8,15 +8,16 @@ from __future__ import annotations
 import re
 import shlex
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from jinja2 import (
+    BaseLoader,
     ChoiceLoader,
-    FileSystemLoader,
+    Environment,
     PrefixLoader,
     StrictUndefined,
     TemplateNotFound,
@@ -24,9 +25,12 @@ from jinja2 import (
     UndefinedError,
     nodes,
 )
+from jinja2.loaders import split_template_path
 from jinja2.sandbox import SandboxedEnvironment
 
 from hpcddp.errors import HpcddpError, UserError, printable
+from hpcddp.jobfile.document import read_text
+from hpcddp.jobfile.problems import Problem
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive, quote_value, refuse_unwritable
 
@@ -155,7 +159,7 @@ def _lineage(environment: SandboxedEnvironment, path: Path) -> list[_Ancestor]:
     # The name may also be an expression, which only the rendering knows.
     while isinstance(name, str):
         file = environment.get_template(name).filename or name
-        tree = environment.parse(_text_of(file), name, file)
+        tree = environment.parse(_text_of(Path(file)), name, file)
         if any(name == ancestor.name for ancestor in lineage):
             raise TemplateError(
                 f"the template {file} extends itself; write {_EXTENDABLE} for the default one", file=file
@@ -164,10 +168,6 @@ def _lineage(environment: SandboxedEnvironment, path: Path) -> list[_Ancestor]:
         extends = tree.find(nodes.Extends)
         name = extends.template.value if extends is not None and isinstance(extends.template, nodes.Const) else None
     return lineage
-
-
-def _text_of(file: str | Path) -> str:
-    return Path(file).read_text(encoding="utf-8")
 
 
 def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
@@ -219,7 +219,7 @@ def notes_about_template(name: str | None) -> tuple[str, ...]:
     path = find_template(name or DEFAULT_TEMPLATE)
     environment = _environment(path.parent)
     root = _lineage(environment, path)[-1]
-    present = _CHANGE.findall(_text_of(root.file))
+    present = _CHANGE.findall(_text_of(Path(root.file)))
     changes = _CHANGE.findall(_text_of(find_template(DEFAULT_TEMPLATE)))
     missing = [change for change in changes if change not in present]
     if not missing:
@@ -245,7 +245,8 @@ def find_template(name: str) -> Path:
         path = Path(name)
         if path.is_file():
             return path
-        raise TemplateError(f"--template is {name!r}, and there is no such file; give the path of a template")
+        problem = "which is not a regular file" if path.exists() else "and there is no such file"
+        raise TemplateError(f"--template is {name!r}, {problem}; give the path of a template")
     folder = shipped_directory("templates")
     path = folder / f"{name}{SUFFIX}"
     if path.is_file():
@@ -256,15 +257,47 @@ def find_template(name: str) -> Path:
     )
 
 
+def _text_of(file: Path) -> str:
+    """Return the text of a template.
+
+    Raises:
+        TemplateError: it cannot be read, or is no text of at most 1 MB.
+    """
+    text = read_text(file)
+    if isinstance(text, Problem):
+        where = file if text.line is None else f"{file}:{text.line}"
+        raise TemplateError(f"the template {where} {text.sentence}", file=str(file), line=text.line)
+    return text
+
+
+class _FolderLoader(BaseLoader):
+    """Loads the templates of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool]]:  # noqa: ARG002  Jinja2 passes it
+        """Return the text of a template, its file, and whether the file still has this text.
+
+        Raises:
+            TemplateNotFound: the folder has no such file.
+        """
+        file = self._folder.joinpath(*split_template_path(template))
+        if not file.is_file():
+            raise TemplateNotFound(template)
+        text = _text_of(file)
+        return text, str(file), lambda: _text_of(file) == text
+
+
 @cache
 def _environment(folder: Path) -> SandboxedEnvironment:
     """Return the environment of a folder's templates, which compiles a template again after a change.
 
     They extend the default template by the name ``hpcddp/sbatch.sh.j2``, which is none of a file beside them.
     """
-    shipped = FileSystemLoader(shipped_directory("templates"))
+    shipped = _FolderLoader(shipped_directory("templates"))
     environment = SandboxedEnvironment(
-        loader=ChoiceLoader([PrefixLoader({_SHIPPED: shipped}), FileSystemLoader(folder)]),
+        loader=ChoiceLoader([PrefixLoader({_SHIPPED: shipped}), _FolderLoader(folder)]),
         undefined=StrictUndefined,
         finalize=_only_written,
         trim_blocks=True,

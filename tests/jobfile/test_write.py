@@ -150,6 +150,13 @@ def test_another_default_is_another_digest(monkeypatch: pytest.MonkeyPatch) -> N
     assert _digest_of_defaults() != digest
 
 
+def test_a_section_that_is_absent_by_default_is_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = _digest_of_defaults()
+    monkeypatch.setattr(JobSpec.model_fields["trackers"], "default_factory", None)
+    monkeypatch.setattr(JobSpec.model_fields["trackers"], "default", None)
+    assert _digest_of_defaults() != digest
+
+
 def test_the_text_is_yaml_that_a_person_reads(load: Load) -> None:
     text = dump_job(load("resources: {nodes: 2, mem: 64G, partition: 'no'}\n").spec, environment_values=True)
     assert text.startswith("name: a-job\nrun_root: runs\nprofile: null\nresources:\n  nodes: 2\n")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,10 +236,37 @@ def test_a_template_cannot_leave_the_sandbox(template: Path, expression: str) ->
     assert "unsafe" in refusal(template, f"{{{{ ({expression} | string) | sh }}}}")
 
 
-def test_a_template_that_is_no_text_is_named(template: Path) -> None:
-    template.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TemplateError, match=f"^the template {template} cannot be rendered: 'utf-8' codec"):
+NO_TEXTS = {
+    "not UTF-8": (b"#!/bin/bash\n\xff\n", ":2 is not UTF-8 (byte 0xff)"),
+    "NUL": (b"#!/bin/bash\n\0\n", " contains NUL bytes"),
+    "large": (b"#!/bin/bash\n" + b"#\n" * 500_000, " is larger than 1 MB"),
+}
+
+
+@pytest.mark.parametrize("case", NO_TEXTS)
+def test_a_template_that_is_no_short_text_is_named(template: Path, golden: GoldenMessages, case: str) -> None:
+    content, problem = NO_TEXTS[case]
+    template.write_bytes(content)
+    with pytest.raises(TemplateError) as caught:
         render_template(str(template), VALUES)
+    message = golden.message(caught.value)
+    assert message.startswith(f"the template {template}{problem}")
+    assert refusal(template.with_name("top.sh.j2"), f'{{% extends "{template.name}" %}}\n') == message
+
+
+def test_a_template_that_begins_with_a_byte_order_mark_is_read_without_it(template: Path) -> None:
+    template.write_bytes(b"\xef\xbb\xbf#!/bin/bash\r\n")
+    assert render_template(str(template), VALUES) == "#!/bin/bash\n"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_template_that_is_no_file_is_named(
+    template: Path, golden: GoldenMessages, make: Callable[[Path], None]
+) -> None:
+    make(template)
+    with pytest.raises(TemplateError) as caught:
+        find_template(str(template))
+    assert " is not a regular file; " in golden.message(caught.value)
 
 
 def test_an_unknown_name_lists_the_known_ones(golden: GoldenMessages) -> None:
