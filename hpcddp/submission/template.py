@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -179,30 +179,35 @@ def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
     root = lineage[-1]
     blocks = [block.name for block in root.tree.find_all(nodes.Block)]
     for template in reversed(lineage[:-1]):
-        for node in template.tree.body:
-            lost: tuple[int, str] | None = None
-            if isinstance(node, nodes.Block) and node.name not in blocks:
-                lost = (node.lineno, f"overrides the block {node.name}, which {root.name} does not have")
-            if isinstance(node, nodes.Output):
-                lost = _text_outside_of_blocks(node)
-            if lost is not None:
-                line, problem = lost
-                raise TemplateError(
-                    f"the template {template.file}:{line} {problem}; write one of the blocks {', '.join(blocks)}",
-                    file=template.file,
-                    line=line,
-                )
+        for node in _outermost_blocks_and_output(template.tree):
+            line = node.lineno
+            problem = "is outside of all blocks, so that it would not be in the script"
+            if isinstance(node, nodes.Block):
+                if node.name in blocks:
+                    continue
+                problem = f"overrides the block {node.name}, which {root.name} does not have"
+            elif isinstance(node, nodes.TemplateData):
+                text = node.data.lstrip()
+                if not text:
+                    continue
+                line += node.data.removesuffix(text).count("\n")
+            raise TemplateError(
+                f"the template {template.file}:{line} {problem}; write one of the blocks {', '.join(blocks)}",
+                file=template.file,
+                line=line,
+            )
         blocks += [block.name for block in template.tree.find_all(nodes.Block) if block.name not in blocks]
 
 
-def _text_outside_of_blocks(output: nodes.Output) -> tuple[int, str] | None:
-    """Return the line and the problem of text that is in no block; None for blank lines."""
-    for node in output.find_all(nodes.TemplateData):
-        text = node.data.lstrip()
-        if text:
-            blank_lines = node.data.removesuffix(text).count("\n")
-            return node.lineno + blank_lines, "is outside of all blocks, so that it would not be in the script"
-    return None
+def _outermost_blocks_and_output(node: nodes.Node) -> Iterator[nodes.Node]:
+    """Yield the blocks below a node that are in no other block, and what writes texts and values outside of them."""
+    for child in node.iter_child_nodes():
+        if isinstance(child, nodes.Block | nodes.Include | nodes.CallBlock):
+            yield child
+        elif isinstance(child, nodes.Output):
+            yield from child.nodes
+        elif not isinstance(child, nodes.Macro | nodes.AssignBlock):
+            yield from _outermost_blocks_and_output(child)
 
 
 _CHANGE = re.compile(r"^\{# changed: (.+) #\}$", re.MULTILINE)

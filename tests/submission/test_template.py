@@ -153,6 +153,14 @@ def test_a_template_of_the_same_name_as_the_default_one_extends_it(template: Pat
 
 LOST = {
     "block": ("{% block taks %}\n{% endblock %}\n", 2, "overrides the block taks, which hpcddp/sbatch.sh.j2"),
+    "block in a condition": (
+        "{% if name %}\n{% block taks %}\n{% endblock %}\n{% endif %}\n",
+        3,
+        "overrides the block taks",
+    ),
+    "text in a condition": ("{% if name %}\n\n#SBATCH --hold\n{% endif %}\n", 4, "is outside of all blocks"),
+    "include": ("{% include 'site.sh' %}\n", 2, "is outside of all blocks"),
+    "value": ("\n{{ name | sh }}\n", 3, "is outside of all blocks"),
     "text": ("\n# of the site\n{% block head %}\n{% endblock %}\n", 3, "is outside of all blocks"),
 }
 
@@ -164,6 +172,15 @@ def test_lines_that_would_not_be_in_the_script_are_refused(template: Path, golde
     assert message.startswith(f"the template {template}:{number} ")
     assert problem in message
     assert message.endswith("write one of the blocks head, environment, before_tasks, tasks, after_tasks")
+
+
+def test_what_a_template_defines_outside_of_its_blocks_is_used_in_them(template: Path) -> None:
+    template.write_text(
+        EXTENDS
+        + "{% macro line(word) %}\necho {{ word | sh }}\n{% endmacro %}\n{% set more %}\necho more\n{% endset %}\n"
+        "{% block after_tasks %}\n{{ line('macro') | verbatim }}{{ more | verbatim }}{% endblock %}\n"
+    )
+    assert "\necho macro\necho more\n" in rendered(str(template))
 
 
 @pytest.mark.parametrize("name", ["sbatch.sh.j2", "hpcddp/sbtach.sh.j2"])
