@@ -153,6 +153,8 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
         arguments: the command line.
     """
     from hpcddp.errors import nearest
+    from hpcddp.jobfile.document import path_of
+    from hpcddp.jobfile.job import ValueKind, find_key
     from hpcddp.jobfile.messages import field_named
     from hpcddp.jobfile.resources import FLAG_PATTERN, why_no_flag
 
@@ -166,8 +168,9 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     if of_job and not is_meant and (why := why_no_flag(option)) is not None:
         return f": {why}"
     if field is not None and not is_meant:
-        # What follows the field of a mapping is the name of a variable.
-        separator = "." if field == "environment.env" else "="
+        key_type = find_key(path_of(field))
+        # What follows the field of a mapping is a name in it: --env A=1.
+        separator = "." if key_type is not None and key_type.kind is ValueKind.MAPPING else "="
         assignment = f"{field}{separator}{_value_of(option, arguments)}"
         return f"; write --set {assignment}, which is the field of the job file"
     if near is not None:

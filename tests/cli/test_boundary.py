@@ -92,6 +92,8 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         (("submit", "--max-parallel", "0"), ("--max-parallel is 0,", "1 is the least; write 1 or more")),
         (("plan", "--rule", "none of them"), ("'--rule': 'none of them'", "'none', 'linear', 'sqrt'.\n")),
         (("submit", "--ntasks=4"), ("no option --ntasks,", "the tasks of all nodes", "--nodes with --tasks-per-node")),
+        (("submit", "--env", "A=1"), ("no option --env;", "write --set environment.env.A=1,")),
+        (("render", "--model-args", "size=8"), ("no option --model-args;", "write --set train.model_args.size=8,")),
     ],
 )
 def test_an_option_or_a_value_that_does_not_exist_leads_to_the_one_that_was_meant(
