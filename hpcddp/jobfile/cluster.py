@@ -187,7 +187,9 @@ class ClusterFacts(Facts):
     @property
     def open_partitions(self) -> list[str]:
         """The names of the partitions that are up and open to the user."""
-        return [name for name, one in self.partitions.items() if one.state == "UP" and self.barred(name) is None]
+        return [
+            name for name, partition in self.partitions.items() if partition.state == "UP" and self.barred(name) is None
+        ]
 
     @property
     def default_partition(self) -> str | None:

@@ -147,11 +147,11 @@ class Stage(Section):
 
     def directory(self, environment: Mapping[str, str]) -> str | None:
         """Return the target on a node with these variables; None if its variable is not set there, or is no path."""
-        found = _VARIABLE_FIRST.fullmatch(self.target)
-        if found is None:
+        match = _VARIABLE_FIRST.fullmatch(self.target)
+        if match is None:
             return self.target
-        begin = environment.get(found[1] or found[2], "")
-        return f"{begin.rstrip('/')}{found[3] or ''}" if begin.startswith("/") else None
+        begin = environment.get(match[1] or match[2], "")
+        return f"{begin.rstrip('/')}{match[3] or ''}" if begin.startswith("/") else None
 
 
 class Environment(Section):

@@ -307,13 +307,13 @@ def _torchrun(
     name: str, before: tuple[str, ...], words: tuple[str, ...], environment: Mapping[str, str], python: tuple[str, ...]
 ) -> Launcher:
     options, program = _parsed(words, _TORCHRUN_FLAGS, _TORCHRUN_VALUES)
-    own = words[: len(words) - len(program)]
+    launcher_words = words[: len(words) - len(program)]
     numbers = None if options.nnodes is None else _RANGE.fullmatch(options.nnodes)
     # Only the launchers themselves can agree on a number of nodes in a range.
     elastic = options.nnodes is not None and (numbers is None or numbers[2] not in {None, numbers[1]})
     launch = LauncherCommand(
         launcher="torchrun",
-        words=(*before, *(own[:-1] if own[-1:] == ("--",) else own)),
+        words=(*before, *(launcher_words[:-1] if launcher_words[-1:] == ("--",) else launcher_words)),
         arguments=program,
         nodes=None if numbers is None else int(numbers[1]),
         node_option="--nnodes",
@@ -364,12 +364,12 @@ def _accelerate(before: tuple[str, ...], words: tuple[str, ...], python: tuple[s
     single = "--num_processes 1" if processes == "1" else None
     # A configuration file can set any number.
     count = _count(machines)
-    known = (count is not None or machines is None) and options.config_file is None and not single
+    is_count_certain = (count is not None or machines is None) and options.config_file is None and not single
     kinds = tuple(flag for flag in _ACCELERATE_FLAGS if flag != "--cpu")
     return Launcher(
         name=_ACCELERATE,
         option="--num_machines",
-        shared_by=(count or 1, count or 1) if known else None,
+        shared_by=(count or 1, count or 1) if is_count_certain else None,
         host=options.main_process_ip,
         may_inherit=True,
         program=() if script is None else (*python, *words[script:]),
@@ -416,8 +416,8 @@ def _configured_kind(launch: LauncherCommand, environment: Mapping[str, str]) ->
     files = [Path(launch.configuration)] if launch.configuration else _default_configurations(environment)
     for file in files:
         with suppress(OSError, UnicodeDecodeError), file.open(encoding="utf-8") as text:
-            found = _DISTRIBUTED_TYPE.search(text.read(_LONGEST_CONFIGURATION))
-            return None if found is None else found[1]
+            match = _DISTRIBUTED_TYPE.search(text.read(_LONGEST_CONFIGURATION))
+            return None if match is None else match[1]
     return None
 
 

@@ -165,10 +165,10 @@ def _truth(wrong: _WrongValue) -> Reason:
 
 
 def _one_of(wrong: _WrongValue) -> Reason:
-    known = re.findall(r"'([^']*)'", str(wrong.context.get("expected", "")))
-    near = nearest(wrong.value, known) if isinstance(wrong.value, str) else None
-    choices = ", ".join(known)
-    return f"expected one of {choices}", f"did you mean {near}?" if near else f"write one of {choices}"
+    choices = re.findall(r"'([^']*)'", str(wrong.context.get("expected", "")))
+    near = nearest(wrong.value, choices) if isinstance(wrong.value, str) else None
+    listed = ", ".join(choices)
+    return f"expected one of {listed}", f"did you mean {near}?" if near else f"write one of {listed}"
 
 
 def _bound(relation: str, key: str, advice: str) -> Callable[[_WrongValue], Reason]:

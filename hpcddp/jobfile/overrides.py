@@ -161,7 +161,7 @@ def sweep_overrides(axes: Sequence[str], file: FilePath | None, max_parallel: in
 def _of_axes(axes: Sequence[str]) -> Iterator[Override]:
     problems: list[Problem] = []
     # The options replace the sweep of the job file.
-    found = [Override(path=("sweep",), value={}, source=Source(origin=SWEEP_OPTION, file=SWEEP_OPTION))]
+    overrides = [Override(path=("sweep",), value={}, source=Source(origin=SWEEP_OPTION, file=SWEEP_OPTION))]
     for text in axes:
         key, equals, values = text.partition("=")
         key = key.strip()
@@ -169,7 +169,7 @@ def _of_axes(axes: Sequence[str]) -> Iterator[Override]:
         if not equals or not key:
             sentence = _no_axis(key) if key else "is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"
             problems.append(Problem(file=SWEEP_OPTION, sentence=sentence))
-        elif any(override.path == ("sweep", key) for override in found):
+        elif any(override.path == ("sweep", key) for override in overrides):
             problems.append(Problem(file=file, key=key, sentence="is given twice; write all values behind one"))
         else:
             try:
@@ -177,10 +177,12 @@ def _of_axes(axes: Sequence[str]) -> Iterator[Override]:
             except DocumentError as error:
                 problems.append(Problem(file=file, key=key, sentence=error.sentence))
             else:
-                found.append(Override(path=("sweep", key), value=value, source=Source(origin=SWEEP_OPTION, file=file)))
+                overrides.append(
+                    Override(path=("sweep", key), value=value, source=Source(origin=SWEEP_OPTION, file=file))
+                )
     if problems:
         raise JobFileError.of(problems)
-    return iter(found)
+    return iter(overrides)
 
 
 def _no_axis(text: str) -> str:

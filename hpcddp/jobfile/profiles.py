@@ -86,9 +86,9 @@ def _parse(text: str, file: FilePath) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        place = _AT_LINE.search(str(error))
+        match = _AT_LINE.search(str(error))
         sentence = f"is not valid TOML ({_AT_LINE.sub('', str(error))}); check quotes, brackets and equals signs"
-        raise SettingsError(Problem(file=str(file), line=int(place[1]) if place else None, sentence=sentence)) from None
+        raise SettingsError(Problem(file=str(file), line=int(match[1]) if match else None, sentence=sentence)) from None
 
 
 def _foreign_key(key: str, source: Source, kind: str, keys: Sequence[str]) -> Problem:
@@ -171,14 +171,14 @@ def read_profile(name: str | None, profiles: FilePath | None) -> Profile | None:
     Raises:
         SettingsError: it does not exist, is not TOML, or has keys that no profile has.
     """
-    known = name or DEFAULT_PROFILE
-    file = None if profiles is None else profile_file(known, profiles)
+    profile_name = name or DEFAULT_PROFILE
+    file = None if profiles is None else profile_file(profile_name, profiles)
     if file is None or not _is_there(file):
         if name is None:
             return None
         raise SettingsError(_missing(name, profiles))
-    settings = read_settings(file, origin=f"profile {known}", kind="a profile", more_keys=("cluster",))
-    return Profile(name=known, settings=settings, cluster=_read_facts(settings, name=known))
+    settings = read_settings(file, origin=f"profile {profile_name}", kind="a profile", more_keys=("cluster",))
+    return Profile(name=profile_name, settings=settings, cluster=_read_facts(settings, name=profile_name))
 
 
 def _is_there(file: FilePath) -> bool:
@@ -245,7 +245,7 @@ def _places(directory: FilePath, home: FilePath | None) -> Iterator[FilePath]:
     """Yield the directories that may contain the file, the nearest first."""
     above = [directory, *directory.parents]
     # os.path returns False where FilePath raises: in a directory that cannot be searched.
-    root = next((place for place in above if place == home or os.path.lexists(place / _ROOT_MARK)), directory)
+    root = next((folder for folder in above if folder == home or os.path.lexists(folder / _ROOT_MARK)), directory)
     yield from above[: above.index(root) + 1]
 
 
@@ -259,11 +259,11 @@ def _read_facts(settings: Settings, *, name: str) -> ClusterFacts | None:
     Raises:
         SettingsError: facts are missing or invalid; lists all of them.
     """
-    found = settings.values.get(FACTS)
-    if found is None:
+    facts = settings.values.get(FACTS)
+    if facts is None:
         return None
     try:
-        return ClusterFacts.model_validate(found)
+        return ClusterFacts.model_validate(facts)
     except ValidationError as error:
         raise SettingsError(*(_no_fact(details, settings, name) for details in error.errors())) from None
 

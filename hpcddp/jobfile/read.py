@@ -190,9 +190,9 @@ def _resolve(
     unset = list(expand_paths(merged, environment, source))
     problems = [*problems, *unset]
     wrong = [*wrong, *(path_of(problem.key) for problem in unset)]
-    spec, found = check_values(merged, source, wrong)
-    if problems or found or spec is None:
-        raise JobFileError.of([*problems, *found])
+    spec, problems_of_values = check_values(merged, source, wrong)
+    if problems or problems_of_values or spec is None:
+        raise JobFileError.of([*problems, *problems_of_values])
     return ResolvedJob(
         spec=spec,
         origins=dict(_origins(spec, merged)),
@@ -253,24 +253,27 @@ def _merge_defaults(
     named = [(project.values.get("profile"), project.source)] if project is not None else []
     named += [(values["profile"], source)] if "profile" in values else []
     named += [(override.value, override.source) for override in sets if override.path == ("profile",)]
-    name, place = named[-1] if named else (None, source)
+    name, source_of_name = named[-1] if named else (None, source)
     profile: Profile | None = None
     # An invalid name is reported with the other problems of the fields.
     if name is None or (isinstance(name, str) and re.fullmatch(PROFILE_PATTERN, name, re.ASCII)):
-        profile = _read_profile(name, place, defaults)
+        profile = _read_profile(name, source_of_name, defaults)
     for settings in (profile.settings if profile is not None else None, project):
         if settings is not None:
             merged.merge(settings.job, settings.source)
     return profile
 
 
-def _read_profile(name: str | None, place: Source, defaults: DefaultSettings) -> Profile | None:
+def _read_profile(name: str | None, source_of_name: Source, defaults: DefaultSettings) -> Profile | None:
     """Read a profile; an unknown name is reported at the place that names it."""
     try:
         return read_profile(name, defaults.profiles)
     except SettingsError as error:
-        line = place.line_of(("profile",))
-        problems = (one if one.file else replace(one, file=place.file, line=line) for one in error.problems)
+        line = source_of_name.line_of(("profile",))
+        problems = (
+            problem if problem.file else replace(problem, file=source_of_name.file, line=line)
+            for problem in error.problems
+        )
         raise SettingsError(*problems) from None
 
 
@@ -341,5 +344,5 @@ def shared_run_root(defaults: DefaultSettings) -> str | None:
         raise JobFileError.of(error.problems) from None
     if problems := list(expand_paths(merged, defaults.environment, no_job_file)):
         raise JobFileError.of(problems)
-    found = merged.value.get("run_root")
-    return found if isinstance(found, str) and found else None
+    run_root = merged.value.get("run_root")
+    return run_root if isinstance(run_root, str) and run_root else None

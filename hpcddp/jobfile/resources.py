@@ -406,9 +406,9 @@ def refused_because(name: str) -> tuple[str, str] | None:
     """
     bare = name.strip().lstrip("-")
     word = SBATCH.short.get(bare, bare.lower().replace("_", "-").partition("=")[0])
-    known = sorted(flag for flag in REFUSED_FLAGS if flag.startswith(word)) if word else []
-    if known:
-        flag = word if word in known else known[0]
+    refused = sorted(flag for flag in REFUSED_FLAGS if flag.startswith(word)) if word else []
+    if refused:
+        flag = word if word in refused else refused[0]
         why, _, instead = REFUSED_FLAGS[flag].partition("; ")
         return (f"--{flag} cannot be set here: {why}", instead)
     if len(bare) == 1 or not re.fullmatch(FLAG_PATTERN, name, re.ASCII):

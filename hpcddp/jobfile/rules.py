@@ -131,16 +131,16 @@ def launcher_fits(spec: JobSpec) -> Iterator[Finding]:
     if spec.launcher == OWN and spec.command is None:
         yield "launcher", "is own, and the job has no command; write one, or leave launcher out"
     elif spec.launcher not in {None, OWN}:
-        found = launcher_command_of(spec.command or ())
-        if found is None or found.launcher != spec.launcher:
+        launch = launcher_command_of(spec.command or ())
+        if launch is None or launch.launcher != spec.launcher:
             begin = "torchrun" if spec.launcher == "torchrun" else "accelerate, launch"
             sentence = (
                 f"is {spec.launcher}, and the job has no command that begins with it and with options that hpcddp "
                 f"knows; write for example command: [{begin}, train.py], or leave launcher out"
             )
             yield "launcher", sentence
-        elif found.states is not None:
-            yield "launcher", f"is {spec.launcher}, and the command has {found.states}; leave one of the two out"
+        elif launch.states is not None:
+            yield "launcher", f"is {spec.launcher}, and the command has {launch.states}; leave one of the two out"
     if spec.launcher_command is not None:
         resources = spec.resources
         for sentence in spec.launcher_command.contradictions(
@@ -436,11 +436,11 @@ def container_shows_the_run(spec: JobSpec) -> Iterator[tuple[str, str]]:
     container = spec.environment.container
     if container is None:
         return
-    places = [("run_root", spec.run_root)]
-    places += [("environment.container.mounts", f"{mount.source}{mount.target}") for mount in container.mounted]
+    paths = [("run_root", spec.run_root)]
+    paths += [("environment.container.mounts", f"{mount.source}{mount.target}") for mount in container.mounted]
     if (data := data_mount_of(spec, container)) is not None:
-        places.append(("train.data_dir", data))
-    for key, path in places:
+        paths.append(("train.data_dir", data))
+    for key, path in paths:
         if (held := unmountable(path, container.runtime)) is not None:
             yield key, f"holds {held}, and {container.runtime} cannot mount such a path; choose one without"
 

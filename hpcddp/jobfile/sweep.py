@@ -81,7 +81,7 @@ class SweepTable:
     def element(self, index: int) -> dict[str, Any]:
         """Return one element's values by key path."""
         chosen = zip(self.values, self.rows[index], strict=True)
-        return {key: self.values[key][place] for key, place in chosen if place is not None}
+        return {key: self.values[key][position] for key, position in chosen if position is not None}
 
     def elements(self) -> tuple[dict[str, Any], ...]:
         """Return every element's values by key path, in order."""
@@ -95,18 +95,20 @@ class SweepTable:
     def combinations(self, keys: Sequence[str]) -> Iterator[Combination]:
         """Yield every distinct combination of values that some element has for ``keys``."""
         columns = [self.keys.index(key) for key in keys]
-        found: dict[tuple[int | None, ...], list[int]] = {}
+        elements_by_row: dict[tuple[int | None, ...], list[int]] = {}
         for index, row in enumerate(self.rows):
-            found.setdefault(tuple(row[column] for column in columns), []).append(index)
-        for chosen, elements in found.items():
+            elements_by_row.setdefault(tuple(row[column] for column in columns), []).append(index)
+        for chosen, elements in elements_by_row.items():
             pairs = zip(keys, chosen, strict=True)
-            yield Combination({key: self.values[key][one] for key, one in pairs if one is not None}, elements)
+            yield Combination(
+                {key: self.values[key][position] for key, position in pairs if position is not None}, elements
+            )
 
     def common(self, elements: Sequence[int]) -> dict[str, Any]:
         """Return the values, by key path, that several elements have in common."""
         rows = [self.rows[index] for index in elements]
         shared = {key: column[0] for key, *column in zip(self.values, *rows, strict=True) if len({*column}) == 1}
-        return {key: self.values[key][place] for key, place in shared.items() if place is not None}
+        return {key: self.values[key][position] for key, position in shared.items() if position is not None}
 
 
 def count_elements(sweep: Grid | Listed) -> int:
@@ -119,10 +121,10 @@ def tabulate(sweep: Grid | Listed) -> SweepTable:
     if isinstance(sweep, Mapping):
         return SweepTable(sweep, list(product(*(range(len(values)) for values in sweep.values()))), is_grid=True)
     keys = tuple(dict.fromkeys(key for element in sweep for key in element))
-    known: dict[str, dict[Hashable, int]] = {key: {} for key in keys}
+    indices: dict[str, dict[Hashable, int]] = {key: {} for key in keys}
     values: dict[str, list[Any]] = {key: [] for key in keys}
-    rows = [tuple(_value_index(element, key, known[key], values[key]) for key in keys) for element in sweep]
-    return SweepTable({key: tuple(found) for key, found in values.items()}, rows, is_grid=False)
+    rows = [tuple(_value_index(element, key, indices[key], values[key]) for key in keys) for element in sweep]
+    return SweepTable({key: tuple(listed) for key, listed in values.items()}, rows, is_grid=False)
 
 
 def _value_index(element: Mapping[str, Any], key: str, known: dict[Hashable, int], values: list[Any]) -> int | None:
@@ -250,11 +252,11 @@ class _Elements:
         try:
             spec = self.job(values)
         except ValidationError as error:
-            found: dict[Path, str] = {}
+            sentences: dict[Path, str] = {}
             for details in error.errors(include_url=False):
                 path = error_path(details)
-                found.setdefault(path, sentence_of(details, path, None))
-            return False, list(found.items())
+                sentences.setdefault(path, sentence_of(details, path, None))
+            return False, list(sentences.items())
         return True, broken_rules(spec, self.rules)
 
 
@@ -288,14 +290,14 @@ def check_sweep(spec: JobSpec, rules: Sequence[Rule]) -> Iterator[Finding]:
     elements = _Elements(spec, table.keys, rules)
     # The other rules have the same result for the job and for every element.
     yield from broken_rules(spec, [rule for rule in rules if rule not in elements.rules])
-    own = broken_rules(spec, elements.rules)
+    findings_of_job = broken_rules(spec, elements.rules)
     checked = [elements.check(table.element(index)) for index in range(len(table))]
     fitting = [index for index, (fits, _) in enumerate(checked) if fits]
     broken: dict[Finding, list[int]] = {}
     for index in fitting:
         for finding in checked[index][1]:
             broken.setdefault(finding, []).append(index)
-    of_all = [finding for finding in own if broken.get(finding, []) == fitting]
+    of_all = [finding for finding in findings_of_job if broken.get(finding, []) == fitting]
     yield from of_all
     wrong_types = dict.fromkeys(finding for fits, findings in checked if not fits for finding in findings)
     yield from _first([(("sweep", _key_of(path, table.keys)), sentence) for path, sentence in wrong_types])

@@ -33,29 +33,29 @@ def check_values(
         The job, or None where the types do not fit, and the problems.
     """
     # A problem of the whole file, such as an anchor before its first key, is no reason to report no other.
-    known = {path for path in wrong if path}
+    wrong_paths = {path for path in wrong if path}
     try:
         spec = JobSpec.model_validate(merged.value)
     except ValidationError as error:
-        found = _problems_of_types(error, merged, fallback, known, elements=elements)
-        return None, list(islice(found, MOST_PROBLEMS))
-    findings = islice(_rule_findings(spec, known, elements=elements), MOST_PROBLEMS)
+        problems = _problems_of_types(error, merged, fallback, wrong_paths, elements=elements)
+        return None, list(islice(problems, MOST_PROBLEMS))
+    findings = islice(_rule_findings(spec, wrong_paths, elements=elements), MOST_PROBLEMS)
     return spec, [_problem(path, sentence, merged, fallback) for path, sentence in findings]
 
 
 def _problems_of_types(
-    error: ValidationError, merged: MergedValues, fallback: Source, known: set[Path], *, elements: bool
+    error: ValidationError, merged: MergedValues, fallback: Source, wrong: set[Path], *, elements: bool
 ) -> Iterator[Problem]:
-    found: set[Path] = set()
+    seen: set[Path] = set()
     for details in error.errors(include_url=False):
         path = error_path(details)
-        if path not in found and not _below_any(path, known):
+        if path not in seen and not _below_any(path, wrong):
             sentence = sentence_of(details, path, _written(path, merged), _option(path, merged))
             yield _problem(path, sentence, merged, fallback)
-        found.add(path)
-    spec = _with_examples(merged, found | known)
+        seen.add(path)
+    spec = _with_examples(merged, seen | wrong)
     if spec is not None:
-        for path, sentence in _rule_findings(spec, found | known, elements=elements):
+        for path, sentence in _rule_findings(spec, seen | wrong, elements=elements):
             yield _problem(path, sentence, merged, fallback)
 
 
@@ -99,12 +99,12 @@ def _option(path: Path, merged: MergedValues) -> str | None:
 
 
 def _problem(path: Path, sentence: str, merged: MergedValues, fallback: Source) -> Problem:
-    place = merged.owner(path) or fallback
+    owner = merged.owner(path) or fallback
     return Problem(
-        file=place.file,
-        line=place.line_of(path),
+        file=owner.file,
+        line=owner.line_of(path),
         # The name of the option contains the key.
-        key=dotted(path[1:] if place.origin == SWEEP_OPTION else path),
+        key=dotted(path[1:] if owner.origin == SWEEP_OPTION else path),
         value=_value_at(path, merged),
         sentence=sentence,
     )

@@ -65,10 +65,11 @@ def end_all(token: str, slurm_conf: Path, *, manager: int | None) -> None:
     """
     deadline = time.monotonic() + _TIMEOUT_S
     while processes := members(token, slurm_conf):
-        for process in {one for one in processes if one.pid != manager} or processes:
+        others = {process for process in processes if process.pid != manager}
+        for process in others or processes:
             end(process)
         if time.monotonic() > deadline:
-            pids = ", ".join(str(one.pid) for one in sorted(processes, key=lambda one: one.pid))
+            pids = ", ".join(str(pid) for pid in sorted(process.pid for process in processes))
             raise StillRunningError(
                 f"process {pids} of the sandbox is still there {_TIMEOUT_S:.0f} s after SIGKILL, "
                 "it waits for a device or a file system; run hpcddp sandbox down again"

@@ -60,7 +60,8 @@ def check_request(request: Request, *, missing_programs: Callable[[Sequence[str]
     programs = _needed_programs(request)
     missing = missing_programs(programs)
     if missing:
-        verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
+        verb = "is" if len(missing) == 1 else "are"
+        pronoun = "it" if len(missing) == 1 else "them"
         raise UserError(
             f"{' and '.join(missing)} {verb} not installed, and a sandbox needs {pronoun}; run as root: "
             f"apt-get install --no-install-recommends {' '.join(_PACKAGES[name] for name in _PACKAGES)}"

@@ -177,13 +177,13 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
         host = network.CONTROLLER_HOST
         address = network.controller_address(subnet)
         port = network.CONTROLLER_PORT
-        places = [(one, network.NODE_PORT) for one in network.node_addresses(subnet, len(names))]
+        endpoints = [(node_address, network.NODE_PORT) for node_address in network.node_addresses(subnet, len(names))]
     else:
         host = socket.gethostname().partition(".")[0]
         address = network.host_address()
         port, *ports = network.free_ports(1 + len(names), start=first)
-        places = [(address, one) for one in ports]
-    nodes = tuple(Node(name=name, address=at, port=on) for name, (at, on) in zip(names, places, strict=True))
+        endpoints = [(address, node_port) for node_port in ports]
+    nodes = tuple(Node(name=name, address=at, port=on) for name, (at, on) in zip(names, endpoints, strict=True))
     cluster = Cluster(
         directory=request.directory,
         user=user_name(),

@@ -154,7 +154,8 @@ def read_nodes(text: str) -> dict[str, tuple[NodeKind, ...]]:
         nodes_before, available = kinds_of_partition.get(tuple(kind), (0, 0))
         kinds_of_partition[tuple(kind)] = nodes_before + nodes, available + (nodes if _in_service(state) else 0)
     return {
-        name: tuple(_kind(key, *found) for key, found in kinds.items() if found[0]) for name, kinds in counts.items()
+        name: tuple(_kind(key, *counts_of_kind) for key, counts_of_kind in kinds.items() if counts_of_kind[0])
+        for name, kinds in counts.items()
     }
 
 

@@ -222,7 +222,9 @@ def _shape(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partitio
         # Then Slurm compares only the memory of a whole node.
         left_aside |= {"resources.mem_per_cpu", "resources.mem_per_gpu"}
     needs = [need for need in NEEDS if need.key(spec) not in left_aside]
-    lacking = [need for need in needs if not any(nodes_that_fit(one, spec, [need]) for one in candidates.values())]
+    lacking = [
+        need for need in needs if not any(nodes_that_fit(partition, spec, [need]) for partition in candidates.values())
+    ]
     for need in lacking:
         elsewhere = [name for name in facts.open_partitions if nodes_that_fit(facts.partitions[name], spec, needs)]
         yield need.key(spec), need.sentence(spec, candidates, " or ".join(elsewhere))

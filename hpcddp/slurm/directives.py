@@ -66,12 +66,12 @@ def refuse_unwritable(text: str, characters: dict[str, str], *, field: str, plac
     Raises:
         UnwritableValueError: the text contains such a character.
     """
-    found = next((name for character, name in characters.items() if character in text), None)
-    if found is None and any("\ud800" <= character <= "\udfff" for character in text):
+    forbidden = next((name for character, name in characters.items() if character in text), None)
+    if forbidden is None and any("\ud800" <= character <= "\udfff" for character in text):
         # Half of a surrogate pair comes from YAML escapes and undecodable arguments, and UTF-8 cannot encode it.
-        found = "half of a character (a lone surrogate)"
-    if found is not None:
-        raise UnwritableValueError(f"{field} is {text!r}, which holds {found}; {place} cannot carry it: remove it")
+        forbidden = "half of a character (a lone surrogate)"
+    if forbidden is not None:
+        raise UnwritableValueError(f"{field} is {text!r}, which holds {forbidden}; {place} cannot carry it: remove it")
 
 
 _FLAG = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
