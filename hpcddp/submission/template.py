@@ -121,7 +121,7 @@ def render_template(name: str | None, values: Mapping[str, Any]) -> str:
     Raises:
         TemplateError: the template does not exist or cannot be rendered; file and line are named.
     """
-    path = find_template(name or DEFAULT_TEMPLATE)
+    path = find_template(name)
     environment = _environment(path.parent)
     try:
         if not is_default_template(name):
@@ -210,7 +210,7 @@ def _outermost_blocks_and_output(node: nodes.Node) -> Iterator[nodes.Node]:
             yield from _outermost_blocks_and_output(child)
 
 
-_CHANGE = re.compile(r"^\{# changed: (.+) #\}$", re.MULTILINE)
+_CHANGE = re.compile(r"^\{# changed: (.+) #\}\r?$", re.MULTILINE)
 
 
 def notes_about_template(name: str | None) -> tuple[str, ...]:
@@ -221,11 +221,11 @@ def notes_about_template(name: str | None) -> tuple[str, ...]:
     """
     if is_default_template(name):
         return ()
-    path = find_template(name or DEFAULT_TEMPLATE)
+    path = find_template(name)
     environment = _environment(path.parent)
     root = _lineage(environment, path)[-1]
     present = _CHANGE.findall(_text_of(Path(root.file)))
-    changes = _CHANGE.findall(_text_of(find_template(DEFAULT_TEMPLATE)))
+    changes = _CHANGE.findall(_text_of(find_template(None)))
     missing = [change for change in changes if change not in present]
     if not missing:
         return ()
@@ -237,15 +237,17 @@ def notes_about_template(name: str | None) -> tuple[str, ...]:
     return (note,)
 
 
-def find_template(name: str) -> Path:
+def find_template(name: str | None) -> Path:
     """Return the file of a template.
 
     Args:
-        name: its name or path.
+        name: its name or path; None is the default template.
 
     Raises:
         TemplateError: the file does not exist.
     """
+    if name is None:
+        name = DEFAULT_TEMPLATE
     if "/" in name or name.endswith(".j2"):
         path = Path(name)
         if path.is_file():

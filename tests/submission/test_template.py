@@ -211,6 +211,8 @@ def test_a_copy_of_an_older_default_template_is_told_what_has_changed(template: 
     default = (shipped_directory("templates") / "sbatch.sh.j2").read_text()
     template.write_text(default)
     assert notes_about_template(str(template)) == ()
+    template.write_bytes(default.replace("\n", "\r\n").encode())
+    assert notes_about_template(str(template)) == ()
     change = "the job in the script holds only the fields that differ from their defaults"
     template.write_text(default.replace(f"{{# changed: {change} #}}\n", ""))
     (note,) = notes_about_template(str(template))
@@ -292,6 +294,11 @@ def test_an_unknown_name_lists_the_known_ones(golden: GoldenMessages) -> None:
     message = golden.message(caught.value)
     assert message.startswith("--template is 'sbtach', ")
     assert "; write one of sbatch, " in message
+
+
+def test_an_empty_name_is_not_that_of_the_default_template() -> None:
+    with pytest.raises(TemplateError, match=r"^--template is '', "):
+        render_template("", VALUES)
 
 
 @pytest.mark.parametrize("name", ["./own", "own.j2", "/nowhere/own.sh.j2"])
