@@ -105,11 +105,17 @@ def _debug_first(arguments: Sequence[str]) -> list[str]:
 
 def _unforeseen(error: Exception) -> tuple[str, str]:
     """Return a message and a hint for an error that is not an ``HpcddpError``."""
+    from hpcddp.run.files import is_full
+
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         return "the working directory does not exist any more", "Change to another directory."
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         path = str(error.filename)[:_SHOWN]
         return f"a path is longer than the file system allows: {path}...", "Write a shorter one."
+    if isinstance(error, OSError) and is_full(error):
+        where = f"writing {error.filename}" if error.filename else "writing"
+        hint = "Make room on that disk, and run the command again; with --debug it shows which file."
+        return f"{where} failed: {error.strerror}", hint
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename} cannot be used" if error.filename else "reading or writing failed"
         return f"{where}: {error.strerror}", "Run it again with --debug to see where."

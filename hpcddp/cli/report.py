@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from hpcddp.manage.overview import Overview
 
+_PAGE_MARK = b'<meta name="generator" content="hpcddp report">'
+_PAGE_HEAD_BYTES = 1024
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
@@ -107,6 +110,21 @@ def _refuse_unwritable(path: Path) -> None:
         raise UserError(
             f"--output is {path}, and the directory {path.parent} does not exist; make it, or write another file"
         )
+    if os.path.lexists(path) and not _is_page(path):
+        raise UserError(
+            f"--output is {path}, which exists and is no page of hpcddp report; write another file, or remove this one"
+        )
+
+
+def _is_page(path: Path) -> bool:
+    """Return whether a file is a page that this command has written."""
+    from hpcddp.run.files import open_regular
+
+    try:
+        with open_regular(path) as (stream, _):
+            return _PAGE_MARK in stream.read(_PAGE_HEAD_BYTES)
+    except OSError:
+        return False
 
 
 def _write(path: Path, text: str) -> None:

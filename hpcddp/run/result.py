@@ -16,7 +16,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.evaluations import Summary, summaries
 from hpcddp.run.events import append_event
 from hpcddp.run.files import open_regular
-from hpcddp.run.job_records import Decision
+from hpcddp.run.job_records import Decision, read_submission
 from hpcddp.run.metrics import finite_number
 from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
@@ -253,14 +253,32 @@ _REASONS: Mapping[StopReason, str] = MappingProxyType(
 
 
 def resume_command(run: RunDirectory, *, after: Sequence[Path] = ()) -> str:
-    """Return the one command that continues a run; one whose script was submitted by hand needs its job file.
+    """Return the one command that continues a run.
+
+    A run whose script was submitted by hand needs its job file, and one with a template of the user's own needs both.
 
     Args:
         after: the directories of the runs that must finish first.
     """
-    job = [] if run.submission.exists() else ["JOB"]
-    waits = [word for path in after for word in ("--after", str(path))]
-    return shlex.join(["hpcddp", "submit", *job, "--resume", str(run.path), *waits])
+    words = ["hpcddp", "submit"]
+    template = _template_of(run)
+    if template is not None or not run.submission.exists():
+        words.append("JOB")
+    words += ["--resume", str(run.path)]
+    if template is not None:
+        words += ["--template", template]
+    for path in after:
+        words += ["--after", str(path)]
+    return shlex.join(words)
+
+
+def _template_of(run: RunDirectory) -> str | None:
+    """Return the template with which a run was submitted; None if it is the default one, or is not known."""
+    submission = None
+    # Whoever resumes the run hears of a damaged record.
+    with suppress(RecordError):
+        submission = read_submission(run)
+    return None if submission is None else submission.template
 
 
 def why_it_stopped(cause: Cause, decision: Decision | None, *, job: str) -> str:

@@ -20,7 +20,13 @@ from hpcddp.jobfile.write import dump_for_script
 from hpcddp.slurm.directives import Directive, directives_for, refuse_unwritable
 from hpcddp.slurm.job_environment import FOREIGN_PREFIXES, foreign_step_options
 from hpcddp.submission.request import SubmitRequest
-from hpcddp.submission.template import NOT_IN_A_WORD, TemplateError, render_template
+from hpcddp.submission.template import (
+    NOT_IN_A_WORD,
+    TemplateError,
+    is_default_template,
+    refuse_broken_shell,
+    render_template,
+)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
@@ -108,6 +114,8 @@ def render_script(request: SubmitRequest) -> RenderedScript:
             f"the template {request.template} makes a script whose first line does not begin with #!, which sbatch "
             "refuses; begin it with #!/bin/bash"
         )
+    if not is_default_template(request.template):
+        refuse_broken_shell(text, request.template)
     return RenderedScript(text=text, directives=directives)
 
 

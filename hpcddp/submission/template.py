@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +53,9 @@ _EXTENDABLE = f"{_SHIPPED}/{DEFAULT_TEMPLATE}{SUFFIX}"
 """The default template by the name under which a template of the user's own extends it."""
 
 
+_PARSE_TIMEOUT_S: Final = 10.0
+
+
 class TemplateError(UserError):
     """A template that does not exist or cannot be rendered."""
 
@@ -63,22 +68,36 @@ class Written(str):
     __slots__ = ()
 
 
-def sb(value: Directive | str) -> Written:
+def _text(value: object, filter_name: str) -> str:
+    """Return a value as the text that a filter quotes.
+
+    Raises:
+        TypeError: the value is neither a text nor an integer.
+        UndefinedError: it is an undefined variable.
+    """
+    if not isinstance(value, str | StrictUndefined) and type(value) is not int:
+        raise TypeError(f"the filter {filter_name} takes a text, and the value is {value!r:.80}")
+    return str(value)
+
+
+def sb(value: Directive | str | int) -> Written:
     """Write a directive (``--flag=value``), or a value for the part after its equals sign.
 
     Raises:
         UnwritableValueError: no quoting can carry the value.
     """
-    return Written(value if isinstance(value, Directive) else quote_value(value))
+    if isinstance(value, Directive):
+        return Written(value)
+    return Written(quote_value(_text(value, "sb")))
 
 
-def sh(value: str) -> Written:
+def sh(value: str | int) -> Written:
     """Write one word of a shell command.
 
     Raises:
         UnwritableValueError: no quoting can carry the value.
     """
-    return Written(quote_word(value))
+    return Written(quote_word(_text(value, "sh")))
 
 
 def quote_word(text: str) -> str:
@@ -91,14 +110,14 @@ def quote_word(text: str) -> str:
     return shlex.quote(text)
 
 
-def comment(value: str) -> Written:
+def comment(value: str | int) -> Written:
     """Write text into a comment, with escapes for line breaks and other control characters."""
-    return Written(printable(value).replace("\n", "\\n"))
+    return Written(printable(_text(value, "comment")).replace("\n", "\\n"))
 
 
-def verbatim(value: str) -> Written:
+def verbatim(value: str | int) -> Written:
     """Write text that is shell code or the body of a here-document, unchanged."""
-    return Written(value)
+    return Written(_text(value, "verbatim"))
 
 
 def _only_written(value: object) -> object:
@@ -125,7 +144,9 @@ def render_template(name: str | None, values: Mapping[str, Any]) -> str:
     environment = _environment(path.parent)
     try:
         if not is_default_template(name):
-            _refuse_lost_lines(_lineage(environment, path))
+            lineage = _lineage(environment, path)
+            _refuse_lost_lines(lineage)
+            _refuse_joined_lines(lineage)
         return environment.get_template(path.name).render(values)
     except TemplateError:
         raise
@@ -199,6 +220,30 @@ def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
         blocks += [block.name for block in template.tree.find_all(nodes.Block) if block.name not in blocks]
 
 
+def _refuse_joined_lines(lineage: Sequence[_Ancestor]) -> None:
+    """Refuse a block whose last line would be joined with the line of the script that follows the block.
+
+    Raises:
+        TemplateError: the text of a block of a template that extends another one does not end with a line break.
+    """
+    for template in lineage[:-1]:
+        for block in template.tree.find_all(nodes.Block):
+            last = block.body[-1] if block.body else None
+            # A value may end with a line break, and a loop or a condition ends on a line of its own.
+            if not isinstance(last, nodes.Output):
+                continue
+            text = last.nodes[-1]
+            if not isinstance(text, nodes.TemplateData) or text.data.endswith("\n"):
+                continue
+            line = text.lineno
+            raise TemplateError(
+                f"the template {template.file}:{line} does not end the last line of the block {block.name}, so that "
+                "the next line of the script would be a part of it; write {% endblock %} on a line of its own",
+                file=template.file,
+                line=line,
+            )
+
+
 def _outermost_blocks_and_output(node: nodes.Node) -> Iterator[nodes.Node]:
     """Yield the blocks below a node that are in no other block, and what writes texts and values outside of them."""
     for child in node.iter_child_nodes():
@@ -208,6 +253,29 @@ def _outermost_blocks_and_output(node: nodes.Node) -> Iterator[nodes.Node]:
             yield from child.nodes
         elif not isinstance(child, nodes.Macro | nodes.AssignBlock):
             yield from _outermost_blocks_and_output(child)
+
+
+def refuse_broken_shell(text: str, template: str | None) -> None:
+    """Refuse the script of a user's template that bash cannot parse; ``bash -n`` runs none of it.
+
+    Raises:
+        TemplateError: has bash's first error.
+    """
+    bash = shutil.which("bash")
+    if bash is None or "bash" not in text.partition("\n")[0]:
+        return
+    try:
+        parsed = subprocess.run(
+            [bash, "-n"], input=text, capture_output=True, text=True, timeout=_PARSE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if parsed.returncode:
+        error = parsed.stderr.partition("\n")[0].removeprefix(f"{bash}: ")
+        raise TemplateError(
+            f"the template {template} makes a script that bash cannot parse ({error}); correct the line before it, "
+            "and look at the script without the template (hpcddp render)"
+        )
 
 
 _CHANGE = re.compile(r"^\{# changed: (.+) #\}\r?$", re.MULTILINE)

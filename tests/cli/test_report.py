@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def test_the_help_shows_that_any_number_of_runs_can_be_given(capsys: pytest.Capt
 
 
 def test_several_runs_share_a_page_which_replaces_an_older_one(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    Path("page.html").write_text("old")
+    typed(capsys, "run-2", "--run-root", str(root), "-o", "page.html")
     words = ("run-1", "run-2", "run-1", "--run-root", str(root), "-o", "page.html")
     assert typed(capsys, *words) == "page.html\n"
     text = Path("page.html").read_text()
@@ -98,6 +99,21 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
 ) -> None:
     message = golden.message(typed(capsys, "run-1", "--run-root", str(root), "-o", output, code=2))
     assert [fact for fact in facts if fact not in message] == []
+
+
+@pytest.mark.parametrize("kind", ["file", "named pipe"])
+def test_what_is_no_page_is_not_replaced(
+    capsys: pytest.CaptureFixture[str], root: Path, golden: GoldenMessages, kind: str
+) -> None:
+    path = Path("train.py")
+    if kind == "file":
+        path.write_text("import torch\n")
+    else:
+        os.mkfifo(path)
+    message = golden.message(typed(capsys, "run-1", "--run-root", str(root), "-o", "train.py", code=2))
+    assert "--output is train.py, which exists and is no page of hpcddp report; " in message
+    assert [entry.name for entry in Path().iterdir()] == ["train.py"]
+    assert path.is_fifo() or path.read_text() == "import torch\n"
 
 
 def test_numbers_and_a_page_are_not_printed_at_once(

@@ -23,7 +23,7 @@ from hpcddp.run.job_file import read_exported_values, read_job_file
 from hpcddp.run.job_records import Start, SubmissionRecord, read_submission, write_start, write_submission_record
 from hpcddp.run.ownership import RunDirectoryError, identity
 from hpcddp.run.record import write_record
-from hpcddp.run.result import Result
+from hpcddp.run.result import Result, resume_command
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.submission.render import render_script
@@ -483,7 +483,10 @@ def test_a_run_of_a_template_of_its_own_needs_its_job_file(slurm: FakeSlurm, gol
         changing(run, slurm, "resources.time_limit=20min")
     message = golden.message(caught.value)
     assert " with --template ./mine.sh.j2, " in message
-    assert message.endswith(f": hpcddp submit JOB --resume {run.path} --template ./mine.sh.j2")
+    command = f"hpcddp submit JOB --resume {run.path} --template ./mine.sh.j2"
+    assert message.endswith(f": {command}")
+    # What why, cancel and the result say.
+    assert resume_command(run) == command
 
 
 def test_a_run_whose_directory_of_submission_is_gone_needs_its_job_file(

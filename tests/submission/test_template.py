@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -312,3 +313,36 @@ def test_a_path_without_a_file_is_named(golden: GoldenMessages, name: str) -> No
 
 def test_templates_lie_beside_the_package_in_a_checkout() -> None:
     assert shipped_directory("templates") == Path(__file__).parents[2] / "templates"
+
+
+@pytest.mark.parametrize("block", ["before_tasks", "tasks", "head"])
+def test_a_block_that_does_not_end_its_last_line_is_refused(template: Path, golden: GoldenMessages, block: str) -> None:
+    message = golden.message(refusal(template, f"{EXTENDS}{{% block {block} %}}module load foo{{% endblock %}}\n"))
+    assert f"the block {block}" in message
+    assert "write {% endblock %} on a line of its own" in message
+
+
+def test_a_script_that_bash_cannot_parse_is_refused_before_it_is_submitted(
+    template: Path, golden: GoldenMessages
+) -> None:
+    template.write_text("#!/bin/bash\nif true; then\necho\n")
+    with pytest.raises(TemplateError) as caught:
+        rendered(str(template))
+    error = re.search(r"\((line .*)\);", str(caught.value))
+    assert error is not None
+    # Its words are those of the version of bash.
+    message = golden.message(caught.value, {error[1]: "ERROR"})
+    assert "bash cannot parse (line " in message
+    template.write_text("#!/usr/bin/env python3\nif True: print(1)\n")
+    assert rendered(str(template)) == template.read_text()
+
+
+@pytest.mark.parametrize("expression", ["setup | sh", "none | sb", "directives | verbatim", "1.5 | comment"])
+def test_a_filter_says_which_value_it_does_not_take(template: Path, golden: GoldenMessages, expression: str) -> None:
+    message = golden.message(refusal(template, f"#!/bin/bash\necho {{{{ {expression} }}}}\n"))
+    assert " takes a text, and the value is " in message
+
+
+def test_an_integer_may_have_a_filter(template: Path) -> None:
+    template.write_text("#!/bin/bash\necho {{ nodes | sh }} {{ nodes | sb }} # {{ nodes | comment }}\n")
+    assert render_template(str(template), VALUES) == "#!/bin/bash\necho 3 3 # 3\n"
