@@ -387,7 +387,8 @@ def main(context: hpcddp.Context):
         loss.backward()
         optimizer.step()
         context.log(step + 1, loss=loss.item())
-        time.sleep(0.1 if context.attempt == 0 else 0)
+        # Long enough for Slurm to preempt it on a busy machine.
+        time.sleep(0.5 if context.attempt == 0 else 0)
         if context.stopper.should_stop():
             checkpointer.save(step + 1)
             checkpointer.wait()

@@ -65,7 +65,7 @@ LIGHTNING = Recipe(
     trains="second step",
     replaced=(("        return self.layer", SLOW_LIGHTNING_STEP),),
 )
-HYDRA = Recipe(section="Hydra", replaced=(SLOW_STEP, ("steps: 200", "steps: 60")))
+HYDRA = Recipe(section="Hydra", replaced=(SLOW_STEP, ("steps: 200", "steps: 120")))
 RAY = Recipe(
     section="Ray",
     checkpoint="ray/checkpoint_manager_snapshot.json",

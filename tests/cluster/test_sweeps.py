@@ -98,7 +98,7 @@ def finished_sweep(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -
     job = job_in(
         tmp_path_factory.mktemp("sweep"),
         resources=resources,
-        environment={"env": {"STEP_S": "0.05"}},
+        environment={"env": {"STEP_S": "0.1"}},
         train={"epochs": 12},
     )
     words = "environment.env.WORD=\"a b\",'$HOME'"
