@@ -86,7 +86,7 @@ class ProcessState:
         self.is_newcomer = NEWCOMER in environment
 
     def start_training(self) -> None:
-        """Record that the training has begun, at the first vote of this rank.
+        """Record that the training has begun: at the first vote of this rank, or as its program or function is called.
 
         Blocks forever if ``prevent_training`` came first.
         """

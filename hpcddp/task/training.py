@@ -207,6 +207,8 @@ class _TrainingRank:
             if spec.entrypoint is not None:
                 variables = {METRICS_FILE: str(attempt.run.metrics), "HPCDDP_ATTEMPT": str(attempt.number)}
                 inputs.environment.update(variables)
+                # Before the function is called: nobody sees the steps that it makes until it asks whether to stop.
+                PROCESS_STATE.start_training()
                 run_entrypoint(context)
                 return
             try:

@@ -369,6 +369,7 @@ def test_files_of_a_command_have_the_umask_of_its_submitter_in_every_job_of_its_
 
 FUNCTION = """
 import time
+from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -387,8 +388,9 @@ def main(context: hpcddp.Context):
         loss.backward()
         optimizer.step()
         context.log(step + 1, loss=loss.item())
-        # Long enough for Slurm to preempt it on a busy machine.
-        time.sleep(0.5 if context.attempt == 0 else 0)
+        # The job is preempted before this function first asks whether to stop.
+        while context.attempt == 0 and not Path("preempted").exists():
+            time.sleep(0.1)
         if context.stopper.should_stop():
             checkpointer.save(step + 1)
             checkpointer.wait()
@@ -408,6 +410,8 @@ def test_a_preempted_function_comes_back_and_computes_every_step_once(sandbox: S
     wait_for_text(tracked.run.metrics, '"step"')
     high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
     sandbox.submit(*high, "--wrap=sleep 2")
+    tracked.wait_until(lambda: bool(tracked.events("cause")), "the cause of the stop")
+    (tmp_path / "preempted").touch()
     tracked.wait_until_finished(timeout_s=240)
     returned = tracked.result["returned"]
     assert (returned["hosts"], returned["world"], returned["ranks"]) == (["n1", "n2"], 2, [0, 1])
