@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -28,6 +29,14 @@ def submit_in_rehearsal(signum: signal.Signals, done: list[str], error: Exceptio
             if error is not None:
                 raise error
         done.append("went on")
+
+
+@pytest.fixture(autouse=True)
+def heard_signals() -> Iterator[None]:
+    """Let SIGHUP end this process, also where the tests run under nohup."""
+    handler_before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, handler_before)
 
 
 @pytest.fixture
