@@ -126,13 +126,15 @@ def _start_all(project: Project) -> None:
 
 
 def _kill(project: Project, tracked: TrackedRun) -> None:
-    """Kill the batch script and then the rest, so that nobody is left to say why."""
+    """Kill all processes of the job, so that nobody is left to say why."""
     found = processes_with(f"SLURM_SUBMIT_DIR={project.directory}")
     mine = [process for process in found if process.environment["SLURM_JOB_ID"] == tracked.job_id]
-    for process in sorted(mine, key=lambda process: "slurm_script" not in " ".join(process.argv)):
-        # The death of one process may have ended another.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+    # A process that is stopped writes nothing about the end of another one.
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for process in mine:
+            # The death of one process may have ended another.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signum)
 
 
 _LARGER_THAN_ITS_PARTITION = {"nodes": 3, "partition": "narrow"}
