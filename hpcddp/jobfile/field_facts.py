@@ -43,6 +43,8 @@ class FieldFacts:
             None is that of the section, and never at the top of the file.
         may_be_secret: whether the value may be or contain a secret, which no message and no tracker shows.
         is_expanded: whether ``$NAME`` and ``~`` in the value are expanded when the job is submitted.
+        is_of_a_site: whether the value means something on one cluster alone, such as the name of a partition or what a
+            node has: ``hpcddp rehearse --sandbox`` takes the default in its place.
         ddp_value: the value with which ``hpcddp doctor ddp`` compares.
         example: a value for a message about the missing field. Every required field has one.
         other_names: what other tools call the field, where a suggestion by spelling would not find it.
@@ -54,6 +56,7 @@ class FieldFacts:
     on_resume: OnResume | None = None
     may_be_secret: bool = False
     is_expanded: bool = False
+    is_of_a_site: bool = False
     ddp_value: Any = AS_IN_JOB
     example: str | None = None
     other_names: tuple[str, ...] = ()

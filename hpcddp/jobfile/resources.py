@@ -229,10 +229,10 @@ class Resources(Section):
         description="GPUs on each node, one rank each; 0 is a CPU job (gloo).",
         json_schema_extra={"unit": "GPUs"},
     )
-    gpu_type: Annotated[GpuType | None, FieldFacts(option=Option(help="Kind of GPU, such as a100."))] = Field(
-        None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`."
-    )
-    gres: Mapping[GresName, GresCount] = Field(
+    gpu_type: Annotated[
+        GpuType | None, FieldFacts(option=Option(help="Kind of GPU, such as a100."), is_of_a_site=True)
+    ] = Field(None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`.")
+    gres: Annotated[Mapping[GresName, GresCount], FieldFacts(is_of_a_site=True)] = Field(
         default_factory=dict,
         description="Other generic resources of each node, by name: `{nvme: 100G, lscratch: 200}`. `NAME:TYPE` is a "
         "kind of one.",
@@ -260,7 +260,10 @@ class Resources(Section):
     mem: Annotated[
         Memory | None,
         FieldFacts(
-            flag="mem", option=Option(help="Memory of each node, such as 64G.", is_listed=True), other_names=("memory",)
+            flag="mem",
+            option=Option(help="Memory of each node, such as 64G.", is_listed=True),
+            is_of_a_site=True,
+            other_names=("memory",),
         ),
     ] = Field(
         None,
@@ -269,11 +272,15 @@ class Resources(Section):
     )
     mem_per_cpu: Annotated[
         Memory | None,
-        FieldFacts(flag="mem-per-cpu", option=Option(help="Memory for each CPU, in place of --mem.")),
+        FieldFacts(
+            flag="mem-per-cpu", option=Option(help="Memory for each CPU, in place of --mem."), is_of_a_site=True
+        ),
     ] = Field(None, description="Memory for each CPU, in place of `mem`.")
     mem_per_gpu: Annotated[
         Memory | None,
-        FieldFacts(flag="mem-per-gpu", option=Option(help="Memory for each GPU, in place of --mem.")),
+        FieldFacts(
+            flag="mem-per-gpu", option=Option(help="Memory for each GPU, in place of --mem."), is_of_a_site=True
+        ),
     ] = Field(None, description="Memory for each GPU, in place of `mem`.")
     time_limit: Annotated[
         TimeLimitField | None,
@@ -289,43 +296,52 @@ class Resources(Section):
     )
     partition: Annotated[
         Line | None,
-        FieldFacts(flag="partition", option=Option(help="Slurm partition.", is_listed=True), other_names=("queue",)),
+        FieldFacts(
+            flag="partition",
+            option=Option(help="Slurm partition.", is_listed=True),
+            is_of_a_site=True,
+            other_names=("queue",),
+        ),
     ] = Field(None, description="Slurm partition, or several with commas.")
-    account: Annotated[Line | None, FieldFacts(flag="account", option=Option())] = Field(
+    account: Annotated[Line | None, FieldFacts(flag="account", option=Option(), is_of_a_site=True)] = Field(
         None, description="Account to charge."
     )
-    qos: Annotated[Line | None, FieldFacts(flag="qos", option=Option())] = Field(
+    qos: Annotated[Line | None, FieldFacts(flag="qos", option=Option(), is_of_a_site=True)] = Field(
         None, description="Quality of service."
     )
-    constraint: Annotated[Line | None, FieldFacts(flag="constraint", option=Option())] = Field(
+    constraint: Annotated[Line | None, FieldFacts(flag="constraint", option=Option(), is_of_a_site=True)] = Field(
         None, description="Node features that are required."
     )
-    reservation: Annotated[Line | None, FieldFacts(flag="reservation", option=Option())] = Field(
+    reservation: Annotated[Line | None, FieldFacts(flag="reservation", option=Option(), is_of_a_site=True)] = Field(
         None, description="Reservation to run in."
     )
-    nodelist: Annotated[Line | None, FieldFacts(flag="nodelist", option=Option())] = Field(
+    nodelist: Annotated[Line | None, FieldFacts(flag="nodelist", option=Option(), is_of_a_site=True)] = Field(
         None, description="Nodes that the job must get."
     )
-    exclude: Annotated[Line | None, FieldFacts(flag="exclude", option=Option())] = Field(
+    exclude: Annotated[Line | None, FieldFacts(flag="exclude", option=Option(), is_of_a_site=True)] = Field(
         None, description="Nodes that the job must not get."
     )
     exclusive: Annotated[
-        Exclusive, FieldFacts(flag="exclusive", option=Option(help="Share the nodes with no other job."))
+        Exclusive,
+        FieldFacts(flag="exclusive", option=Option(help="Share the nodes with no other job."), is_of_a_site=True),
     ] = Field(
         default=False,
         description="Whether the job shares its nodes with no other job; `user` and `mcs` share them with the jobs of "
         "the same user or MCS label, `topo` takes the whole topology block.",
     )
     licenses: Annotated[
-        Line | None, FieldFacts(flag="licenses", option=Option(help="Licenses that the job holds."))
+        Line | None,
+        FieldFacts(flag="licenses", option=Option(help="Licenses that the job holds."), is_of_a_site=True),
     ] = Field(None, description="Licenses that the job holds while it runs.")
     mail_type: Annotated[
-        MailTypes | None, FieldFacts(flag="mail-type", option=Option(help="When Slurm sends mail: END,FAIL."))
+        MailTypes | None,
+        FieldFacts(flag="mail-type", option=Option(help="When Slurm sends mail: END,FAIL."), is_of_a_site=True),
     ] = Field(None, description="When Slurm sends mail: `END,FAIL`, or other types of `man sbatch`, with commas.")
     mail_user: Annotated[
-        Line | None, FieldFacts(flag="mail-user", option=Option(help="Who gets the mail.", metavar="ADDRESS"))
+        Line | None,
+        FieldFacts(flag="mail-user", option=Option(help="Who gets the mail.", metavar="ADDRESS"), is_of_a_site=True),
     ] = Field(None, description="Who gets the mail. null is the user who submits.")
-    sbatch: Mapping[FlagName, FlagValue] = Field(
+    sbatch: Annotated[Mapping[FlagName, FlagValue], FieldFacts(is_of_a_site=True)] = Field(
         default_factory=dict,
         description="Any other sbatch flag, by its long name; `true` writes the flag without a value.",
         json_schema_extra={"additionalProperties": False},

@@ -11,8 +11,10 @@ from typing import Any, Final, Literal
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.datasets import DATASETS
+from hpcddp.jobfile.field_facts import facts_of
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob, change_job
+from hpcddp.jobfile.resources import Resources
 
 _MOST_RANKS: Final = 2
 _STEPS: Final = 24
@@ -75,7 +77,13 @@ def make_small(
         raise UserError("the job has a sweep, and one run is rehearsed; leave the sweep out: --set sweep=null")
     has_gpus = job.spec.uses_gpus and (place == "cluster" or (place == "here" and gpus > 0))
     fields = _training(job.spec, has_gpus=has_gpus)
-    fixed: dict[str, Any] = {"run_root": str(run_root), "trackers.use": []}
+    fixed: dict[str, Any] = {
+        "run_root": str(run_root),
+        "trackers.use": [],
+        # A small job has no node to spare.
+        "resources.min_nodes": None,
+        "resources.spare_nodes": 0,
+    }
     if place == "here":
         fields |= _resources_here(job.spec, gpus)
     else:
@@ -120,32 +128,21 @@ def _resources_here(spec: JobSpec, gpus: int) -> dict[str, Any]:
 
 
 _NOT_TOLD: Final = frozenset({"run_root", "trackers.use"})
-_OF_A_SITE: Final = (
-    "partition",
-    "account",
-    "qos",
-    "constraint",
-    "reservation",
-    "nodelist",
-    "exclude",
-    "licenses",
-    "mem",
-)
 
 
 def _resources_on_two_nodes(has_gpus: bool, place: Place) -> dict[str, Any]:  # noqa: FBT001
-    """Return the fields of a job of two nodes with a rank each; the sandbox has no partition or account of the site."""
+    """Return the fields of a job of two nodes with a rank each; the sandbox has nothing that is of a site."""
     fields: dict[str, Any] = {
         "resources.nodes": 2,
         "resources.tasks_per_node": None if has_gpus else 1,
         "resources.gpus_per_node": 1 if has_gpus else 0,
         "resources.time_limit": "10min",
     }
-    if not has_gpus:
-        fields |= {"resources.gpu_type": None, "resources.mem_per_gpu": None}
     if place == "sandbox":
-        fields |= {f"resources.{name}": None for name in _OF_A_SITE}
-        fields |= {"resources.sbatch": {}, "resources.cpus_per_task": 1}
+        for name, field in Resources.model_fields.items():
+            if facts_of(field).is_of_a_site:
+                fields[f"resources.{name}"] = field.get_default(call_default_factory=True)
+        fields["resources.cpus_per_task"] = 1
     return fields
 
 

@@ -27,6 +27,11 @@ IMAGENET: dict[str, Any] = {
     },
     "trackers": {"use": ["wandb"]},
 }
+ON_CPUS: dict[str, Any] = {
+    "name": "large",
+    "batch": {"global_batch_size": 256},
+    "train": {"model": "resnet18", "dataset": "synthetic", "dataset_args": {"samples": 1000}},
+}
 COMMAND: dict[str, Any] = {"name": "mine", "resources": {"tasks_per_node": 8}, "command": ["python", "train.py"]}
 
 
@@ -82,6 +87,46 @@ def test_on_two_nodes_each_has_a_rank_and_the_cluster_keeps_its_partition() -> N
     assert resources.time_limit.seconds == 600
     job = small(IMAGENET, "resources.gpus_per_node=8", place="sandbox")
     assert (job.spec.resources.nodes, job.spec.world_size, job.spec.resources.partition) == (2, 2, None)
+
+
+@pytest.mark.parametrize("place", ["here", "sandbox", "cluster"])
+@pytest.mark.parametrize(
+    "resources",
+    [{"nodes": 8, "min_nodes": 6}, {"nodes": 8, "spare_nodes": 3}, {"nodes": "4-8", "min_nodes": 3}, {"nodes": "2-8"}],
+)
+def test_a_job_that_may_lose_nodes_or_get_fewer_has_none_to_spare(place: Place, resources: dict[str, Any]) -> None:
+    made_small = small({**ON_CPUS, "resources": resources}, place=place)
+    fields = made_small.spec.resources
+    assert (fields.nodes, fields.min_nodes, fields.spare_nodes) == (1 if place == "here" else 2, None, 0)
+    if "min_nodes" in resources:
+        assert f"resources.min_nodes: {resources['min_nodes']} -> null" in made_small.changes
+
+
+def test_min_nodes_of_the_command_line_is_left_out_too() -> None:
+    assert small({**ON_CPUS, "resources": {"nodes": 8}}, "resources.min_nodes=6").spec.resources.min_nodes is None
+
+
+def test_the_sandbox_gets_nothing_that_is_of_a_site_and_the_cluster_all_of_it() -> None:
+    of_a_site: dict[str, Any] = {
+        "gres": {"nvme": "100G"},
+        "mem_per_cpu": "2G",
+        "partition": "cpu",
+        "account": "a",
+        "qos": "long",
+        "constraint": "avx512",
+        "reservation": "maintenance",
+        "nodelist": "n1",
+        "exclude": "n9",
+        "exclusive": "mcs",
+        "licenses": "matlab",
+        "mail_type": "END",
+        "mail_user": "a@b.c",
+        "sbatch": {"comment": "x"},
+    }
+    two_nodes = {"nodes": 2, "tasks_per_node": 1, "time_limit": "00:10:00"}
+    job = {**ON_CPUS, "resources": {"nodes": 8, **of_a_site}}
+    assert small(job, place="sandbox").spec.resources.model_dump(exclude_defaults=True) == two_nodes
+    assert small(job, place="cluster").spec.resources.model_dump(exclude_defaults=True) == {**two_nodes, **of_a_site}
 
 
 def test_a_sweep_is_refused(golden: GoldenMessages) -> None:
