@@ -9,7 +9,9 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from hpcddp.errors import counted
+from hpcddp.jobfile.document import Path
 from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, NAME_PATTERN
+from hpcddp.jobfile.job import find_key
 from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED, REFUSED_FLAGS, SRUN_VARIABLES, fields_of_gres
 from hpcddp.jobfile.slurm_flags import SBATCH
 from hpcddp.script.directives import Flag
@@ -266,7 +268,8 @@ def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
         elif name in CONTAINER_FLAGS:
             take_container(flag, flag_text(flag), draft)
         elif name in FIELDS_WRITTEN_UNCHANGED:
-            draft.take(flag.line, flag_text(flag), ("resources", FIELDS_WRITTEN_UNCHANGED[name]), flag.value or "")
+            key = ("resources", FIELDS_WRITTEN_UNCHANGED[name])
+            draft.take(flag.line, flag_text(flag), key, _value_for(key, flag))
         elif name in SRUN_VARIABLES:
             draft.take(flag.line, flag_text(flag), ("environment", "env", SRUN_VARIABLES[name]), flag.value or "")
         elif name in REFUSED_FLAGS and REFUSED_FLAGS[name].startswith("it has its own field"):
@@ -275,6 +278,17 @@ def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
             draft.drop(flag.line, flag_text(flag), REFUSED_FLAGS[name])
         else:
             _take_into_sbatch(flag, draft)
+
+
+def _value_for(key: Path, flag: Flag) -> object:
+    """Return the value of a flag in the type of the field that has it; a value of another type stays a text."""
+    key_type = find_key(key)
+    types = frozenset() if key_type is None else key_type.types
+    if flag.value is None and bool in types:
+        return True
+    value = flag.value or ""
+    is_number = int in types and re.fullmatch("-?[0-9]{1,18}", value, re.ASCII) is not None
+    return int(value) if is_number else value
 
 
 def _take_into_sbatch(flag: Flag, draft: Draft) -> None:
@@ -320,10 +334,6 @@ def job_name_of(text: str) -> str:
 
 def _take_mail_type(flag: Flag, draft: Draft) -> None:
     draft.take(flag.line, flag_text(flag), ("resources", "mail_type"), (flag.value or "").replace(" ", ""))
-
-
-def _take_exclusive(flag: Flag, draft: Draft) -> None:
-    draft.take(flag.line, flag_text(flag), ("resources", "exclusive"), flag.value or True)
 
 
 def _take_time(flag: Flag, draft: Draft) -> None:
@@ -384,7 +394,6 @@ def _leave_array(flag: Flag, draft: Draft) -> None:
 _READERS: Final[Mapping[str, Callable[[Flag, Draft], None]]] = MappingProxyType(
     {
         "array": _leave_array,
-        "exclusive": _take_exclusive,
         "export": _take_export,
         "job-name": _take_name,
         "mail-type": _take_mail_type,

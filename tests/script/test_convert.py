@@ -7,9 +7,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcddp.errors import UserError
+from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import load_job
+from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED
+from hpcddp.script import request as request_of_script
 from hpcddp.script.convert import Conversion, ConversionError, canonical, convert
-from hpcddp.script.draft import Row
+from hpcddp.script.draft import Draft, Row
 from hpcddp.script.parse import Script, parse_script
 from hpcddp.slurm.directives import directives_for
 from tests.script.published import SCRIPTS
@@ -130,6 +134,51 @@ def test_a_flag_that_is_given_twice_counts_once_and_mail_types_add_up() -> None:
 def test_numbers_are_taken_whatever_states_them(lines: list[str], numbers: tuple[int, int, int, int]) -> None:
     spec = job_with(*lines).job.spec
     assert (spec.resources.nodes, spec.resources.gpus_per_node, spec.tasks_per_node, spec.cpus_per_task) == numbers
+
+
+# Of each type that a field may have, in the spelling of the job file.
+CANDIDATES = ("a", "010", "4G", "END,FAIL", "01:30:00", "user", 2, True)
+
+
+@pytest.mark.parametrize("name", FIELDS_WRITTEN_UNCHANGED.values())
+def test_a_value_that_a_field_accepts_comes_back_from_the_directive_that_it_makes(name: str) -> None:
+    accepted = [job for value in CANDIDATES if (job := job_with_field(name, value)) is not None]
+    assert accepted
+    for job in accepted:
+        (directive,) = (
+            directive for directive in directives_for(job, run_id=None) if directive.field == f"resources.{name}"
+        )
+        converted = job_with("#SBATCH --gpus-per-node=1", f"#SBATCH {directive}").job.spec
+        assert getattr(converted.resources, name) == getattr(job.resources, name)
+
+
+def job_with_field(name: str, value: object) -> JobSpec | None:
+    """Return a job with a GPU and a value of a field of ``resources``; None if the field does not accept the value."""
+    job = {"name": "job", "command": ["true"], "resources": {"gpus_per_node": 1, name: value}}
+    try:
+        return load_job(job).spec
+    except JobFileError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "value"),
+    [
+        ("cpus_per_task", "--thread-spec=3", 3),
+        ("cpus_per_task", "--thread-spec=x", "x"),
+        ("exclusive", "--contiguous", True),
+        ("partition", "--thread-spec=3", "3"),
+    ],
+)
+def test_the_value_of_a_flag_has_the_type_of_its_field(
+    name: str, line: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = request_of_script.effective_flags(parse_script(f"#!/bin/bash\n#SBATCH {line}\ntrue\n"), Draft())
+    monkeypatch.setattr(request_of_script, "FIELDS_WRITTEN_UNCHANGED", dict.fromkeys(flags, name))
+    draft = Draft()
+    request_of_script.take_other_flags(flags, draft)
+    taken = draft.values["resources", name]
+    assert (taken, type(taken)) == (value, type(value))
 
 
 def test_without_srun_the_program_is_one_task_with_the_cpus_of_all() -> None:
