@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final, Self
 
 # Control characters but for newline and tab, those that change the direction or the line of what follows, and the lone
@@ -32,6 +32,12 @@ def write_message(text: str) -> None:
 def counted(count: int, noun: str) -> str:
     """Return the number of things with their noun: ``1 rank``, ``2,048 ranks``."""
     return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return one or more words as a sentence lists them: ``a``, ``a and b``, ``a, b and c``."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

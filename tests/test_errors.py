@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcddp.errors import nearest
+from hpcddp.errors import listed, nearest
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,10 @@ def test_the_nearest_name_is_what_was_most_likely_meant(
     word: str, known: tuple[str, ...], expected: str | None
 ) -> None:
     assert nearest(word, known) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c", "d"], "a, b, c and d")]
+)
+def test_words_are_listed_with_commas_and_one_and(words: list[str], expected: str) -> None:
+    assert listed(words) == expected

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
+from hpcddp.errors import listed
 from hpcddp.jobfile.datasets import DATASETS, describe_arguments
 from hpcddp.jobfile.field_facts import FieldFacts, Option
 from hpcddp.jobfile.fields import (
@@ -139,7 +140,7 @@ class LearningRate(Section):
 
 
 _DATASET_NAMES = ", ".join(f"`{name}`" for name in DATASETS)
-_IN_FILES = " and ".join(f"`{name}`" for name, dataset in DATASETS.items() if dataset.is_in_files)
+_IN_FILES = listed([f"`{name}`" for name, dataset in DATASETS.items() if dataset.is_in_files])
 Device = Literal["cuda", "cpu"]
 BatchNorm = Literal["local", "sync"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
@@ -183,7 +184,7 @@ class Train(Section):
         json_schema_extra={"unit": "classes"},
     )
     data_dir: Annotated[Line | None, FieldFacts(on_resume="always", is_expanded=True)] = Field(
-        None, description=f"Directory of the data; {_IN_FILES} need it."
+        None, description=f"Directory of the data; needed for {_IN_FILES}."
     )
     epochs: Annotated[int, FieldFacts(on_resume="by name")] = Field(
         1, ge=1, description="Passes over the data.", json_schema_extra={"unit": "epochs"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from hpcddp.errors import counted
+from hpcddp.errors import counted, listed
 from hpcddp.manage.damaged_records import record_or_damage
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, one_line, processes_text
@@ -176,7 +176,7 @@ def _dependency_text(run: RunDirectory, dependency: str) -> str:
         texts.append(text)
     if len(job_ids) > _JOBS_SHOWN:
         texts.append(f"{len(job_ids) - _JOBS_SHOWN} more")
-    return " and ".join(texts)
+    return listed(texts)
 
 
 def _explain_running(status: RunStatus, called: str) -> Answer:

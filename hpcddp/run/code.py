@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import ClassVar, Final
 
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, listed
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.record import Record, create_record, read_record, write_record
 from hpcddp.run.sweep import sweep_of
@@ -102,20 +102,18 @@ class CodeChanges:
         """What has changed, without since when."""
         parts = []
         if self.edited:
-            parts.append(f"{_listed(self.edited)} changed")
+            parts.append(f"{_shortened_list(self.edited)} changed")
         if self.removed:
             verb = "was" if len(self.removed) == 1 else "were"
-            parts.append(f"{_listed(self.removed)} {verb} removed")
+            parts.append(f"{_shortened_list(self.removed)} {verb} removed")
         return " and ".join(parts)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _shortened_list(names: Sequence[str]) -> str:
     more = len(names) - _NAMED
     if more > 0:
-        return f"{', '.join(names[:_NAMED])} and {more} more"
-    if len(names) == 1:
-        return names[0]
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+        return listed([*names[:_NAMED], f"{more} more"])
+    return listed(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from hpcddp.batch.job import short_epoch
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, listed
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
@@ -378,7 +378,7 @@ def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
     is_python = bool(words) and PYTHON.fullmatch(Path(words[0]).name) is not None
     texts = [word.replace("${", "") for before, word in pairwise(words) if not (is_python and before == "-c")]
     if names := sorted(placeholders_of(texts) - set(RUN_PLACEHOLDERS)):
-        held = " and ".join(f"{{{name}}}" for name in names)
+        held = listed([f"{{{name}}}" for name in names])
         options = " ".join(f"--sweep {name}=VALUE,VALUE" for name in names)
         yield (
             f"command holds {held}, which no sweep gives a value, so that the program gets the braces as they are; to "
