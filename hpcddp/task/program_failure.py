@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from hpcddp.run.failure import FailureRecord
+from hpcddp.run.failure import KILLED_HINT, FailureRecord
 from hpcddp.run.files import TAIL_BYTES, read_tail
 from hpcddp.run.node_faults import says_hardware_error
 from hpcddp.stop.reasons import ExitCode
@@ -171,7 +171,7 @@ def _failure_message(
     if killed is not None and is_child:
         program = f"a process that {program} started"
     if killed is signal.SIGKILL:
-        return f"{program} was killed by SIGKILL, most often because memory ran out"
+        return f"{program} was killed {KILLED_HINT}"
     if killed is not None:
         return f"{program} was killed by {killed.name}"
     if end.message:
