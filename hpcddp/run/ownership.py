@@ -264,6 +264,11 @@ class FencedError(HpcddpError):
     exit_code: ClassVar[int] = ExitCode.FENCED
 
 
+def fenced_sentence(run: RunDirectory, *, newest: int | None, attempt: int) -> str:
+    """Return what an attempt of a run says when it finds that a newer one has begun."""
+    return f"attempt {newest} owns the run {run.run_id}, so attempt {attempt} ends here and writes nothing"
+
+
 def raise_if_fenced(run: RunDirectory, attempt: int) -> None:
     """Refuse to write for an attempt that is no longer the newest.
 
@@ -272,9 +277,7 @@ def raise_if_fenced(run: RunDirectory, attempt: int) -> None:
     """
     newest = run.newest_attempt()
     if newest is not None and newest != attempt:
-        raise FencedError(
-            f"attempt {newest} owns the run {run.run_id}, so attempt {attempt} must not write; it ends here"
-        )
+        raise FencedError(fenced_sentence(run, newest=newest, attempt=attempt))
 
 
 _EPOCHS: Final = "train.epochs"

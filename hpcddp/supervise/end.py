@@ -19,7 +19,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import CONTINUATIONS, EventKind, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import describe_failure, failure_sentence
 from hpcddp.run.job_records import ProgramEnd, read_start
-from hpcddp.run.ownership import FencedError
+from hpcddp.run.ownership import FencedError, fenced_sentence
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import (
     BY_USER,
@@ -250,8 +250,7 @@ def _finish(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
 
 def _leave_to_newer_attempt(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
     run = attempt_facts.attempt.run
-    number = attempt_facts.attempt.number
-    text = f"attempt {run.newest_attempt()} owns run {run.run_id}, so attempt {number} ends here and writes nothing"
+    text = fenced_sentence(run, newest=run.newest_attempt(), attempt=attempt_facts.attempt.number)
     return Ending(exit_code=action.exit_code, text=text)
 
 

@@ -480,7 +480,7 @@ def test_a_fenced_attempt_writes_nothing(scenario: Scenario, slurm: FakeSlurm, g
     before = scenario.events()
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls, scenario.events(), scenario.result) == (76, [], before, None)
-    assert_facts(golden.message(ending.text), "attempt 1 owns run r1", "attempt 0 ends here")
+    assert_facts(golden.message(ending.text), "attempt 1 owns the run r1", "attempt 0 ends here and writes nothing")
 
 
 def test_an_attempt_that_is_overtaken_while_slurm_does_not_answer_writes_nothing(

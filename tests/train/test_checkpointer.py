@@ -168,7 +168,7 @@ def test_whoever_restores_last_owns_the_directory(golden: GoldenMessages, tmp_pa
         old.checkpointer.wait()
     message = golden.message(caught.value)
     assert "attempt 1 owns the run run" in message
-    assert "attempt 0 must not write" in message
+    assert "attempt 0 ends here and writes nothing" in message
     assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
 
 

@@ -295,7 +295,7 @@ def test_attempt_that_is_no_longer_the_newest_writes_nothing(golden: GoldenMessa
     assert caught.value.exit_code == 76
     message = golden.message(caught.value)
     assert "attempt 2 owns the run run" in message
-    assert "attempt 1 must not write" in message
+    assert "attempt 1 ends here and writes nothing" in message
     assert set(training.run.path.rglob("*")) - before == {training.run.attempt(1).path}
 
 

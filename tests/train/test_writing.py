@@ -122,7 +122,7 @@ def test_attempt_that_is_overtaken_in_the_middle_of_a_save_publishes_nothing(
     assert code == 76
     golden.message(message)
     assert "attempt 1 owns the run run" in message
-    assert "attempt 0 must not write" in message
+    assert "attempt 0 ends here and writes nothing" in message
     assert steps_of(run) == [10]
     assert [event.step for event in read_events(run.events)] == [10]
     assert (run.checkpoints / "latest").read_text() == "step-000010\n"
