@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hpcddp.cli.main import app
 from scripts.command_pages import INDEX, all_commands, command_pages
 
@@ -12,9 +14,10 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "commands"
 
 
-def test_the_pages_are_what_the_commands_say_now() -> None:
+@pytest.mark.parametrize("python", [sys.executable, f"{sys.base_prefix}/bin/python3"], ids=["venv", "not in venv"])
+def test_the_pages_are_what_the_commands_say_now(python: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "generate-docs"), "--check"],
+        [python, str(ROOT / "scripts" / "generate-docs"), "--check"],
         capture_output=True,
         text=True,
         timeout=60,
