@@ -45,8 +45,9 @@ BAD = {
         ("job.yaml:3: train.lr", "did you mean learning_rate.base?"),
     ),
     "an sbatch flag among the resources": (
-        f"{GOOD}resources: {{wckey: END}}\n",
-        ("job.yaml:4: resources.wckey", "goes under resources.sbatch", "{wckey: ...}"),
+        # One that no field of resources will ever be for.
+        f"{GOOD}resources: {{power: END}}\n",
+        ("job.yaml:4: resources.power", "goes under resources.sbatch", "{power: ...}"),
     ),
     "a section that is a number": (
         f"{GOOD}learning_rate: 0.1\n",

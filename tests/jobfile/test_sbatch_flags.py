@@ -6,11 +6,14 @@ import pytest
 
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.resources import REFUSED_FLAGS, refused_because
+from hpcddp.jobfile.slurm_flags import SBATCH
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 
 Load = Callable[..., ResolvedJob]
 Refuse = Callable[..., list[str]]
+
+FLAGS = SBATCH.with_value | SBATCH.with_optional_value | SBATCH.without_value
 
 
 @pytest.mark.parametrize("flag", REFUSED_FLAGS)
@@ -51,7 +54,7 @@ def test_a_name_that_is_no_long_flag_is_refused(name: str, golden: GoldenMessage
     assert_facts(golden.message(refused[0]), "man sbatch", "without dashes")
 
 
-@pytest.mark.parametrize("name", ["switches", "comment", "begin", "dependency", "nice", "mem-bind", "core-spec"])
+@pytest.mark.parametrize("name", sorted(FLAGS - REFUSED_FLAGS.keys()))
 def test_any_other_flag_may_be_set(name: str) -> None:
     assert refused_because(name) is None
 
