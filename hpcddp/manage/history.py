@@ -12,10 +12,10 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import CONTINUATIONS, RECENT_BYTES, Event, read_events
 
 _LINES_SHOWN: Final = 6
-_CAUSES: Final[Mapping[str, str]] = MappingProxyType(
+_CAUSES_IN_HISTORY: Final[Mapping[str, str]] = MappingProxyType(
     {
         "preemption": "preempted",
-        "time_limit": "the time limit was near",
+        "time_limit": "the time limit",
         "node_failure": "a node was lost",
         "crash": "a task failed",
         "requeued": "requeued by Slurm or by hand",
@@ -59,7 +59,7 @@ def _is_told_by_continuation(stop: Event, next_event: Event | None) -> bool:
 
 
 def _cause_text(event: Event) -> str | None:
-    cause = _CAUSES.get(str(event.cause))
+    cause = _CAUSES_IN_HISTORY.get(str(event.cause))
     return None if cause is None else f"Slurm ends attempt {event.attempt}: {cause}"
 
 
@@ -71,7 +71,7 @@ def _resume_text(event: Event) -> str:
 
 
 def _requeue_text(event: Event) -> str:
-    cause = _CAUSES.get(str(event.cause), event.cause)
+    cause = _CAUSES_IN_HISTORY.get(str(event.cause), event.cause)
     if event.by == "user":
         cause = "its user requested it"
     text = f"attempt {event.attempt} stopped{_step_text(event)}, to be requeued: {cause}"

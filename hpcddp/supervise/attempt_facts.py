@@ -183,7 +183,7 @@ class AttemptFacts:
         return self._cause_of_slurm_job()
 
     def _cause_of_local_run(self) -> Cause:
-        if self.ended_allocation is not None and not self._is_time_limit_near:
+        if self.ended_allocation is not None and not self.is_time_limit_near:
             return Cause.UNKNOWN
         if self.cancelled:
             return Cause.CANCELLED
@@ -252,7 +252,7 @@ class AttemptFacts:
         """Whether the ranks cannot know better than Slurm why the job ended."""
         if self._cause_in_slurm in _FINAL_CAUSES:
             return True
-        return self._cause_in_slurm is Cause.TIME_LIMIT and not self._is_time_limit_near
+        return self._cause_in_slurm is Cause.TIME_LIMIT and not self.is_time_limit_near
 
     @cached_property
     def _cause_in_slurm(self) -> Cause:
@@ -260,7 +260,7 @@ class AttemptFacts:
         cause = cause_of(
             self.job_fields,
             restarts_at_start=self.restart_count,
-            warned=self._is_time_limit_near,
+            warned=self.is_time_limit_near,
             error_seen=self._has_error,
             preempted=self._cause_in_log is Cause.PREEMPTION,
             cancelled=cancelled_in_log(self.attempt),
@@ -275,7 +275,7 @@ class AttemptFacts:
         return cause_in_log(self.attempt)
 
     @property
-    def _is_time_limit_near(self) -> bool:
+    def is_time_limit_near(self) -> bool:
         """Whether the attempt ended because its time limit was near."""
         if self.decision is not None:
             return self.decision.reason in _WARNINGS

@@ -450,6 +450,13 @@ def _why(attempt_facts: AttemptFacts) -> str:
         return f"the command requested a requeue (exit code {int(ExitCode.STOPPED)}, or a file at HPCDDP_REQUEUE_FILE)"
     if cause is Cause.CRASH:
         return failure_sentence(attempt_facts.attempt, attempt_facts.failures)
+    return _why_without_error(attempt_facts, cause)
+
+
+def _why_without_error(attempt_facts: AttemptFacts, cause: Cause) -> str:
+    if cause is Cause.TIME_LIMIT and not attempt_facts.is_time_limit_near:
+        # Slurm has ended the tasks at the limit, or `watch` has ended srun.
+        return f"{attempt_facts.job_text} has reached its time limit"
     return why_it_stopped(cause, attempt_facts.decision, job=attempt_facts.job_text)
 
 
@@ -461,10 +468,8 @@ def _by_hand(attempt_facts: AttemptFacts, why: str = "") -> str:
 def _summary(attempt_facts: AttemptFacts, next_step: str, *, cause: Cause | None = None) -> str:
     """Return why the attempt stopped, what was saved, and what happens next."""
     attempt = attempt_facts.attempt
-    if cause is None:
-        parts = [_why(attempt_facts)]
-    else:
-        parts = [why_it_stopped(cause, attempt_facts.decision, job=attempt_facts.job_text)]
+    why = _why(attempt_facts) if cause is None else _why_without_error(attempt_facts, cause)
+    parts = [why]
     saved_step = newest_saved_step(attempt_facts.events)
     # A program of the user's own has checkpoints of its own.
     if attempt_facts.program is None or saved_step:

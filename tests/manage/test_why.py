@@ -211,6 +211,13 @@ def test_a_stop_that_is_a_requeue_is_one_line(made: FakeRun) -> None:
     ]
 
 
+def test_the_history_does_not_say_whether_a_time_limit_was_near_or_reached(made: FakeRun) -> None:
+    made.submitted().started().event("cause", at=40, cause="time_limit")
+    assert why(made).history[-1].endswith("Slurm ends attempt 0: the time limit")
+    made.event("requeue", at=50, cause="time_limit")
+    assert why(made).history[-1].endswith("attempt 0 stopped, to be requeued: the time limit")
+
+
 def test_a_stop_that_is_a_restart_is_one_line(made: FakeRun) -> None:
     reason = "rank 1 on n2 was killed"
     made.submitted().started().event("stop", at=50, reason=reason, cause="crash")

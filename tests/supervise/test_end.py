@@ -321,6 +321,23 @@ def test_ranks_that_say_nothing_when_the_time_is_over_are_at_their_time_limit(
     assert scenario.events()[-1] == last
 
 
+@pytest.mark.parametrize("noticed_by", ["watch", "Slurm", "a rank"])
+def test_a_time_limit_that_nobody_stopped_before_has_been_reached(
+    scenario: Scenario, slurm: FakeSlurm, noticed_by: str, golden: GoldenMessages
+) -> None:
+    if noticed_by == "watch":
+        over = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
+        slurm.become("RUNNING", EndTime=over, TimeLimit="00:10:00")
+    elif noticed_by == "Slurm":
+        slurm.become("COMPLETING", Reason="TimeLimit", PreemptTime="None")
+    else:
+        scenario.stop(reason=StopReason.TERMINATED, cause="time_limit")
+    ending = scenario.end()
+    assert scenario.events()[-1][1] == "time_limit"
+    assert_facts(golden.message(ending.text), "attempt 0 of run r1", "job 7 has reached its time limit")
+    assert "is near" not in ending.text
+
+
 def test_a_failure_comes_before_the_time_limit(scenario: Scenario, slurm: FakeSlurm) -> None:
     end_time = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 1))
     slurm.become("RUNNING", EndTime=end_time, TimeLimit="00:10:00")
