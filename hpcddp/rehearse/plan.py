@@ -146,14 +146,23 @@ def _resources_on_two_nodes(has_gpus: bool, place: Place) -> dict[str, Any]:  # 
     return fields
 
 
+def _small_batch(spec: JobSpec) -> dict[str, int]:
+    """Return the fields of a small batch; a fixed micro-batch divides it with one rank and with two."""
+    per_device = spec.batch.per_device_batch_size
+    if per_device is None:
+        return {"batch.global_batch_size": min(spec.global_batch_size, _LARGEST_BATCH)}
+    per_device = min(per_device, _LARGEST_BATCH // _MOST_RANKS)
+    return {"batch.per_device_batch_size": per_device, "batch.global_batch_size": per_device * _MOST_RANKS}
+
+
 def _training(spec: JobSpec, *, has_gpus: bool) -> dict[str, Any]:
     """Return the fields that make a built-in training short; the arguments of other jobs say how long they are."""
     train = spec.train
     if train is None:
         return {}
-    batch = min(spec.global_batch_size, _LARGEST_BATCH)
+    batch_fields = _small_batch(spec)
     fields: dict[str, Any] = {
-        "batch.global_batch_size": batch,
+        **batch_fields,
         "train.epochs": 1,
         "train.num_workers": 0,
         "checkpoint.every": {"steps": _STEPS_BETWEEN_SAVES},
@@ -165,7 +174,11 @@ def _training(spec: JobSpec, *, has_gpus: bool) -> dict[str, Any]:
         fields |= {
             "train.dataset": "synthetic",
             "train.data_dir": None,
-            "train.dataset_args": {**_SYNTHETIC, **classes, "samples": _STEPS * batch},
+            "train.dataset_args": {
+                **_SYNTHETIC,
+                **classes,
+                "samples": _STEPS * batch_fields["batch.global_batch_size"],
+            },
         }
     if not has_gpus:
         fields["train.device"] = None

@@ -54,6 +54,13 @@ def test_a_large_training_has_two_ranks_few_steps_and_many_saves_on_cpus() -> No
     assert not any(change.startswith("run_root") for change in job.changes)
 
 
+@pytest.mark.parametrize(("per_device", "expected"), [(256, 32), (24, 24)])
+def test_a_fixed_micro_batch_divides_the_small_batch_with_one_rank_and_with_two(per_device: int, expected: int) -> None:
+    batch = {"global_batch_size": 8 * per_device, "per_device_batch_size": per_device}
+    made_small = small({**ON_CPUS, "resources": {"nodes": 8}, "batch": batch}).spec.batch
+    assert (made_small.per_device_batch_size, made_small.global_batch_size) == (expected, 2 * expected)
+
+
 def test_the_gpus_of_this_machine_are_used() -> None:
     job = small(IMAGENET, gpus=4)
     assert job.spec.train is not None
