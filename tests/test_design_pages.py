@@ -15,6 +15,8 @@ PAGES = (ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "design").glob("*.md
 FOLDERS = "hpcddp|tests|scripts|templates|docs|jobs|examples|benchmarks"
 # What an installation has, and what a reader is to make.
 PLACEHOLDERS = re.compile(r"^hpcddp/_(templates|jobs)$|NAME")
+# The end of a name, and a function of Slurm.
+NOT_OF_HPCDDP = {"_s", "_purge_missing_jobs"}
 
 
 @cache
@@ -42,6 +44,14 @@ def names_in(module: str) -> set[str]:
     return names
 
 
+@cache
+def private_names() -> set[str]:
+    """Return the names that begin with an underscore: functions, methods, classes and values of modules."""
+    defined = re.compile(r"^(?: *(?:def|class) )?(_[a-zA-Z]\w*)", re.MULTILINE)
+    files = [*(ROOT / "hpcddp").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    return {name for file in files for name in defined.findall(file.read_text(encoding="utf-8"))}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
@@ -53,8 +63,17 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_function_and_class_that_is_named_exists(page: Path) -> None:
-    for module, name in re.findall(r"`(hpcddp(?:\.\w+)+):(\w+(?:\.\w+)*)`", page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    for module, name in re.findall(r"`(hpcddp(?:\.\w+)+):(\w+(?:\.\w+)*)`", text):
         assert name in names_in(module), f"{module}:{name}"
+    for file, name in re.findall(r"`(hpcddp/[\w/]+)\.py:(\w+(?:\.\w+)*)`", text):
+        assert name in names_in(file.replace("/", ".")), f"{file}.py:{name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_private_name_without_its_module_exists(page: Path) -> None:
+    named = set(re.findall(r"`(?:\w+\.)*(_[a-zA-Z]\w*)`", page.read_text(encoding="utf-8")))
+    assert named <= private_names() | NOT_OF_HPCDDP
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
