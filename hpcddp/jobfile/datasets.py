@@ -36,7 +36,7 @@ class Dataset:
         samples: of the training part and of the validation part; None: the argument ``samples`` is the number, or the
             images in the folders ``train/CLASS`` are counted.
         is_in_files: whether it is read from ``train.data_dir``, which ``load`` then gets too.
-        packages: what it imports besides torch and numpy.
+        packages: what must be installed besides torch and numpy, by the names under which Python imports it.
     """
 
     arguments: Mapping[str, Argument] = field(default_factory=dict)

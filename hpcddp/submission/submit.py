@@ -287,7 +287,11 @@ def turns_of(sweep: Sweep) -> Turns:
 
 
 def write_run(run: RunDirectory, job: PreparedJob, *, total_steps: int | None = None) -> None:
-    """Write job, plan, exported values and script of a run or of a sweep; ``total_steps`` as for ``write_plan``."""
+    """Write job, plan, exported values and script of a run or of a sweep; ``total_steps`` as for ``write_plan``.
+
+    On this machine bash runs this script. sbatch gets a copy of it, which submitit keeps beside the pickle
+    (``RenderedSlurmExecutor``).
+    """
     request = job.request
     write_text(run.job_file, request.job_text)
     if request.sweep_table is None:

@@ -1,4 +1,4 @@
-"""The command line of the batch script: ``python -m hpcddp.supervise``, and begin, stage, watch, members or end.
+"""The command line of the batch script: ``python -m hpcddp.supervise`` begin, mounts, stage, watch, members or end.
 
 Each command imports its own modules alone: every start and every end of a job waits for them.
 """

@@ -1,4 +1,4 @@
-"""A rank that is left after others have died: it saves the last step that all ranks have made."""
+"""What a rank that is left after others have died goes on with, or saves: the last step that all ranks have made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpcddp.train.model.replica import Replica
 
 
 class Survivor:
-    """Saves the last step of a training without the other ranks.
+    """The last step of a training, on a rank that is left: ``state`` returns it to go on with, ``save`` saves it.
 
     Every rank has the parameters, the state of the optimizer and, with ``keeps_steps``, the record of each step. It has
     the buffers of all ranks, too, if no step changes them, or if they are those of BatchNorm: these are equal on all
