@@ -24,7 +24,7 @@ from hpcddp.jobfile.sections import Train
 from hpcddp.train.errors import DriftError, UserCodeError
 from hpcddp.train.loop.agreement import Agreed, agree_on_step
 from hpcddp.train.loop.schedule import Position
-from hpcddp.train.loop.step import Stepper, update
+from hpcddp.train.loop.step import Stepper, clip_and_step
 from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.merging import gather_differing, merged_buffers, take_rows
 from hpcddp.train.model.noise import NoiseScale
@@ -214,7 +214,7 @@ def clipping(rank: int, ranks: int) -> list[float]:
     before = replica.model.weight.detach().clone()
     slope = [[3.0, 4.0, 0.0], [0.0, 0.5, 0.0]][rank % 2]
     replica.parallel(torch.tensor([slope], dtype=torch.float64)).sum().backward()
-    update(replica, 1.0)
+    clip_and_step(replica, 1.0)
     change: list[float] = ((before - replica.model.weight) / RATE)[0].tolist()
     return change
 

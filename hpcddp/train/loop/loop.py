@@ -102,7 +102,7 @@ class Loop:
         for position in self._schedule.positions(self._progress.step):
             faults.inject("step", step=position.step)
             self._make_step(position)
-            self._record_agreed_steps()
+            self._read_due_agreements()
             self._guard.check(self._replica, position.step + 1)
             self._checkpointer.settle()
             self._stop_evaluate_or_save(position)
@@ -143,11 +143,11 @@ class Loop:
         """Compute the gradient, start the agreement in the last step of a block, and update or skip."""
         if self._context.keeps_steps and self._stepper.part_is_loss_alone:
             # Beside the reduction of the gradients, after which the sums are awaited.
-            computed = self._stepper.compute(position, lambda loss: self._agree(position, StepPart(loss)))
+            computed = self._stepper.compute(position, lambda loss: self._add_part(position, StepPart(loss)))
         else:
             computed = self._stepper.compute(position)
             # Before the update, so that the ranks can still skip it, and so that the sums arrive beside it.
-            self._agree(position, computed.part)
+            self._add_part(position, computed.part)
         shared_statistics = self._replica.shared_statistics
         if shared_statistics is not None:
             shared_statistics.start(self._replica.samples)
@@ -162,7 +162,7 @@ class Loop:
         self._step_began_at = ended_at
         self._blocks.add_step(step)
 
-    def _agree(self, position: Position, part: StepPart) -> None:
+    def _add_part(self, position: Position, part: StepPart) -> None:
         """Add this rank's part of a step to its block, and start the agreement if the block ends with this step.
 
         A block ends with the same step on all ranks, at the latest before an evaluation or a save.
@@ -202,25 +202,25 @@ class Loop:
         self._stepper.update(computed)
         return False
 
-    def _record_agreed_steps(self) -> None:
-        """Record the steps of the block before the current one, and those of this one too where that costs nothing."""
+    def _read_due_agreements(self) -> None:
+        """Read the agreement of the block before the current one, and that of this one too where that costs nothing."""
         waits = self._blocks.steps_are_long or self._context.keeps_steps
         # This agreement was started in an earlier step and has arrived by now, so reading it does not block.
-        self._record_previous_block()
+        self._read_agreement()
         self._blocks.close_if_complete()
         if waits:
             # The ranks stop after the step in which the stop was requested, and not after the next one.
-            self._record_previous_block()
+            self._read_agreement()
 
     def _record_all_steps(self) -> None:
         """Record all steps so far, and agree on those that no agreement covers yet; a collective."""
-        self._record_previous_block()
+        self._read_agreement()
         if self._blocks.has_unagreed_steps:
             self._start_agreement()
             self._blocks.close_if_complete()
-            self._record_previous_block()
+            self._read_agreement()
 
-    def _record_previous_block(self) -> None:
+    def _read_agreement(self) -> None:
         """Read the agreement of the block before the current one, if there is one to read, and record its steps."""
         block = self._blocks.read_previous()
         if block is None:

@@ -122,7 +122,7 @@ class Stepper:
         if self._train.nonfinite_loss == "skip":
             # The ranks have agreed that the gradient is finite.
             overflowed = None
-        update(self._replica, self._train.clip_grad_norm, overflowed)
+        clip_and_step(self._replica, self._train.clip_grad_norm, overflowed)
         self._end_step()
 
     def skip(self) -> None:
@@ -252,7 +252,7 @@ def _first_without_gradient(model: nn.Module) -> str:
     return "some parameters"
 
 
-def update(replica: Replica, clip_grad_norm: float | None, overflowed: Tensor | None = None) -> None:
+def clip_and_step(replica: Replica, clip_grad_norm: float | None, overflowed: Tensor | None = None) -> None:
     """Clip the gradient, step the optimizer and update the averaged weights.
 
     Args:
