@@ -85,7 +85,7 @@ class _Generation:
     recovery: Recovery | None = None
 
 
-def train(inputs: TaskInputs) -> None:
+def run_rank(inputs: TaskInputs) -> None:
     """Run one rank of the job's training or entrypoint, from the rendezvous to the last barrier."""
     if PROCESS_STATE.is_newcomer:
         # The others may wait for it: its sentinel lets them hear of the loss of its node during the imports too.
@@ -132,7 +132,7 @@ def train(inputs: TaskInputs) -> None:
     inputs.environment.update(env.exports(generation.address, generation.port))
     PROCESS_STATE.collective_trace = distributed.collective_trace
     inputs.environment.update(trace_variables(attempt, inputs.environment))
-    _TrainingRank(inputs, device, member).train(generation)
+    _TrainingRank(inputs, device, member).run_generations(generation)
 
 
 class _NotFormedError(PeerFailedError):
@@ -158,11 +158,11 @@ class _TrainingRank:
         self._trackers = None if member is None else TrackingKeeper()
         self._survivor: Survivor | None = None
 
-    def train(self, generation: _Generation) -> None:
+    def run_generations(self, generation: _Generation) -> None:
         """Train to the end, with the ranks of this generation and of those that follow it."""
         while True:
             try:
-                self._train_together(generation)
+                self._run_generation(generation)
             except Exception as error:  # noqa: BLE001  raised again where there is no next generation
                 try:
                     generation = self._next_generation(generation, error)
@@ -173,7 +173,7 @@ class _TrainingRank:
             else:
                 return
 
-    def _train_together(self, generation: _Generation) -> None:
+    def _run_generation(self, generation: _Generation) -> None:
         """Train with the other ranks of a generation to the end."""
         from hpcddp.train.context import TrainContext, never_pause
         from hpcddp.train.entry import run_entrypoint

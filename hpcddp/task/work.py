@@ -27,7 +27,7 @@ from hpcddp.task.meeting import deadline_of, meet_ranks
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs
 from hpcddp.task.program import ProgramEnding, program_environment, run_program
 from hpcddp.task.rendezvous import Identity
-from hpcddp.task.training import train
+from hpcddp.task.training import run_rank
 
 # What a launcher sets for each of the ranks that it starts.
 _OF_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -65,7 +65,7 @@ def run(run_directory: str) -> dict[str, Any] | None:
         _run_command(inputs)
         return None
     with submitters_umask(inputs.environment):
-        train(inputs)
+        run_rank(inputs)
     result = read_result(attempt.run) if env.rank == 0 else None
     return None if result is None else result.as_json()
 

@@ -77,7 +77,7 @@ def run_training(context: TrainContext) -> None:
         context.print_on_rank_0(f"run {context.run.run_id} has finished already; nothing to do")
         return
     try:
-        _train(context, start.checkpoint)
+        _train_from(context, start.checkpoint)
     except StoppedError:
         # The launcher may end the other ranks as soon as one has exited, so all ranks leave together.
         dist.barrier()
@@ -103,7 +103,7 @@ def _find_start(context: TrainContext) -> Found:
     return Found(finished=False, checkpoint=state)
 
 
-def _train(context: TrainContext, checkpoint: Checkpoint | None) -> None:
+def _train_from(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     set_up_backends(Precision(context.train.precision, context.device.type), deterministic=context.train.deterministic)
     setting = derive_setting(context)
     contract = contract_of(context.spec, setting.data, context.train.seed)
