@@ -121,7 +121,7 @@ class Member:
         """Why this process must end, where ``leave`` returns None."""
         self.states_differ = False
         """Whether it must end because ranks have different states after the same step."""
-        self._cutting = threading.Lock()
+        self._group_lock = threading.Lock()
         threading.Thread(target=self._listen, name="hpcddp-member", daemon=True).start()
 
     @property
@@ -135,7 +135,7 @@ class Member:
 
     def open_group(self) -> None:
         """Say, before this process opens the process group of its generation, that it does so."""
-        with self._cutting:
+        with self._group_lock:
             self._sockets_before = open_sockets()
             self._sockets = None
 
@@ -150,7 +150,7 @@ class Member:
 
     def begin(self) -> None:
         """Begin the generation, whose process group is open."""
-        with self._cutting:
+        with self._group_lock:
             self._sockets = self._sockets_since()
         self._channel.send({"formed": self._generation})
 
@@ -206,7 +206,7 @@ class Member:
             if error.is_cut_off and self._end_cut_off is not None:
                 self._is_cut_off.set()
                 self._broken.set()
-                self._cut()
+                self._shut_down_group()
                 self._end_cut_off()
             # The training goes on without the service; the next death ends the attempt.
             self._answers.put(None)
@@ -215,7 +215,7 @@ class Member:
         if document.get("broken") == self._generation:
             self._channel.send({"told": self._generation, "step_s": self._heartbeat().slowest_s})
             self._broken.set()
-            self._cut()
+            self._shut_down_group()
         elif document.get("pause") == self._generation:
             self._paused.set()
         elif "form" in document:
@@ -229,16 +229,16 @@ class Member:
             self.states_differ = document.get("states_differ") is True
             self._answers.put(None)
             self._broken.set()
-            self._cut()
+            self._shut_down_group()
             threading.Thread(target=self._end_later, args=(document["end"],), daemon=True).start()
 
     def _end_later(self, why: str) -> None:
         time.sleep(_END_S + 2 * self._heartbeat().slowest_s)
         self._end(why)
 
-    def _cut(self) -> None:
+    def _shut_down_group(self) -> None:
         """Shut down the connections of the process group."""
-        with self._cutting:
+        with self._group_lock:
             now = open_sockets()
             sockets = self._sockets_since() if self._sockets is None else self._sockets
             for name, descriptor in sockets.items():
