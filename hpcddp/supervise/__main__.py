@@ -93,7 +93,7 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def _forbid_next_start(environment: Mapping[str, str]) -> None:
-    from hpcddp.supervise.slurm_requeue import forbid_requeue
+    from hpcddp.supervise.requeue_job import forbid_requeue
 
     job_id = slurm_job_id(environment)
     if job_id is not None and "SLURM_RESTART_COUNT" in environment:

@@ -50,8 +50,8 @@ from hpcddp.supervise.refusals import (
     refuse_unfinished_predecessors,
     write_unfinished,
 )
-from hpcddp.supervise.requeue_by_slurm import cause_of_requeue, record_requeue
-from hpcddp.supervise.slurm_requeue import forbid_requeue
+from hpcddp.supervise.requeue_found_at_start import cause_of_requeue, record_requeue
+from hpcddp.supervise.requeue_job import forbid_requeue
 
 _POLL_S: Final = 5.0
 T = TypeVar("T")

@@ -34,12 +34,12 @@ from hpcddp.run.result import (
 )
 from hpcddp.slurm.job import ask_slurm
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
-from hpcddp.supervise import slurm_requeue as requeuing
+from hpcddp.supervise import requeue_job
 from hpcddp.supervise.attempt_facts import AttemptFacts
 from hpcddp.supervise.avoid_nodes import avoid_failing_nodes
 from hpcddp.supervise.budgets import is_interruption, record_progress
 from hpcddp.supervise.decision import Action, ActionKind, decide
-from hpcddp.supervise.slurm_requeue import Requeued, RequeueOutcome
+from hpcddp.supervise.requeue_job import Requeued, RequeueOutcome
 
 # A file server that restarts is back after some minutes.
 _DIRECTORY_PATIENCE_S: Final = 600.0
@@ -137,7 +137,7 @@ def _postpone_start(job_id: str | None) -> bool:
     job = None if job_id is None else ask_slurm(job_id)
     if job_id is None or job is None or job.get("JobState") in {"RUNNING", "SUSPENDED"}:
         return False
-    requeuing.set_start(job_id, requeuing.DIRECTORY_AWAY_DELAY_S)
+    requeue_job.set_start(job_id, requeue_job.DIRECTORY_AWAY_DELAY_S)
     return True
 
 
@@ -161,7 +161,7 @@ def _decide_and_act(attempt_facts: AttemptFacts, code: int) -> Ending:
         action = _FENCED
     ending = _HANDLERS[action.kind](attempt_facts, action, code)
     if action.kind in _LAST and attempt_facts.job_id is not None:
-        requeuing.forbid_requeue(attempt_facts.job_id)
+        requeue_job.forbid_requeue(attempt_facts.job_id)
     if action.kind in _WRITES_NOTHING or attempt_facts.full_disk is None:
         return ending
     return replace(ending, text=f"{ending.text}\n{attempt_facts.full_disk}")
@@ -196,7 +196,7 @@ def _wait_for_slurm(attempt_facts: AttemptFacts) -> None:
     """Wait until Slurm shows why the tasks were signalled: a preempted job that exits early is never requeued."""
     # Slurm may kill this shell while it waits: the run must not be shown as still running.
     _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; Slurm does not answer", ExitCode.STOPPED)
-    requeuing.wait_for_controller(attempt_facts.job_id or "")
+    requeue_job.wait_for_controller(attempt_facts.job_id or "")
 
 
 def _conclude_program(attempt_facts: AttemptFacts, program: ProgramEnd) -> None:
@@ -327,7 +327,7 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     job_id = attempt_facts.job_id or ""
     by = "hpcddp"
     set_requeue_flag = not attempt_facts.spec.requeue.left_to_slurm
-    done = requeuing.requeue(
+    done = requeue_job.requeue(
         job_id,
         attempt=attempt_facts.attempt,
         restarts=attempt_facts.restart_count,
@@ -339,7 +339,7 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
         # Slurm may kill this shell while it waits: the run must not be shown as still running.
         _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; {done.why}", action.exit_code)
         by = "hpcddp" if is_away else "slurm"
-        done = requeuing.wait_and_requeue(
+        done = requeue_job.wait_and_requeue(
             job_id,
             attempt=attempt_facts.attempt,
             restarts=attempt_facts.restart_count,
@@ -355,7 +355,7 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done:
     # Slurm repairs a requeue that it has forgotten, if Requeue is 1 and the script has ended.
     must_stay = not requeue.left_to_slurm
     if done.outcome is RequeueOutcome.REQUEUED and must_stay and not attempt_facts.is_fenced:
-        done = requeuing.stay_until_saved(
+        done = requeue_job.stay_until_saved(
             attempt_facts.job_id or "",
             attempt=attempt_facts.attempt,
             restarts=attempt_facts.restart_count,
@@ -385,7 +385,7 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
     if requeue.avoid_failed_nodes:
         with _write_errors_printed(run.events):
             avoid_failing_nodes(attempt_facts.attempt, job_id, attempt_facts.environment)
-    left = requeuing.leave(
+    left = requeue_job.leave(
         job_id,
         attempt=attempt_facts.attempt,
         restarts=attempt_facts.restart_count,

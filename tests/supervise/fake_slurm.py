@@ -10,7 +10,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.controller import Controller
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import moment_of
-from hpcddp.supervise import slurm_requeue
+from hpcddp.supervise import requeue_job
 
 AWAY = commands.SlurmUnavailableError("scontrol failed: Unable to contact slurm controller", returncode=1)
 MISSING = commands.SlurmMissingError("scontrol was not found; Slurm's commands must be on PATH here")
@@ -53,7 +53,7 @@ class FakeSlurm:
         monkeypatch.setattr(commands, "script_of_job", lambda *_: SCRIPT)
         monkeypatch.setattr(commands, "test_script", self.test_script)
         monkeypatch.setattr(commands, "step_exists", lambda step_id, _: step_id in self.running_steps)
-        monkeypatch.setattr(slurm_requeue, "ask_controller", self.ask_controller)
+        monkeypatch.setattr(requeue_job, "ask_controller", self.ask_controller)
         monkeypatch.setattr("time.sleep", self.sleep)
 
     def ask_controller(self, _: Mapping[str, str]) -> Controller:

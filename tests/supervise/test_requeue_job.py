@@ -9,7 +9,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import SlurmCommandError
-from hpcddp.supervise.slurm_requeue import (
+from hpcddp.supervise.requeue_job import (
     Requeued,
     RequeueOutcome,
     leave,
