@@ -127,7 +127,7 @@ def _watch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def _members(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    from hpcddp.supervise.recovery import serve_members
+    from hpcddp.supervise.serve_members import serve_members
 
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     serve_members(attempt, options.pid, options.task, environment=environment)

@@ -42,7 +42,7 @@ from hpcddp.supervise.budgets import (
 from hpcddp.supervise.decision import EndFacts
 from hpcddp.supervise.lost_nodes import lost_nodes
 from hpcddp.supervise.requeue_job import PATIENCE_S
-from hpcddp.supervise.restart import had_met, has_time_for_restart, step_has_ended
+from hpcddp.supervise.restart_in_job import had_met, has_time_for_restart, step_has_ended
 from hpcddp.supervise.watch import BEFORE_THE_END_S
 
 _WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})

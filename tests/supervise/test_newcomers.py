@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.supervise.recovery import Newcomers
+from hpcddp.supervise.serve_members import Newcomers
 
 TASK = {"SLURMD_NODENAME": "n2", "SLURM_PROCID": "3"}
 
