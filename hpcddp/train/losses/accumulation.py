@@ -68,11 +68,13 @@ def accumulate_additive(
     Raises:
         LossError: there is no micro-batch, or the statistics or the function are not what ``additive_loss`` takes.
     """
-    _refuse_none(micro_batches)
+    _refuse_no_micro_batches(micro_batches)
     passes = _Passes(model, micro_batches)
-    totals = sum_statistics(passes.first(statistics), group=group) if passes.two else None
-    for s in passes.second(statistics):
-        loss = additive_loss(function, *s, totals=totals, group=group)
+    totals = None
+    if len(micro_batches) > 1:
+        totals = sum_statistics(passes.run_without_gradient(statistics), group=group)
+    for sums in passes.run_with_gradient(statistics):
+        loss = additive_loss(function, *sums, totals=totals, group=group)
         torch.autograd.backward(scale(loss))
     return loss.detach()
 
@@ -117,23 +119,30 @@ def accumulate_gathered(
     Raises:
         LossError: there is no micro-batch, or the outputs are not what ``gather_with_grad`` takes.
     """
-    _refuse_none(micro_batches)
-    passes = _Passes(model, micro_batches)
-    if not passes.two:
-        (outputs,) = passes.second(lambda batch: [gather_with_grad(z, group=group) for z in embed(batch)])
-        loss = function(*outputs)
+    _refuse_no_micro_batches(micro_batches)
+    if len(micro_batches) == 1:
+        loss = function(*(gather_with_grad(z, group=group) for z in embed(micro_batches[0])))
         torch.autograd.backward(scale(loss))
         return loss.detach()
-    rows = [tuple(row) for row in passes.first(embed)]
-    gathered, begin = _gather_rows(rows, group)
-    loss, gradients = _loss_and_gradients(function, gathered)
-    for a, row in enumerate(passes.second(embed)):
-        surrogate = _surrogate(row, gradients, begin, distributed.world_size(group))
-        if a == len(micro_batches) - 1:
-            surrogate = surrogate + function(*gathered)
+
+    passes = _Passes(model, micro_batches)
+    share = _concatenate(passes.run_without_gradient(embed))
+    sizes = agree_on_sizes(share, group=group)
+    global_outputs = [gather_shares(z, sizes, group) for z in share]
+
+    leaves = [z.detach().requires_grad_(z.is_floating_point() or z.is_complex()) for z in global_outputs]
+    loss = function(*leaves)
+    gradients = _gradients(loss, leaves)
+
+    # The row of the global batch with which the next micro-batch begins.
+    begin = sum(sizes[: distributed.rank(group)])
+    for number, outputs in enumerate(passes.run_with_gradient(embed), start=1):
+        surrogate = _surrogate(outputs, gradients, begin, distributed.world_size(group))
+        if number == len(micro_batches):
+            surrogate = surrogate + function(*global_outputs)
         torch.autograd.backward(scale(surrogate))
-        begin += len(row[0])
-    return loss
+        begin += len(outputs[0])
+    return loss.detach()
 
 
 class _Passes(Generic[MicroBatch]):
@@ -142,37 +151,39 @@ class _Passes(Generic[MicroBatch]):
     def __init__(self, model: nn.Module, micro_batches: Sequence[MicroBatch]) -> None:
         self._model = model
         self._micro_batches = micro_batches
-        self._states: list[_RngState] = []
-        self.two = len(micro_batches) > 1
+        # The random states before each micro-batch of the first pass; empty if there was none.
+        self._random_states: list[_RandomState] = []
 
     @torch.no_grad()
-    def first(self, run: Callable[[MicroBatch], Sequence[Tensor]]) -> list[Sequence[Tensor]]:
-        """Return the results of ``run`` for all micro-batches, without gradient; running statistics are restored."""
-        rows: list[Sequence[Tensor]] = []
+    def run_without_gradient(self, run: Callable[[MicroBatch], Sequence[Tensor]]) -> list[Sequence[Tensor]]:
+        """Return the results of ``run`` for all micro-batches; running statistics are restored."""
+        results: list[Sequence[Tensor]] = []
         with buffers_restored(self._model):
             for batch in self._micro_batches:
-                self._states.append(_RngState())
-                rows.append([tensor.detach() for tensor in run(batch)])
+                self._random_states.append(_RandomState())
+                results.append([tensor.detach() for tensor in run(batch)])
         # Autocast caches cast weights, and those of this pass have no gradient.
         torch.clear_autocast_cache()
-        return rows
+        return results
 
-    def second(self, run: Callable[[MicroBatch], Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
+    def run_with_gradient(self, run: Callable[[MicroBatch], Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
         """Yield the result of ``run`` for every micro-batch; the caller runs the backward in the body of its loop."""
-        for a, batch in enumerate(self._micro_batches):
-            if self._states:
-                self._states[a].restore()
+        last = len(self._micro_batches) - 1
+        for number, batch in enumerate(self._micro_batches):
+            if self._random_states:
+                self._random_states[number].restore()
             # The forward belongs inside: there DDP decides whether the backward reduces gradients.
-            with self._no_sync() if a < len(self._micro_batches) - 1 else contextlib.nullcontext():
+            with self._reduction_of_gradients(is_last=number == last):
                 yield run(batch)
 
-    def _no_sync(self) -> AbstractContextManager[None]:
-        if isinstance(self._model, DistributedDataParallel):
+    def _reduction_of_gradients(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Return the context in which DDP reduces gradients after the last micro-batch, and not before."""
+        if isinstance(self._model, DistributedDataParallel) and not is_last:
             return self._model.no_sync()
         return contextlib.nullcontext()
 
 
-class _RngState:
+class _RandomState:
     """The state of the random number generators that a forward uses."""
 
     def __init__(self) -> None:
@@ -188,7 +199,7 @@ class _RngState:
             torch.cuda.set_rng_state(self._gpu)
 
 
-def _refuse_none(micro_batches: Sequence[object]) -> None:
+def _refuse_no_micro_batches(micro_batches: Sequence[object]) -> None:
     if not micro_batches:
         raise LossError(
             "there are no micro-batches, and every rank must take part in every collective; give an empty share as a "
@@ -196,23 +207,26 @@ def _refuse_none(micro_batches: Sequence[object]) -> None:
         )
 
 
-def _gather_rows(rows: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | None) -> tuple[list[Tensor], int]:
-    """Return each output of the global batch, and where this rank's samples begin in it."""
-    # A scalar cannot be concatenated; what is wrong with it is said by all ranks at once.
-    columns = [torch.cat(z) if all(part.dim() for part in z) else z[0] for z in zip(*rows, strict=True)]
-    sizes = agree_on_sizes(columns, group=group)
-    return [gather_shares(column, sizes, group) for column in columns], sum(sizes[: distributed.rank(group)])
+def _concatenate(micro_batches: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return each output of all micro-batches of this rank, along dimension 0."""
+    share = []
+    for parts in zip(*micro_batches, strict=True):
+        if all(part.dim() for part in parts):
+            share.append(torch.cat(parts))
+        else:
+            # A scalar cannot be concatenated; what is wrong with it is said by all ranks at once.
+            share.append(parts[0])
+    return share
 
 
-def _loss_and_gradients(
-    function: Callable[..., Tensor], gathered: Sequence[Tensor]
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Return F without gradient, and dF/dz for each output; None where it has none."""
-    leaves = [z.detach().requires_grad_(z.is_floating_point() or z.is_complex()) for z in gathered]
-    loss = function(*leaves)
-    wanted = [z for z in leaves if z.requires_grad]
-    gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
-    return loss.detach(), [next(gradients) if z.requires_grad else None for z in leaves]
+def _gradients(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return dF/dz for each output z; None where F does not depend on it, or it cannot have a gradient."""
+    positions = [position for position, z in enumerate(leaves) if z.requires_grad]
+    derivatives = torch.autograd.grad(loss, [leaves[position] for position in positions], allow_unused=True)
+    gradients: list[Tensor | None] = [None] * len(leaves)
+    for position, derivative in zip(positions, derivatives, strict=True):
+        gradients[position] = derivative
+    return gradients
 
 
 def _surrogate(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], begin: int, factor: int) -> Tensor:
@@ -224,10 +238,9 @@ def _surrogate(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], be
         begin: where the micro-batch begins in it.
         factor: W.
     """
-    # For complex z, the real part of the inner product has the gradient g.
-    products = [
-        (g[begin : begin + len(z)].conj() * z).real.sum()
-        for z, g in zip(outputs, gradients, strict=True)
-        if g is not None
-    ]
+    products = []
+    for z, g in zip(outputs, gradients, strict=True):
+        if g is not None:
+            # For complex z, the real part of the inner product has the gradient g.
+            products.append((g[begin : begin + len(z)].conj() * z).real.sum())
     return sum(products[1:], start=products[0]) * factor

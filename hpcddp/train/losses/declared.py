@@ -101,25 +101,33 @@ class DeclaredLoss:
         """
         if share.samples == 0 and self.reduction is not Reduction.GLOBAL:
             # The sum of the outputs times 0, never a mean, which would be NaN (batch contract, section 2).
-            zero = _zero(outputs)
+            zero = _zero_of(outputs)
             return ShareLoss(backward=zero, logged=zero.detach().double())
-        loss = self._checked(self.function(outputs, targets), share.samples)
+        loss = self._require_shape(self.function(outputs, targets), share.samples)
         if self.reduction is Reduction.PER_SAMPLE:
             loss = loss.sum()
         weight = self._weight(share)
         logged = loss.detach().double() * (weight / share.world_size)
         # A product with 1 changes nothing, and has a backward of its own.
-        return ShareLoss(backward=loss if weight == 1 else loss * weight, logged=logged)
+        if weight != 1:
+            loss = loss * weight
+        return ShareLoss(backward=loss, logged=logged)
 
     def _weight(self, share: Share) -> float:
-        if self.reduction is Reduction.GLOBAL:
-            return 1.0
-        if self.reduction is Reduction.SUM:
-            return float(share.world_size)
-        samples = share.samples if self.reduction is Reduction.MEAN else 1
-        return share.world_size * samples / share.global_samples
+        """Return the factor on the loss of a share, which is a scalar."""
+        match self.reduction:
+            case Reduction.GLOBAL:
+                return 1.0
+            case Reduction.SUM:
+                return float(share.world_size)
+            case Reduction.MEAN:
+                return share.world_size * share.samples / share.global_samples
+            case Reduction.PER_SAMPLE:
+                # The losses of the samples have been summed.
+                return share.world_size / share.global_samples
 
-    def _checked(self, loss: object, samples: int) -> Tensor:
+    def _require_shape(self, loss: object, samples: int) -> Tensor:
+        """Return the loss if it has the shape of its reduction."""
         expected = (samples,) if self.reduction is Reduction.PER_SAMPLE else ()
         if isinstance(loss, Tensor) and loss.shape == expected:
             return loss
@@ -129,9 +137,10 @@ class DeclaredLoss:
         )
 
 
-def _zero(outputs: object) -> Tensor:
+def _zero_of(outputs: object) -> Tensor:
     """Return 0 as a function of every output, so that the backward joins the same collectives."""
-    zeros = [t.real.sum() * 0 for t in _tensors(outputs) if t.is_floating_point() or t.is_complex()]
+    differentiable = [t for t in _tensors(outputs) if t.is_floating_point() or t.is_complex()]
+    zeros = [t.real.sum() * 0 for t in differentiable]
     if not zeros:
         raise LossError(
             f"the model returned a {type(outputs).__name__} without a floating-point tensor for an empty share, so "
