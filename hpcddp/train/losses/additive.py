@@ -15,14 +15,14 @@ from hpcddp.train import distributed
 from hpcddp.train.errors import LossError, describe
 from hpcddp.train.losses.ranks import (
     INLINE,
-    Layout,
+    InputSummary,
     add_over_ranks,
     agree,
     checksum,
     device_of_tensors,
+    first_different,
     first_misuse,
-    first_other,
-    on_rank,
+    rank_suffix,
     scale_gradient,
 )
 
@@ -70,13 +70,14 @@ def weighted_mean(
             some rank; the same error on every rank.
     """
     if count is not None and global_count is None:
-        return _loss_of_sums(torch.div, (total, count), _sum([(total, count)], group, scalars=True), group)
+        totals = _sum_over_ranks([(total, count)], group, scalars=True)
+        return _loss_of_sums(torch.div, (total, count), totals, group)
     if global_count is not None and count is None:
-        _refuse_here([total], scalars=True)
+        _refuse_misuse([total], scalars=True)
         return total.double() * distributed.world_size(group) / global_count
-    counts = "neither count nor" if count is None else "both count and"
+    given = "neither count nor" if count is None else "both count and"
     raise LossError(
-        f"weighted_mean got {counts} global_count; give count "
+        f"weighted_mean got {given} global_count; give count "
         "where a rank makes one backward per step, global_count where it makes several"
     )
 
@@ -121,8 +122,9 @@ def additive_loss(
             what ``sum_statistics`` takes.
     """
     if totals is None:
-        return _loss_of_sums(function, statistics, _sum([statistics], group), group)
-    _refuse_here(statistics)
+        totals = _sum_over_ranks([statistics], group)
+    else:
+        _refuse_misuse(statistics)
     return _loss_of_sums(function, statistics, totals, group)
 
 
@@ -132,6 +134,7 @@ def _loss_of_sums(
     totals: Sequence[Tensor],
     group: dist.ProcessGroup | None,
 ) -> Tensor:
+    """Return the loss ``function(totals)`` with the gradient of L[r,a] of ``additive_loss``."""
     shapes = [tuple(s.shape) for s in statistics]
     expected = [tuple(total.shape) for total in totals]
     if shapes != expected:
@@ -139,7 +142,9 @@ def _loss_of_sums(
             f"additive_loss got statistics of shapes {shapes} and totals of shapes {expected}, and each total is the "
             "sum of one statistic; give the same statistics to sum_statistics, in the same order"
         )
-    loss: object = function(*(total + (s - s.detach()).double() for total, s in zip(totals, statistics, strict=True)))
+    # The value of S with the gradient of s[r,a].
+    sums = [total + (s - s.detach()).double() for total, s in zip(totals, statistics, strict=True)]
+    loss: object = function(*sums)
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         raise LossError(
             f"the function of additive_loss returns {describe(loss)}, and a loss is a scalar; return its mean or sum"
@@ -167,7 +172,7 @@ def sum_statistics(
             no tensor or complex; or its shape is another one in another micro-batch or on another rank. The same error
             on every rank.
     """
-    return _sum([tuple(row) for row in statistics], group)
+    return _sum_over_ranks([tuple(row) for row in statistics], group)
 
 
 class _Misuse(IntEnum):
@@ -183,79 +188,129 @@ class _Misuse(IntEnum):
 
 
 @torch.no_grad()
-def _sum(
+def _sum_over_ranks(
     rows: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | None, *, scalars: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return the sums of ``sum_statistics``; ``scalars`` refuses statistics that have dimensions."""
-    layout = _layout_to_sum(rows, scalars=scalars)
-    device = device_of_tensors((s for row in rows for s in row), group)
-    flat = torch.zeros(0, dtype=torch.float64, device=device)
-    if not layout.misuse:
-        flat = torch.stack([torch.cat([s.detach().double().reshape(-1) for s in row]) for row in rows]).sum(0)
-    large = len(flat) > INLINE
-    _, sums = agree(layout, _why_not_summed, device=device, group=group, values=flat[:INLINE], read=large)
-    if large:
-        add_over_ranks(flat, group)
-        sums = flat
-    parts = torch.split(sums, [s.numel() for s in rows[0]])
-    return tuple(part.view(s.shape) for part, s in zip(parts, rows[0], strict=True))
+    """Return the sums of ``sum_statistics``.
+
+    Args:
+        rows: the statistics of each micro-batch.
+        group: as for ``sum_statistics``.
+        scalars: whether statistics that have dimensions are refused.
+    """
+    summary = _summarise_statistics(rows, scalars=scalars)
+    device = device_of_tensors(itertools.chain.from_iterable(rows), group)
+    if summary.misuse:
+        local_sums = torch.zeros(0, dtype=torch.float64, device=device)
+    else:
+        local_sums = torch.stack([_flatten(row) for row in rows]).sum(0)
+
+    is_large = len(local_sums) > INLINE
+    _, sums = agree(
+        summary, _explain_refused_sum, device=device, group=group, values=local_sums[:INLINE], read=is_large
+    )
+    if is_large:
+        add_over_ranks(local_sums, group)
+        sums = local_sums
+
+    parts = torch.split(sums, [statistic.numel() for statistic in rows[0]])
+    return tuple(part.view(statistic.shape) for part, statistic in zip(parts, rows[0], strict=True))
 
 
-def _refuse_here(statistics: Sequence[object], *, scalars: bool = False) -> None:
+def _flatten(statistics: Sequence[Tensor]) -> Tensor:
+    """Return all numbers of the statistics in one float64 vector."""
+    return torch.cat([statistic.detach().double().reshape(-1) for statistic in statistics])
+
+
+def _refuse_misuse(statistics: Sequence[object], *, scalars: bool = False) -> None:
     """Refuse statistics of this rank where no collective follows."""
-    sentence = _why_not_summed([_layout_to_sum([statistics], scalars=scalars)])
+    sentence = _explain_refused_sum([_summarise_statistics([statistics], scalars=scalars)])
     if sentence is not None:
         raise LossError(sentence)
 
 
-def _layout_to_sum(rows: Sequence[Sequence[object]], *, scalars: bool) -> Layout:
+def _summarise_statistics(rows: Sequence[Sequence[object]], *, scalars: bool) -> InputSummary:
+    """Return the summary of the statistics of each micro-batch; ``scalars`` refuses those that have dimensions."""
     if not rows or not rows[0]:
-        return Layout(misuse=_Misuse.NOTHING)
+        return InputSummary(misuse=_Misuse.NOTHING)
     for statistic in itertools.chain.from_iterable(rows):
-        wrong = _wrong_statistic(statistic, scalars=scalars)
-        if wrong is not None:
-            return wrong
-    shapes = [[tuple(s.shape) for s in row if isinstance(s, Tensor)] for row in rows]
-    if any(row != shapes[0] for row in shapes):
-        return Layout(misuse=_Misuse.MICRO_BATCHES)
-    return Layout(shapes=checksum(shapes[0]), first=len(shapes[0]), second=sum(map(math.prod, shapes[0])))
+        misuse = _misuse_of(statistic, scalars=scalars)
+        if misuse is not None:
+            return misuse
+    shapes = [_shapes(row) for row in rows]
+    if any(shapes_of_row != shapes[0] for shapes_of_row in shapes):
+        return InputSummary(misuse=_Misuse.MICRO_BATCHES)
+    return InputSummary(shapes=checksum(shapes[0]), count=len(shapes[0]), numbers=sum(map(math.prod, shapes[0])))
 
 
-def _wrong_statistic(statistic: object, *, scalars: bool) -> Layout | None:
+def _shapes(statistics: Sequence[object]) -> list[tuple[int, ...]]:
+    return [tuple(statistic.shape) for statistic in statistics if isinstance(statistic, Tensor)]
+
+
+def _misuse_of(statistic: object, *, scalars: bool) -> InputSummary | None:
+    """Return the summary of a rank with a statistic that cannot be summed; None if it can be."""
     if isinstance(statistic, int | float):
-        return Layout(misuse=_Misuse.NUMBER, first=float(statistic))
+        return InputSummary(misuse=_Misuse.NUMBER, count=float(statistic))
     if not isinstance(statistic, Tensor):
-        return Layout(misuse=_Misuse.NO_TENSOR)
+        return InputSummary(misuse=_Misuse.NO_TENSOR)
     if statistic.is_complex():
-        return Layout(misuse=_Misuse.COMPLEX, first=8 * statistic.element_size())
-    return Layout(misuse=_Misuse.NO_SCALAR, first=statistic.numel()) if scalars and statistic.dim() else None
+        return InputSummary(misuse=_Misuse.COMPLEX, count=8 * statistic.element_size())
+    if scalars and statistic.dim() > 0:
+        return InputSummary(misuse=_Misuse.NO_SCALAR, count=statistic.numel())
+    return None
 
 
-def _why_not_summed(layouts: Sequence[Layout]) -> str | None:
-    rank = first_misuse(layouts)
-    if rank is not None:
-        one = layouts[rank]
-        where = on_rank(rank, layouts)
-        return {
-            _Misuse.NOTHING: f"sum_statistics got no statistics{where}, and every rank must take part in the sum; give "
-            "those of an empty share: sums over no samples, which are 0",
-            _Misuse.NUMBER: f"a statistic is the number {one.first:g}{where}, and statistics are tensors, which are "
-            f"summed over ranks; give what this rank has as torch.tensor({one.first:g}), or what the global batch has "
-            "as global_count of weighted_mean or inside the function of additive_loss",
-            _Misuse.NO_TENSOR: f"a statistic{where} is no tensor, and statistics are tensors, which are summed over "
-            "ranks; give the sum over this rank's samples as a tensor",
-            _Misuse.COMPLEX: f"a statistic is a complex{one.first:g} tensor{where}, and sums are made in float64, "
-            "which would lose its imaginary part; give torch.view_as_real of it",
-            _Misuse.NO_SCALAR: f"weighted_mean got a tensor of {one.first:g} numbers with a dimension{where}, and "
-            "takes the sum over this rank's samples, a scalar, and what divides it; write losses.sum()",
-            _Misuse.MICRO_BATCHES: f"the statistics of the micro-batches{where} are not as many, or not of the same "
-            "shapes, and are summed; give sums over samples, such as losses.sum(), not one number for each sample",
-        }[_Misuse(one.misuse)]
-    rank = first_other(layouts)
-    if rank is None:
+def _explain_refused_sum(summaries: Sequence[InputSummary]) -> str | None:
+    """Return why the statistics of all ranks cannot be summed; None if they can."""
+    misused = first_misuse(summaries)
+    if misused is not None:
+        return _explain_misuse(misused, summaries)
+    different = first_different(summaries)
+    if different is None:
         return None
-    counts = [f"{layout.first:g} of {layout.second:g} numbers" for layout in (layouts[0], layouts[rank])]
     return (
-        f"the statistics of rank {rank} ({counts[1]}) have other shapes than those of rank 0 ({counts[0]}), and are "
-        "summed over ranks; give sums over samples, such as losses.sum(), not one number for each sample"
+        f"the statistics of rank {different} ({_describe_count(summaries[different])}) have other shapes than those of "
+        f"rank 0 ({_describe_count(summaries[0])}), and are summed over ranks; give sums over samples, such as "
+        "losses.sum(), not one number for each sample"
     )
+
+
+def _describe_count(summary: InputSummary) -> str:
+    return f"{summary.count:g} of {summary.numbers:g} numbers"
+
+
+def _explain_misuse(rank: int, summaries: Sequence[InputSummary]) -> str:
+    number = f"{summaries[rank].count:g}"
+    where = rank_suffix(rank, summaries)
+    match _Misuse(summaries[rank].misuse):
+        case _Misuse.NOTHING:
+            return (
+                f"sum_statistics got no statistics{where}, and every rank must take part in the sum; give those of an "
+                "empty share: sums over no samples, which are 0"
+            )
+        case _Misuse.NUMBER:
+            return (
+                f"a statistic is the number {number}{where}, and statistics are tensors, which are summed over ranks; "
+                f"give what this rank has as torch.tensor({number}), or what the global batch has as global_count of "
+                "weighted_mean or inside the function of additive_loss"
+            )
+        case _Misuse.NO_TENSOR:
+            return (
+                f"a statistic{where} is no tensor, and statistics are tensors, which are summed over ranks; give the "
+                "sum over this rank's samples as a tensor"
+            )
+        case _Misuse.COMPLEX:
+            return (
+                f"a statistic is a complex{number} tensor{where}, and sums are made in float64, which would lose its "
+                "imaginary part; give torch.view_as_real of it"
+            )
+        case _Misuse.NO_SCALAR:
+            return (
+                f"weighted_mean got a tensor of {number} numbers with a dimension{where}, and takes the sum over this "
+                "rank's samples, a scalar, and what divides it; write losses.sum()"
+            )
+        case _Misuse.MICRO_BATCHES:
+            return (
+                f"the statistics of the micro-batches{where} are not as many, or not of the same shapes, and are "
+                "summed; give sums over samples, such as losses.sum(), not one number for each sample"
+            )

@@ -17,15 +17,17 @@ from torch.autograd import Function
 from hpcddp.train import distributed
 from hpcddp.train.errors import LossError
 
-# Numbers of the first collective of a sum, whatever there is to be summed; larger statistics take a second one.
+# Values that travel in the first collective of a sum, whatever there is to be summed; more take a second one.
 INLINE: Final = 512
 _MOST_REMEMBERED: Final = 1024
 
 
 def device_of_tensors(values: Iterable[object], group: dist.ProcessGroup | None) -> torch.device:
     """Return the device of the first tensor among the values; without one, that of the group's collectives."""
-    device = next((value.device for value in values if isinstance(value, Tensor)), None)
-    return device or distributed.collective_device(group)
+    for value in values:
+        if isinstance(value, Tensor):
+            return value.device
+    return distributed.collective_device(group)
 
 
 def add_over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> None:
@@ -35,32 +37,34 @@ def add_over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class InputSummary:
     """What a rank gives to a helper, in numbers that every rank gets to see before any collective depends on them.
 
     Args:
         misuse: which mistake this rank knows of; 0 = none.
         shapes: checksum of what must be the same on every rank.
         sizes: checksum of the sizes that the caller gave.
-        first: a number for the message.
-        second: a number for the message.
+        count: how many rows are gathered, or statistics are summed; after a mistake, a number for the message.
+        numbers: how many numbers a row has, or all statistics have; after a mistake, a number for the message.
     """
 
     misuse: int = 0
     shapes: int = 0
     sizes: int = 0
-    first: float = 0
-    second: float = 0
+    count: float = 0
+    numbers: float = 0
 
     @property
     def row(self) -> tuple[float, ...]:
-        """The numbers, float64 holds all of them exactly."""
-        return self.misuse, self.shapes, self.sizes, self.first, self.second
+        """The numbers; float64 holds all of them exactly."""
+        return self.misuse, self.shapes, self.sizes, self.count, self.numbers
 
 
-_ROW: Final = len(Layout().row)
-# Layouts of all ranks that were read and found right, so that a GPU need not be waited for once more.
-_known: set[tuple[object, ...]] = set()
+_ROW_LENGTH: Final = len(InputSummary().row)
+# The first numbers of a row must be equal on all ranks: the mistake, and both checksums.
+_EQUAL_NUMBERS: Final = 3
+# Summaries of this rank that fitted together with those of the others, so that a GPU need not be waited for once more.
+_accepted: set[tuple[object, ...]] = set()
 
 
 def checksum(value: object) -> int:
@@ -75,61 +79,70 @@ def _row_on(device: torch.device, row: tuple[float, ...]) -> Tensor:
 
 
 def agree(
-    layout: Layout,
-    explain: Callable[[Sequence[Layout]], str | None],
+    summary: InputSummary,
+    explain: Callable[[Sequence[InputSummary]], str | None],
     *,
     device: torch.device,
     group: dist.ProcessGroup | None,
     values: Tensor | None = None,
     read: bool = False,
-) -> tuple[list[Layout] | None, Tensor]:
+) -> tuple[list[InputSummary] | None, Tensor]:
     """Let every rank see what the others give, and refuse what does not fit together, on every rank alike.
 
     One collective, whose size depends on nothing that a rank gives: ranks that give different things would abort (gloo)
     or wait for each other (NCCL) in a collective of their own sizes. The first values travel along. On a GPU the
-    layouts are read, which waits for the device, where this rank's own is a new one; where it is not, values that were
-    summed with another layout are NaN.
+    summaries are read, which waits for the device, where this rank's own is a new one; where it is not, values that
+    were summed with another summary are NaN.
 
     Args:
-        layout: what this rank gives.
-        explain: returns why the layouts of all ranks do not fit together, in one sentence; None = they do.
+        summary: what this rank gives.
+        explain: returns why the summaries of all ranks do not fit together, in one sentence; None = they do.
         device: where the collective takes place.
         group: the process group; None = the default one, or one process where none is open.
         values: float64 ``[k]``, k <= INLINE, to be summed; None = nothing.
-        read: whether to read the layouts in any case.
+        read: whether to read the summaries in any case.
 
     Returns:
-        The layouts of all ranks, None if they were not read; and the sums.
+        The summaries of all ranks, None if they were not read; and the sums.
 
     Raises:
-        LossError: the layouts do not fit together.
+        LossError: the summaries do not fit together.
     """
-    ranks = distributed.world_size(group)
+    world_size = distributed.world_size(group)
     rank = distributed.rank(group)
-    rows = ranks * _ROW
-    block = torch.zeros(rows + (0 if values is None else INLINE), dtype=torch.float64, device=device)
-    block[rank * _ROW : (rank + 1) * _ROW] = _row_on(device, layout.row)
+
+    # One row for each rank, and after them the values.
+    rows_end = world_size * _ROW_LENGTH
+    block_length = rows_end
+    values_end = rows_end
     if values is not None:
-        block[rows : rows + len(values)] = values
+        block_length += INLINE
+        values_end += len(values)
+    block = torch.zeros(block_length, dtype=torch.float64, device=device)
+    block[rank * _ROW_LENGTH : (rank + 1) * _ROW_LENGTH] = _row_on(device, summary.row)
+    if values is not None:
+        block[rows_end:values_end] = values
     add_over_ranks(block, group)
-    sums = block[rows : rows + (0 if values is None else len(values))]
-    table = block[:rows].view(ranks, _ROW)
-    key = (layout, ranks, rank)
-    if key in _known and device.type != "cpu" and not read:
-        return None, torch.where((table[:, :3] == table[rank, :3]).all(), sums, torch.nan)
-    layouts = [_layout_of(row) for row in table.tolist()]
-    sentence = explain(layouts)
+    rows = block[:rows_end].view(world_size, _ROW_LENGTH)
+    sums = block[rows_end:values_end]
+
+    key = (summary, world_size, rank)
+    if key in _accepted and device.type != "cpu" and not read:
+        is_equal = (rows[:, :_EQUAL_NUMBERS] == rows[rank, :_EQUAL_NUMBERS]).all()
+        return None, torch.where(is_equal, sums, torch.nan)
+    summaries = [_summary_of(row) for row in rows.tolist()]
+    sentence = explain(summaries)
     if sentence is not None:
         raise LossError(sentence)
-    if len(_known) >= _MOST_REMEMBERED:
-        _known.clear()
-    _known.add(key)
-    return layouts, sums
+    if len(_accepted) >= _MOST_REMEMBERED:
+        _accepted.clear()
+    _accepted.add(key)
+    return summaries, sums
 
 
-def _layout_of(row: Sequence[float]) -> Layout:
-    misuse, shapes, sizes, first, second = row
-    return Layout(misuse=int(misuse), shapes=int(shapes), sizes=int(sizes), first=first, second=second)
+def _summary_of(row: Sequence[float]) -> InputSummary:
+    misuse, shapes, sizes, count, numbers = row
+    return InputSummary(misuse=int(misuse), shapes=int(shapes), sizes=int(sizes), count=count, numbers=numbers)
 
 
 class _Misuse(IntEnum):
@@ -137,11 +150,12 @@ class _Misuse(IntEnum):
 
     NO_TENSOR = 1
     SCALAR = 2
-    NOT_AS_MANY = 3
+    DIFFERENT_LENGTHS = 3
     """The tensors of one rank have different lengths."""
-    SIZES_OF_OTHER_RANKS = 4
-    """As many sizes as there are no ranks."""
-    ANOTHER_SIZE = 5
+    NUMBER_OF_SIZES = 4
+    """There are more or fewer sizes than ranks."""
+    WRONG_SIZE = 5
+    """The size given for this rank is not that of its share."""
 
 
 def agree_on_sizes(
@@ -157,80 +171,104 @@ def agree_on_sizes(
     Raises:
         LossError: the shares, or the sizes, do not fit together; on every rank.
     """
-    layout = _layout_to_gather(shares, sizes, distributed.world_size(group), distributed.rank(group))
-    layouts, _ = agree(
-        layout, _why_not_gathered, device=device_of_tensors(shares, group), group=group, read=sizes is None
-    )
-    return list(sizes or ()) if layouts is None else [int(other.first) for other in layouts]
+    summary = _summarise_shares(shares, sizes, group)
+    device = device_of_tensors(shares, group)
+    summaries, _ = agree(summary, _explain_refused_gather, device=device, group=group, read=sizes is None)
+    if summaries is None:
+        # They are always read where no sizes are given.
+        return list(sizes or ())
+    return [int(summary.count) for summary in summaries]
 
 
-def _layout_to_gather(shares: Sequence[object], sizes: Sequence[int] | None, ranks: int, rank: int) -> Layout:
+def _summarise_shares(
+    shares: Sequence[object], sizes: Sequence[int] | None, group: dist.ProcessGroup | None
+) -> InputSummary:
     tensors = [share for share in shares if isinstance(share, Tensor)]
     if len(tensors) < len(shares) or not tensors:
-        return Layout(misuse=_Misuse.NO_TENSOR)
-    if not all(tensor.dim() for tensor in tensors):
-        return Layout(misuse=_Misuse.SCALAR)
+        return InputSummary(misuse=_Misuse.NO_TENSOR)
+    if any(tensor.dim() == 0 for tensor in tensors):
+        return InputSummary(misuse=_Misuse.SCALAR)
     lengths = sorted({len(tensor) for tensor in tensors})
     if len(lengths) > 1:
-        return Layout(misuse=_Misuse.NOT_AS_MANY, first=lengths[0], second=lengths[-1])
-    if sizes is not None and len(sizes) != ranks:
-        return Layout(misuse=_Misuse.SIZES_OF_OTHER_RANKS, first=len(sizes))
-    if sizes is not None and sizes[rank] != lengths[0]:
-        return Layout(misuse=_Misuse.ANOTHER_SIZE, first=lengths[0], second=sizes[rank])
-    return Layout(
+        return InputSummary(misuse=_Misuse.DIFFERENT_LENGTHS, count=lengths[0], numbers=lengths[-1])
+    if sizes is not None:
+        if len(sizes) != distributed.world_size(group):
+            return InputSummary(misuse=_Misuse.NUMBER_OF_SIZES, count=len(sizes))
+        size = sizes[distributed.rank(group)]
+        if size != lengths[0]:
+            return InputSummary(misuse=_Misuse.WRONG_SIZE, count=lengths[0], numbers=size)
+    return InputSummary(
         shapes=checksum([(tuple(tensor.shape[1:]), str(tensor.dtype)) for tensor in tensors]),
         sizes=checksum(None if sizes is None else [int(size) for size in sizes]),
-        first=lengths[0],
-        second=sum(tensor.shape[1:].numel() for tensor in tensors),
+        count=lengths[0],
+        numbers=sum(tensor.shape[1:].numel() for tensor in tensors),
     )
 
 
-def _why_not_gathered(layouts: Sequence[Layout]) -> str | None:
-    rank = first_misuse(layouts)
-    if rank is not None:
-        layout = layouts[rank]
-        where = on_rank(rank, layouts)
-        return {
-            _Misuse.NO_TENSOR: f"what is to be gathered{where} is no tensor; give the outputs of the model, [n, ...]",
-            _Misuse.SCALAR: f"what is to be gathered{where} is a scalar, and a gather needs one row for each sample; "
-            "give the outputs [n, ...] before they are reduced (numbers are added over ranks by additive_loss)",
-            _Misuse.NOT_AS_MANY: f"the outputs{where} have {layout.first:g} and {layout.second:g} rows, and each needs "
-            "one row for each sample of the micro-batch; give outputs of the same samples",
-            _Misuse.SIZES_OF_OTHER_RANKS: f"sizes holds {layout.first:g} numbers{where}, and there are {len(layouts)} "
-            "ranks; give the samples of every rank, in rank order, or leave sizes out",
-            _Misuse.ANOTHER_SIZE: f"sizes holds {layout.second:g} for rank {rank}, which gives {layout.first:g} rows; "
-            "give the samples of this very step, of every rank (the last one of an epoch may be smaller), or leave "
-            "sizes out",
-        }[_Misuse(layout.misuse)]
-    rank = first_other(layouts)
-    if rank is None:
+def _explain_refused_gather(summaries: Sequence[InputSummary]) -> str | None:
+    """Return why the shares of all ranks cannot be gathered; None if they can."""
+    misused = first_misuse(summaries)
+    if misused is not None:
+        return _explain_misuse(misused, summaries)
+    different = first_different(summaries)
+    if different is None:
         return None
-    if layouts[rank].sizes != layouts[0].sizes:
+    if summaries[different].sizes != summaries[0].sizes:
         return (
-            f"rank {rank} was given other sizes than rank 0, and both need the samples of every rank; give the same "
-            "list on every rank, or leave sizes out on all"
+            f"rank {different} was given other sizes than rank 0, and both need the samples of every rank; give the "
+            "same list on every rank, or leave sizes out on all"
         )
     return (
-        f"the rows to be gathered have another shape or dtype on rank {rank} ({layouts[rank].second:g} numbers each) "
-        f"than on rank 0 ({layouts[0].second:g}); make all dimensions but the first the same on every rank, for "
-        "example by padding"
+        f"the rows to be gathered have another shape or dtype on rank {different} "
+        f"({summaries[different].numbers:g} numbers each) than on rank 0 ({summaries[0].numbers:g}); make all "
+        "dimensions but the first the same on every rank, for example by padding"
     )
 
 
-def first_misuse(layouts: Sequence[Layout]) -> int | None:
+def _explain_misuse(rank: int, summaries: Sequence[InputSummary]) -> str:
+    summary = summaries[rank]
+    where = rank_suffix(rank, summaries)
+    match _Misuse(summary.misuse):
+        case _Misuse.NO_TENSOR:
+            return f"what is to be gathered{where} is no tensor; give the outputs of the model, [n, ...]"
+        case _Misuse.SCALAR:
+            return (
+                f"what is to be gathered{where} is a scalar, and a gather needs one row for each sample; give the "
+                "outputs [n, ...] before they are reduced (numbers are added over ranks by additive_loss)"
+            )
+        case _Misuse.DIFFERENT_LENGTHS:
+            return (
+                f"the outputs{where} have {summary.count:g} and {summary.numbers:g} rows, and each needs one row for "
+                "each sample of the micro-batch; give outputs of the same samples"
+            )
+        case _Misuse.NUMBER_OF_SIZES:
+            return (
+                f"sizes holds {summary.count:g} numbers{where}, and there are {len(summaries)} ranks; give the samples "
+                "of every rank, in rank order, or leave sizes out"
+            )
+        case _Misuse.WRONG_SIZE:
+            return (
+                f"sizes holds {summary.numbers:g} for rank {rank}, which gives {summary.count:g} rows; give the "
+                "samples of this very step, of every rank (the last one of an epoch may be smaller), or leave sizes out"
+            )
+
+
+def first_misuse(summaries: Sequence[InputSummary]) -> int | None:
     """Return the first rank that knows of a mistake of its own."""
-    return next((rank for rank, layout in enumerate(layouts) if layout.misuse), None)
+    return next((rank for rank, summary in enumerate(summaries) if summary.misuse), None)
 
 
-def first_other(layouts: Sequence[Layout]) -> int | None:
+def first_different(summaries: Sequence[InputSummary]) -> int | None:
     """Return the first rank that gives other shapes, or was given other sizes, than rank 0."""
-    first = layouts[0].shapes, layouts[0].sizes
-    return next((rank for rank, layout in enumerate(layouts) if (layout.shapes, layout.sizes) != first), None)
+    for rank, summary in enumerate(summaries):
+        if summary.shapes != summaries[0].shapes or summary.sizes != summaries[0].sizes:
+            return rank
+    return None
 
 
-def on_rank(rank: int, layouts: Sequence[Layout]) -> str:
+def rank_suffix(rank: int, summaries: Sequence[InputSummary]) -> str:
     """Return " on rank 3", or nothing where there is one rank."""
-    return f" on rank {rank}" if len(layouts) > 1 else ""
+    return f" on rank {rank}" if len(summaries) > 1 else ""
 
 
 def gather_shares(share: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
@@ -248,7 +286,8 @@ def gather_shares(share: Tensor, sizes: Sequence[int], group: dist.ProcessGroup 
     padded[: len(share)] = share.detach()
     gathered = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(gathered, padded, group=group)
-    return torch.cat([piece[:size] for piece, size in zip(gathered, sizes, strict=True)])
+    shares = [rows[:size] for rows, size in zip(gathered, sizes, strict=True)]
+    return torch.cat(shares)
 
 
 class _ScaleContext(Protocol):
@@ -274,7 +313,10 @@ class ScaleGradient(Function):
 
 def scale_gradient(value: Tensor, factor: float) -> Tensor:
     """Return ``value`` with its gradient multiplied by ``factor``."""
-    return value if factor == 1 else ScaleGradient.apply(value, factor)
+    if factor == 1:
+        return value
+    scaled: Tensor = ScaleGradient.apply(value, factor)
+    return scaled
 
 
 class _GatherContext(Protocol):
@@ -296,7 +338,8 @@ class _Gather(Function):
         summed = gradients[0].clone(memory_format=torch.contiguous_format)
         add_over_ranks(summed, ctx.group)
         rank = distributed.rank(ctx.group)
-        return summed.narrow(0, sum(ctx.sizes[:rank]), ctx.sizes[rank]), None, None
+        begin = sum(ctx.sizes[:rank])
+        return summed[begin : begin + ctx.sizes[rank]], None, None
 
 
 def gather_with_grad(
