@@ -23,7 +23,7 @@ _DEEPEST: Final = 6
 def kept_state(loss: object) -> dict[str, object]:
     """Return copies of all that a loss keeps, by name; what cannot be copied is left out."""
     state: dict[str, object] = {}
-    for name, value in _kept(loss):
+    for name, value in _state_of(loss):
         try:
             state[name] = copy.deepcopy(value)
         except Exception:  # noqa: BLE001, S112  it may be a lock, a file, or anything else
@@ -32,9 +32,9 @@ def kept_state(loss: object) -> dict[str, object]:
 
 
 def changed_names(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return the names of what two results of ``kept_state`` do not have in common."""
+    """Return the names of what differs between two results of ``kept_state``."""
     names = dict.fromkeys([*before, *after])
-    return [name for name in names if not _same(before.get(name), after.get(name))]
+    return [name for name in names if not _is_same(before.get(name), after.get(name))]
 
 
 def refuse_state(name: str, loss: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> None:
@@ -57,7 +57,7 @@ def refuse_state(name: str, loss: Callable[[Any, Any], Tensor], outputs: object,
         # A function, or what cannot be copied: a call could change what it keeps elsewhere.
         return
     try:
-        changed = _influential(probe, outputs, labels)
+        changed = _state_that_counts(probe, outputs, labels)
     except Exception:  # noqa: BLE001  a loss may need the graph of its outputs; its first real call shows other errors
         return
     if changed:
@@ -76,71 +76,93 @@ def copy_of(loss: Callable[..., Any]) -> Callable[..., Any]:
         return loss
 
 
-def _influential(probe: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> list[str]:
-    """Return what the calls of a loss change in it, if its value depends on that."""
+def _state_that_counts(probe: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> list[str]:
+    """Return the names of what a call changes in the loss; none if its value does not depend on the calls before."""
+    all_outputs = _first_rows(outputs, len(labels))
     half = len(labels) // 2
+
     state = kept_state(probe)
-    whole = _rows(outputs, len(labels))
-    first = _value(probe, whole, labels)
+    first_value = _evaluate(probe, all_outputs, labels)
     changed = changed_names(state, kept_state(probe))
     if not changed:
         return []
-    _value(probe, _rows(outputs, half), labels[:half])
-    again = _value(probe, whole, labels)
-    return [] if torch.allclose(first, again, rtol=_TOLERANCE, atol=0, equal_nan=True) else changed
+    _evaluate(probe, _first_rows(outputs, half), labels[:half])
+    value_again = _evaluate(probe, all_outputs, labels)
+    if torch.allclose(first_value, value_again, rtol=_TOLERANCE, atol=0, equal_nan=True):
+        return []
+    return changed
 
 
-def _value(loss: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> Tensor:
+def _evaluate(loss: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> Tensor:
+    """Return the loss, or the sum of the losses of the samples, with the same random numbers in every call."""
     devices = [labels.device] if labels.is_cuda else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         torch.manual_seed(0)
         return torch.as_tensor(loss(outputs, labels)).detach().double().sum()
 
 
-def _rows(outputs: object, count: int) -> Any:  # noqa: ANN401  of the type that the model returns
+def _first_rows(outputs: object, count: int) -> Any:  # noqa: ANN401  of the type that the model returns
     """Return the first rows of the outputs, without their graph."""
     if isinstance(outputs, Tensor):
         return outputs.detach()[:count]
     if isinstance(outputs, tuple | list):
-        rows = [_rows(output, count) for output in outputs]
-        return type(outputs)(*rows) if hasattr(outputs, "_fields") else type(outputs)(rows)
+        parts = [_first_rows(output, count) for output in outputs]
+        # A named tuple takes its values one by one.
+        return type(outputs)(*parts) if hasattr(outputs, "_fields") else type(outputs)(parts)
     return outputs
 
 
-def _kept(loss: object) -> Iterator[tuple[str, object]]:
-    loss = getattr(loss, "func", loss)
-    owner = getattr(loss, "__self__", None)
-    if isinstance(owner, nn.Module) or (owner is not None and hasattr(owner, "__dict__")):
-        loss = owner
-    if isinstance(loss, nn.Module):
-        for path, module in loss.named_modules():
+def _state_of(loss: object) -> Iterator[tuple[str, object]]:
+    """Yield the name and the value of each thing that a loss keeps."""
+    # A partial function keeps what its function does, and a bound method what its object does.
+    holder = getattr(loss, "func", loss)
+    owner = getattr(holder, "__self__", None)
+    if hasattr(owner, "__dict__"):
+        holder = owner
+    if isinstance(holder, nn.Module):
+        for path, module in holder.named_modules():
             prefix = f"{path}." if path else ""
-            yield from ((f"{prefix}{name}", buffer) for name, buffer in module.named_buffers(recurse=False))
-            names = vars(module).keys() - vars(nn.Module()).keys()
-            yield from ((f"{prefix}{name}", vars(module)[name]) for name in sorted(names))
-    elif not isinstance(loss, type) and hasattr(loss, "__dict__"):
-        yield from sorted(vars(loss).items())
+            for name, value in _state_of_module(module):
+                yield f"{prefix}{name}", value
+    elif not isinstance(holder, type) and hasattr(holder, "__dict__"):
+        yield from sorted(vars(holder).items())
 
 
-def _same(first: object, other: object, depth: int = _DEEPEST) -> bool:
+def _state_of_module(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """Yield the buffers of a module without those of its submodules, and the attributes that its class adds."""
+    yield from module.named_buffers(recurse=False)
+    for name in sorted(vars(module).keys() - vars(nn.Module()).keys()):
+        yield name, vars(module)[name]
+
+
+def _is_same(before: object, after: object, depth: int = _DEEPEST) -> bool:
     """Return whether two values are equal; what is nested deeper, or cannot be compared, counts as equal."""
-    if type(first) is not type(other):
+    if type(before) is not type(after):
         return False
-    if isinstance(first, Tensor) and isinstance(other, Tensor):
-        # NaN is what it was.
-        return first.shape == other.shape and bool(((first == other) | (first.isnan() & other.isnan())).all())
-    if isinstance(first, np.ndarray) and isinstance(other, np.ndarray):
-        return first.tobytes() == other.tobytes()
-    if isinstance(first, _PLAIN):
-        return first == other or (first != first and other != other)  # noqa: PLR0124
-    return depth == 0 or _same_parts(first, other, depth - 1)
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
+        return _is_same_tensor(before, after)
+    if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):
+        return before.tobytes() == after.tobytes()
+    if isinstance(before, _PLAIN):
+        are_nan = before != before and after != after  # noqa: PLR0124
+        return before == after or are_nan
+    return depth == 0 or _has_same_parts(before, after, depth - 1)
 
 
-def _same_parts(first: object, other: object, depth: int) -> bool:
-    """Return whether two values of one type have equal parts."""
-    if isinstance(first, Mapping) and isinstance(other, Mapping):
-        return first.keys() == other.keys() and all(_same(first[key], other[key], depth) for key in first)
-    if isinstance(first, _SEQUENCES) and isinstance(other, _SEQUENCES):
-        return len(first) == len(other) and all(_same(*pair, depth) for pair in zip(first, other, strict=True))
-    kept = getattr(first, "__dict__", None)
-    return kept is None or _same(kept, getattr(other, "__dict__", None), depth)
+def _has_same_parts(before: object, after: object, depth: int) -> bool:
+    """Return whether two values of one type have equal entries, or equal attributes."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        return before.keys() == after.keys() and all(_is_same(before[key], after[key], depth) for key in before)
+    if isinstance(before, _SEQUENCES) and isinstance(after, _SEQUENCES):
+        pairs = zip(before, after, strict=False)
+        return len(before) == len(after) and all(_is_same(*pair, depth) for pair in pairs)
+    attributes = getattr(before, "__dict__", None)
+    return attributes is None or _is_same(attributes, getattr(after, "__dict__", None), depth)
+
+
+def _is_same_tensor(before: Tensor, after: Tensor) -> bool:
+    """Return whether two tensors are equal, with NaN equal to NaN."""
+    if before.shape != after.shape:
+        return False
+    are_nan = before.isnan() & after.isnan()
+    return bool(((before == after) | are_nan).all())
