@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from hpcddp.doctor.errors import DoctorError
 from hpcddp.doctor.loss.batches import Batch
 from hpcddp.doctor.loss.call import Loss, collective_of
-from hpcddp.doctor.loss.examination import Diagnosis, Finding, as_json, examine, explain, judge_all
+from hpcddp.doctor.loss.examination import Diagnosis, examine
+from hpcddp.doctor.loss.finding import Finding, judge_all
+from hpcddp.doctor.loss.report import as_json, explain
 from hpcddp.doctor.loss.verdict import Verdict
 from tests.doctor import sample_losses
 from tests.messages import GoldenMessages

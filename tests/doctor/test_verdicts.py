@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpcddp.doctor.loss.batches import kinds
 from hpcddp.doctor.loss.call import Loss
-from hpcddp.doctor.loss.examination import examine, examine_random
+from hpcddp.doctor.loss.examination import examine
+from hpcddp.doctor.loss.random_batches import kinds
+from hpcddp.doctor.loss.random_examination import examine_random
 from hpcddp.doctor.loss.verdict import Verdict
 from tests.doctor import sample_losses
 from tests.examples import examples
@@ -210,5 +211,5 @@ def test_a_mean_with_a_share_of_another_loss_is_mean_only_where_that_share_is_no
         total: Tensor = getattr(functional, mean)(outputs, targets)
         return total + weight * getattr(sample_losses, other)(outputs, targets) if weight else total
 
-    finding, _ = examine_random(Loss(name="mixed", function=mixed), samples, world_size)
-    assert (finding.judgement.verdict is Verdict.MEAN) == (weight == 0)
+    finding = examine_random(Loss(name="mixed", function=mixed), samples, world_size)
+    assert (finding.verdict is Verdict.MEAN) == (weight == 0)

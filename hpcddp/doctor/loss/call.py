@@ -7,6 +7,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcddp.doctor.errors import DoctorError, NoLossError, UnusableError
-from hpcddp.doctor.loss.batches import Batch, map_tree, tensors_in
+from hpcddp.doctor.loss.batches import Batch, tensors_in
 from hpcddp.jobfile.user_source import Module, collective_in, is_own_source
 from hpcddp.train.buffers import as_real
 from hpcddp.train.losses.state import changed_names, copy_of, kept_state
@@ -37,31 +38,20 @@ class Evaluation:
     Args:
         gradients: with respect to every output, float64, one row per sample; complex numbers as pairs.
         parameter_gradients: with respect to the loss's own parameters.
-        changed: whether the loss changed its arguments in place.
+        changed_arguments: whether the loss changed its arguments in place.
     """
 
     value: float
     gradients: tuple[Tensor, ...]
     parameter_gradients: tuple[Tensor, ...]
     dtype: torch.dtype
-    changed: bool
+    changed_arguments: bool
 
     @property
     def finite(self) -> bool:
         """Whether value and gradients are finite."""
-        tensors = (torch.tensor(self.value), *self.gradients, *self.parameter_gradients)
-        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
-
-
-def _seed(seed: int) -> None:
-    """Seed the generators that a loss may draw from.
-
-    ``torch.manual_seed`` formats the caller's stack for each kind of device that is not in use, which takes longer than
-    most losses, and keeps it until the device is used.
-    """
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
+        gradients = (*self.gradients, *self.parameter_gradients)
+        return math.isfinite(self.value) and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +71,27 @@ class Loss:
         Raises:
             UnusableError: the loss raises, or does not return a scalar with a gradient.
         """
-        function = copy.deepcopy(self.function) if copied and isinstance(self.function, nn.Module) else self.function
-        arguments, leaves = _copies(batch)
+        function = self.function
+        if copied and isinstance(function, nn.Module):
+            function = copy.deepcopy(function)
+        copied_batch = batch.with_tensors(lambda tensor: tensor.clone())
+        leaves = [output.detach().requires_grad_() for output in copied_batch.outputs]
+        # Like a model's outputs, the arguments are no leaf tensors, so that a loss may change them in place.
+        arguments = copied_batch.with_outputs([leaf.clone() for leaf in leaves]).arguments
+
         versions = _versions(arguments)
         loss = self._call(function, arguments, seed)
-        changed = _versions(arguments) != versions
-        parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
-        gradients = self._differentiate(loss, [*leaves, *(p for p in parameters if p.requires_grad)])
+        changed_arguments = _versions(arguments) != versions
+        parameters = []
+        if isinstance(function, nn.Module):
+            parameters = [parameter for parameter in function.parameters() if parameter.requires_grad]
+        gradients = self._differentiate(loss, [*leaves, *parameters])
         return Evaluation(
             value=float(loss.detach().double()),
             gradients=tuple(map(batch.rows_first, gradients[: len(leaves)])),
             parameter_gradients=tuple(gradients[len(leaves) :]),
             dtype=loss.dtype,
-            changed=changed,
+            changed_arguments=changed_arguments,
         )
 
     def changed_state(self, batch: Batch) -> list[str]:
@@ -112,20 +110,16 @@ class Loss:
         return replace(self, function=copy_of(self.function))
 
     def _call(self, function: Callable[..., Any], arguments: Sequence[Any], seed: int) -> Tensor:
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            with (
-                torch.random.fork_rng(devices=[]),
-                warnings.catch_warnings(),
-                as_doctor_error(f"{self.name} failed", UnusableError),
-            ):
-                _seed(seed)
-                warnings.simplefilter("ignore")
-                warnings.filterwarnings("error", message=_MISMATCH)
-                return _scalar(self.name, function(*arguments))
-        finally:
-            torch.set_default_dtype(default)
+        with (
+            float64_by_default(),
+            torch.random.fork_rng(devices=[]),
+            warnings.catch_warnings(),
+            as_doctor_error(f"{self.name} failed", UnusableError),
+        ):
+            _seed_generators(seed)
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", message=_MISMATCH)
+            return _require_scalar(self.name, function(*arguments))
 
     def _differentiate(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
         with as_doctor_error(f"the backward of {self.name} failed", UnusableError):
@@ -133,31 +127,23 @@ class Loss:
         return [as_real(gradient).double() for gradient in gradients]
 
 
+def _seed_generators(seed: int) -> None:
+    """Seed the generators that a loss may draw from.
+
+    ``torch.manual_seed`` formats the caller's stack for each kind of device that is not in use, which takes longer than
+    most losses, and keeps it until the device is used.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+
+
 def _versions(arguments: Sequence[Any]) -> list[int]:
     """Return torch's count of in-place changes of each tensor."""
     return [tensor._version for tensor in tensors_in(arguments)]  # noqa: SLF001  torch has no public name for it
 
 
-def _copies(batch: Batch) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return copies of the arguments, and the leaf tensors of which the outputs are made."""
-    leaves: list[Tensor] = []
-
-    def output(leaf: object) -> object:
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
-            leaves.append(leaf.detach().clone().requires_grad_())
-            # Like a model's outputs, the copy is no leaf tensor, so that a loss may change it in place.
-            return leaves[-1].clone()
-        return target(leaf)
-
-    def target(leaf: object) -> object:
-        return leaf.clone() if isinstance(leaf, Tensor) else leaf
-
-    first = batch.differentiable
-    outputs = [map_tree(argument, output) for argument in batch.arguments[:first]]
-    return (*outputs, *(map_tree(argument, target) for argument in batch.arguments[first:])), leaves
-
-
-def _scalar(name: str, loss: object) -> Tensor:
+def _require_scalar(name: str, loss: object) -> Tensor:
     """Return the loss if it is a scalar with a gradient.
 
     Raises:
@@ -169,9 +155,10 @@ def _scalar(name: str, loss: object) -> Tensor:
             f"{name} returns a {type(loss).__name__}{shown}, no tensor; return the loss alone, as torch made it"
         )
     if loss.dim() != 0:
+        in_job_file = " (in a job file: train.loss_reduction: per_sample)" if loss.dim() == 1 else ""
         raise NoLossError(
             f"{name} returns a tensor of shape {tuple(loss.shape)}, and a loss is a scalar; return its mean, or name "
-            "a function that does" + (" (in a job file: train.loss_reduction: per_sample)" if loss.dim() == 1 else "")
+            f"a function that does{in_job_file}"
         )
     if not loss.is_floating_point():
         raise NoLossError(
@@ -199,7 +186,9 @@ def load_object(name: str, *, what: str) -> object:
         try:
             value: object = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            is_named_module = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+            if not is_named_module:
+                # A module that the named one imports.
                 raise
             raise DoctorError(
                 f"{name} is not there: no module {error.name!r} in {Path.cwd()} or among the installed ones; run this "
@@ -220,14 +209,16 @@ def load_loss(name: str) -> Callable[..., Any]:
         DoctorError: the loss cannot be imported, created or called.
     """
     loss: Any = load_object(name, what="a loss")
-    if isinstance(loss, type) and parameters_needed(loss):
-        raise DoctorError(
-            f"{name} is a class that is not made without arguments: {inspect.signature(loss)}; name an instance, or a "
-            "function without parameters that returns one"
-        )
-    if isinstance(loss, type) or (callable(loss) and parameters_needed(loss) == 0 and inspect.isfunction(loss)):
-        kind = "class" if isinstance(loss, type) else "function"
-        with as_doctor_error(f"{name} is a {kind}, and {name}() failed"):
+    if isinstance(loss, type):
+        if parameters_needed(loss):
+            raise DoctorError(
+                f"{name} is a class that is not made without arguments: {inspect.signature(loss)}; name an instance, "
+                "or a function without parameters that returns one"
+            )
+        with as_doctor_error(f"{name} is a class, and {name}() failed"):
+            loss = loss()
+    elif inspect.isfunction(loss) and parameters_needed(loss) == 0:
+        with as_doctor_error(f"{name} is a function, and {name}() failed"):
             loss = loss()
     if not callable(loss):
         raise DoctorError(f"{name} is a {type(loss).__name__}, which cannot be called; write the name of a loss")
@@ -237,17 +228,22 @@ def load_loss(name: str) -> Callable[..., Any]:
 def collective_of(name: str) -> str | None:
     """Return which collective, or helper of hpcddp, the source of ``module:name`` calls; None if none is seen."""
     module_name, _, path = name.partition(":")
-    module = _read_module(module_name)
-    return None if module is None else collective_in(module, path.partition(".")[0], _read_own_module)
+    module = _parse_module(module_name)
+    if module is None:
+        return None
+    return collective_in(module, path.partition(".")[0], _parse_user_module)
 
 
-def _read_own_module(name: str) -> Module | None:
+def _parse_user_module(name: str) -> Module | None:
+    """Return the source of an imported module of the user's; None for any other."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    return _read_module(name) if file is not None and is_own_source(name, file) else None
+    if file is None or not is_own_source(name, file):
+        return None
+    return _parse_module(name)
 
 
-def _read_module(name: str) -> Module | None:
-    """Return the source of a module that is imported; None for a compiled one."""
+def _parse_module(name: str) -> Module | None:
+    """Return the source of an imported module; None for a compiled one."""
     imported = sys.modules.get(name)
     file = getattr(imported, "__file__", None)
     if file is None:
@@ -262,37 +258,48 @@ def _read_module(name: str) -> Module | None:
 
 def parameters_needed(function: Callable[..., Any]) -> int | None:
     """Return the number of required positional arguments; None if it is not known."""
+    called = function.forward if isinstance(function, nn.Module) else function
     try:
-        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+        parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):
         return None
-    needed = [p for p in signature.parameters.values() if p.kind in _POSITIONAL and p.default is p.empty]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
-    return None if takes_any else len(needed)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return None
+    return sum(p.kind in _POSITIONAL and p.default is p.empty for p in parameters)
 
 
 def ignored_labels(function: Callable[..., Any]) -> set[int]:
     """Return the values of ``ignore_index`` of a loss: attributes of modules, or the default of a parameter."""
-    modules = function.modules() if isinstance(function, nn.Module) else ()
-    labels = [getattr(module, "ignore_index", None) for module in modules]
+    labels: list[object] = []
+    if isinstance(function, nn.Module):
+        labels = [getattr(module, "ignore_index", None) for module in function.modules()]
     with contextlib.suppress(TypeError, ValueError):
         parameter = inspect.signature(function).parameters.get("ignore_index")
-        labels.append(None if parameter is None else parameter.default)
+        if parameter is not None:
+            labels.append(parameter.default)
     return {label for label in labels if isinstance(label, int)}
 
 
 @contextlib.contextmanager
-def found_first(directory: Path) -> Iterator[None]:
-    """Put ``directory`` first on ``sys.path`` within the block, with float64 as torch's default dtype."""
-    dtype = torch.get_default_dtype()
+def first_on_path(directory: Path) -> Iterator[None]:
+    """Put ``directory`` first on ``sys.path`` within the block."""
     sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(directory))
+
+
+@contextlib.contextmanager
+def float64_by_default() -> Iterator[None]:
+    """Make float64 torch's default dtype within the block."""
+    dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
         torch.set_default_dtype(dtype)
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(directory))
 
 
 @contextlib.contextmanager

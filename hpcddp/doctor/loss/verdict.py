@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -49,7 +49,9 @@ class Deviation:
     @property
     def worst(self) -> float:
         """The larger one; infinite if one is NaN."""
-        return max(math.inf if math.isnan(part) else part for part in (self.value, self.gradient))
+        if math.isnan(self.value) or math.isnan(self.gradient):
+            return math.inf
+        return max(self.value, self.gradient)
 
     def joined(self, other: Deviation) -> Deviation:
         """Return the larger of both, in each part."""
@@ -103,30 +105,28 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
         UnusableError: the loss fails on a part, draws random numbers, or keeps state.
     """
     whole = loss.evaluate(batch)
-    kept = _kept_state(loss, batch)
+    kept = _state_without_influence(loss, batch)
     _refuse_noise(loss, batch, whole)
-    tolerance = tolerance_of(whole.dtype)
     order = _order_deviation(loss, batch, whole, seed)
+
+    splits = judged_splits(batch.samples, world_size, seed)
+    parts_of_splits = [_evaluate_parts(loss, batch, split) for split in splits]
+    average = combine(parts_of_splits[0], splits[0], [1 / world_size] * world_size)
+
     deviations = {"order": order}
-    sums = Deviation()
-    bad = None
-    even = even_split(batch.samples, world_size)
-    parts = _evaluate_parts(loss, batch, even)
-    ddp = _compare_ddp(whole, combine(parts, even, [1 / world_size] * world_size))
-    for split in judged_splits(batch.samples, world_size, seed):
-        parts = parts if split.name == even.name else _evaluate_parts(loss, batch, split)
-        bad = bad or next((size for size, part in zip(split.sizes, parts, strict=True) if not part.finite), None)
-        weights = [size / batch.samples for size in split.sizes]
-        mean = deviation(whole, combine(parts, split, weights))
-        deviations[split.name] = deviations.get(split.name, Deviation()).joined(mean)
-        sums = sums.joined(deviation(whole, combine(parts, split, [1.0] * len(parts))))
+    from_sum = Deviation()
+    for split, parts in zip(splits, parts_of_splits, strict=True):
+        mean = combine(parts, split, [size / batch.samples for size in split.sizes])
+        deviations[split.name] = deviations.get(split.name, Deviation()).joined(deviation(whole, mean))
+        total = combine(parts, split, [1.0] * len(parts))
+        from_sum = from_sum.joined(deviation(whole, total))
     return Judgement(
-        verdict=_verdict(order, deviations.values(), sums, tolerance),
+        verdict=_verdict(deviations, from_sum, tolerance_of(whole.dtype)),
         deviations=deviations,
-        ddp=ddp,
+        ddp=_compare_ddp(whole, average),
         dtype=whole.dtype,
-        changes_arguments=whole.changed,
-        bad_share=bad,
+        changes_arguments=whole.changed_arguments,
+        bad_share=_first_bad_share(splits, parts_of_splits),
         kept=kept,
     )
 
@@ -143,11 +143,11 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 def deviation(right: Evaluation, evaluation: Evaluation) -> Deviation:
     """Return the relative deviation of an evaluation from the correct one of the same samples."""
-    a = flat_gradient(right)
-    b = flat_gradient(evaluation)
+    right_gradient = flat_gradient(right)
+    difference = flat_gradient(evaluation) - right_gradient
     return Deviation(
-        value=_ratio(abs(evaluation.value - right.value), abs(right.value)),
-        gradient=_ratio(float((b - a).norm()), float(a.norm())),
+        value=_relative(abs(evaluation.value - right.value), abs(right.value)),
+        gradient=_relative(float(difference.norm()), float(right_gradient.norm())),
     )
 
 
@@ -158,16 +158,34 @@ def flat_gradient(evaluation: Evaluation) -> Tensor:
 
 def is_constant(evaluation: Evaluation, batch: Batch) -> bool:
     """Return whether the loss does not depend on the outputs, apart from rounding."""
-    size = sum(float(g.norm()) for g in evaluation.gradients)
-    return size <= 1e-12 * max(1.0, abs(evaluation.value)) / math.sqrt(batch.samples)
+    length = sum(float(gradient.norm()) for gradient in evaluation.gradients)
+    return length <= 1e-12 * max(1.0, abs(evaluation.value)) / math.sqrt(batch.samples)
 
 
-def _verdict(order: Deviation, means: Iterable[Deviation], sums: Deviation, tolerance: float) -> Verdict:
-    if order.worst > tolerance:
+def _verdict(deviations: Mapping[str, Deviation], from_sum: Deviation, tolerance: float) -> Verdict:
+    """Return the verdict.
+
+    Args:
+        deviations: those of ``Judgement``.
+        from_sum: the largest deviation from the sum of the shares' losses, over all splits.
+        tolerance: the largest deviation that counts as rounding.
+    """
+    if deviations["order"].worst > tolerance:
         return Verdict.ORDER_DEPENDENT
-    if max(mean.worst for mean in means) <= tolerance:
+    if all(from_mean.worst <= tolerance for from_mean in deviations.values()):
         return Verdict.MEAN
-    return Verdict.SUM if sums.worst <= tolerance else Verdict.NOT_DECOMPOSABLE
+    if from_sum.worst <= tolerance:
+        return Verdict.SUM
+    return Verdict.NOT_DECOMPOSABLE
+
+
+def _first_bad_share(splits: Sequence[Split], parts_of_splits: Sequence[Sequence[Evaluation]]) -> int | None:
+    """Return the samples of the first share on which the loss is not finite; None if it is finite on all."""
+    for split, parts in zip(splits, parts_of_splits, strict=True):
+        for size, part in zip(split.sizes, parts, strict=True):
+            if not part.finite:
+                return size
+    return None
 
 
 def _refuse_noise(loss: Loss, batch: Batch, first: Evaluation) -> None:
@@ -176,19 +194,20 @@ def _refuse_noise(loss: Loss, batch: Batch, first: Evaluation) -> None:
     Raises:
         NoisyLossError: the loss does so.
     """
-    tolerance = tolerance_of(first.dtype)
+    repeated = loss.evaluate(batch)
+    reseeded = loss.evaluate(batch, seed=1)
     for again, reason in (
-        (loss.evaluate(batch), "keeps something from call to call or draws numbers that torch's seed does not decide"),
-        (loss.evaluate(batch, seed=1), "draws random numbers"),
+        (repeated, "keeps something from call to call or draws numbers that torch's seed does not decide"),
+        (reseeded, "draws random numbers"),
     ):
-        if deviation(first, again).worst > tolerance:
+        if deviation(first, again).worst > tolerance_of(first.dtype):
             raise NoisyLossError(
                 f"{loss.name} {reason}: it gives {first.value:.6g} and {again.value:.6g} for the same batch, and no "
                 "split can be compared with that; name a version without noise and state (dropout probability 0)"
             )
 
 
-def _kept_state(loss: Loss, batch: Batch) -> tuple[str, ...]:
+def _state_without_influence(loss: Loss, batch: Batch) -> tuple[str, ...]:
     """Return what the loss keeps from call to call without an influence on its value.
 
     Raises:
@@ -211,66 +230,79 @@ def _kept_state(loss: Loss, batch: Batch) -> tuple[str, ...]:
 
 def _order_deviation(loss: Loss, batch: Batch, whole: Evaluation, seed: int) -> Deviation:
     """Return the deviation of the loss when the samples are permuted."""
-    split = even_split(batch.samples, 1, seed=seed)
-    return deviation(whole, combine([loss.evaluate(batch.part(split.rows[0]))], split, [1.0]))
+    permutation = even_split(batch.samples, 1, seed=seed)
+    permuted = loss.evaluate(batch.part(permutation.rows[0]))
+    return deviation(whole, combine([permuted], permutation, [1.0]))
 
 
 def _evaluate_parts(loss: Loss, batch: Batch, split: Split) -> list[Evaluation]:
+    """Evaluate the loss on the share of each rank.
+
+    Raises:
+        NoLossError: it fails on one.
+    """
     parts = []
     for rows in split.rows:
         try:
             parts.append(loss.evaluate(batch.part(rows)))
         except UnusableError as error:
+            reason = error.message.removeprefix(f"{loss.name} failed: ")
             raise NoLossError(
-                f"{loss.name} takes all {batch.samples} samples, but not a share of {len(rows)}: "
-                f"{error.message.removeprefix(f'{loss.name} failed: ')}; a loss must take any number of samples"
+                f"{loss.name} takes all {batch.samples} samples, but not a share of {len(rows)}: {reason}; a loss must "
+                "take any number of samples"
             ) from error
     return parts
 
 
 def combine(parts: Sequence[Evaluation], split: Split, weights: Sequence[float]) -> Evaluation:
     """Return the weighted sum of the shares' losses as one evaluation of the whole batch."""
-    finite = all(part.finite for part in parts)
-    value = math.fsum(w * part.value for w, part in zip(weights, parts, strict=True)) if finite else math.nan
-    columns = zip(*(part.gradients for part in parts), strict=True)
-    parameters = zip(*(part.parameter_gradients for part in parts), strict=True)
+    value = math.nan
+    if all(part.finite for part in parts):
+        value = math.fsum(weight * part.value for weight, part in zip(weights, parts, strict=True))
+    gradients = zip(*(part.gradients for part in parts), strict=True)
+    parameter_gradients = zip(*(part.parameter_gradients for part in parts), strict=True)
     return Evaluation(
         value=value,
-        gradients=tuple(_place(column, split, weights) for column in columns),
-        parameter_gradients=tuple(_add(column, weights) for column in parameters),
+        gradients=tuple(_join_rows(shares, split, weights) for shares in gradients),
+        parameter_gradients=tuple(_weighted_sum(shares, weights) for shares in parameter_gradients),
         dtype=parts[0].dtype,
-        changed=False,
+        changed_arguments=False,
     )
 
 
-def _place(shares: Sequence[Tensor], split: Split, weights: Sequence[float]) -> Tensor:
+def _join_rows(shares: Sequence[Tensor], split: Split, weights: Sequence[float]) -> Tensor:
     """Return the gradient of the whole batch from those of its shares; outputs without rows per sample are summed."""
-    if not all(share.dim() and len(share) == size for share, size in zip(shares, split.sizes, strict=True)):
-        return _add(shares, weights)
-    total = shares[0].new_zeros((sum(split.sizes), *shares[0].shape[1:]))
+    for share, size in zip(shares, split.sizes, strict=True):
+        if share.dim() == 0 or len(share) != size:
+            return _weighted_sum(shares, weights)
+    joined = shares[0].new_zeros((sum(split.sizes), *shares[0].shape[1:]))
     for share, rows, weight in zip(shares, split.rows, weights, strict=True):
-        total[rows] = weight * share
-    return total
+        joined[rows] = weight * share
+    return joined
 
 
-def _add(shares: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def _weighted_sum(shares: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return torch.stack([weight * share for share, weight in zip(shares, weights, strict=True)]).sum(0)
 
 
 def _compare_ddp(whole: Evaluation, average: Evaluation) -> Ddp:
+    """Compare the average over ranks, which plain DDP trains, with one process."""
     right = flat_gradient(whole)
     averaged = flat_gradient(average)
-    lengths = float(right.norm()), float(averaged.norm())
+    right_length = float(right.norm())
+    averaged_length = float(averaged.norm())
     return Ddp(
         deviation=deviation(whole, average),
-        ratio=_ratio(lengths[1], lengths[0]),
-        cosine=_ratio(float(right @ averaged), lengths[0] * lengths[1]),
+        ratio=_relative(averaged_length, right_length),
+        cosine=_relative(float(right @ averaged), right_length * averaged_length),
     )
 
 
-def _ratio(part: float, whole: float) -> float:
+def _relative(part: float, whole: float) -> float:
+    """Return part / whole; the part itself if the whole is 0."""
     return part / whole if whole else part
 
 
 def _larger(a: float, b: float) -> float:
+    """Return the larger number; NaN if one of them is."""
     return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
