@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 from hpcddp.doctor.ddp.job import Comparison, Report
@@ -51,8 +51,16 @@ def _note(kind: str, sentence: str, way_out: str = "") -> DdpFinding:
 
 def judge(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> list[DdpFinding]:
     """Return all findings in the order of ``Severity``."""
-    judges = (_initialisation, _unused, _noise, _samples, _gradients, _drift, _buffers, _batch_norm)
-    findings = [finding for find in judges for finding in find(alone, ranks, comparison)]
+    findings = [
+        *_judge_initialisation(alone, ranks, comparison),
+        *_judge_unused_parameters(ranks),
+        *_judge_noise(ranks, comparison),
+        *_judge_samples(alone, ranks),
+        *_judge_gradients(alone, ranks, comparison),
+        *_judge_drift(ranks),
+        *_judge_buffers(ranks),
+        *_judge_batch_norm(alone, ranks, comparison),
+    ]
     if any(finding.kind in _CAUSES_OF_GRADIENTS for finding in findings):
         findings = [finding for finding in findings if finding.kind != "gradient"]
     return sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
@@ -61,29 +69,33 @@ def judge(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> lis
 def failure(errors: Sequence[Mapping[str, Any]], comparison: Comparison) -> DdpFinding:
     """Return the finding about ranks that failed although one process did not."""
     first = min(errors, key=lambda error: float(error["time"]))
-    unused = "no gradient reached" in first["message"]
-    return _defect(
-        "unused_parameters" if unused else "fails_on_ranks",
-        f"One process trains, and {comparison.world_size} ranks do not: {first['message']}.",
-        "" if unused else "See where the model or the data use the rank or the number of ranks.",
-    )
+    sentence = f"One process trains, and {comparison.world_size} ranks do not: {first['message']}."
+    if "no gradient reached" in first["message"]:
+        # The message itself says what to do.
+        return _defect("unused_parameters", sentence, "")
+    way_out = "See where the model or the data use the rank or the number of ranks."
+    return _defect("fails_on_ranks", sentence, way_out)
 
 
 def worst_error(ranks: Sequence[Report]) -> float | None:
     """Return the largest relative error of a gradient in any step; None if no step was made."""
-    errors = [error for step in _steps_of(ranks[0]) for error in _errors_of(step).values()]
-    return None if not errors else max(errors, key=_size)
+    errors: list[float] = []
+    for step in _steps_of(ranks[0]):
+        errors += _errors_of(step).values()
+    return max(errors, key=_size) if errors else None
 
 
-def _initialisation(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
-    if name := _first_difference(alone["initial"], ranks[0]["initial"]):
+def _judge_initialisation(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
+    name = _first_difference(alone["initial"], ranks[0]["initial"])
+    if name is not None:
         yield _defect(
             "initialisation_by_world_size",
             f"The initial value of {name} differs between {comparison.world_size} ranks and one process.",
             "Initialise parameters with torch's generator only, which is seeded, and without the rank.",
         )
     for report in ranks[1:]:
-        if name := _first_difference(ranks[0]["initial"], report["initial"]):
+        name = _first_difference(ranks[0]["initial"], report["initial"])
+        if name is not None:
             yield _note(
                 "initialisation_by_rank",
                 f"The initial value of {name} on rank {report['rank']} is not that of rank 0.",
@@ -93,23 +105,28 @@ def _initialisation(alone: Report, ranks: Sequence[Report], comparison: Comparis
             return
 
 
-def _unused(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFinding]:
-    for report in ranks:
-        only = sorted(
-            set(report["unused"]) - set(ranks[0]["unused"]) or set(ranks[0]["unused"]) - set(report["unused"])
-        )
-        if only:
-            is_allowed = ranks[0]["finds_unused"]
-            yield DdpFinding(
-                kind="unused_on_some_ranks",
-                severity="note" if is_allowed else "defect",
-                sentence=f"{_named(only)} gets a gradient on some ranks only: rank {report['rank']} and rank 0 differ"
-                + (" on the same samples." if is_allowed else "; DDP waits for the others indefinitely."),
-                way_out="Use every parameter on every rank"
-                + ("." if is_allowed else ", or give the model an attribute find_unused_parameters = True."),
+def _judge_unused_parameters(ranks: Sequence[Report]) -> Iterator[DdpFinding]:
+    unused = set(ranks[0]["unused"])
+    for report in ranks[1:]:
+        unused_here = set(report["unused"])
+        if unused_here == unused:
+            continue
+        names = sorted(unused_here - unused or unused - unused_here)
+        sentence = f"{_named(names)} gets a gradient on some ranks only: rank {report['rank']} and rank 0 differ"
+        if ranks[0]["finds_unused"]:
+            yield _note(
+                "unused_on_some_ranks",
+                f"{sentence} on the same samples.",
+                "Use every parameter on every rank.",
             )
-            return
-    if ranks[0]["unused"]:
+        else:
+            yield _defect(
+                "unused_on_some_ranks",
+                f"{sentence}; DDP waits for the others indefinitely.",
+                "Use every parameter on every rank, or give the model an attribute find_unused_parameters = True.",
+            )
+        return
+    if unused:
         yield _note(
             "unused_parameters",
             f"No gradient reaches {_named(ranks[0]['unused'])}, on any rank; DDP searches for such parameters "
@@ -118,7 +135,7 @@ def _unused(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpF
         )
 
 
-def _noise(_: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
+def _judge_noise(ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
     noise = ranks[0]["noise"]
     if not noise["repeats"]:
         yield _note(
@@ -128,8 +145,9 @@ def _noise(_: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterat
         )
     if not noise["random"]:
         return
-    different = (len({report["noise"][trace] for report in ranks}) for trace in ("masks", "generator"))
-    if min(different) < len(ranks):
+    masks = {report["noise"]["masks"] for report in ranks}
+    generators = {report["noise"]["generator"] for report in ranks}
+    if len(masks) < len(ranks) or len(generators) < len(ranks):
         yield _defect(
             "same_masks",
             "Ranks draw the same random numbers in the forward: their dropout masks do not differ.",
@@ -144,23 +162,18 @@ def _noise(_: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterat
     if not noise["only_dropout"]:
         yield DdpFinding(
             kind="own_noise",
-            severity="hidden" if _gradients_differ(ranks, comparison) else "note",
+            severity="hidden" if any(_wrong_gradients(step, comparison) for step in _steps_of(ranks[0])) else "note",
             sentence="The model draws random numbers other than dropout; gradients differ because of them, and "
             "other differences cannot be seen.",
             way_out="Run the comparison with these random numbers switched off.",
         )
 
 
-def _samples(alone: Report, ranks: Sequence[Report], _: Comparison) -> Iterator[DdpFinding]:
-    for number, step in enumerate(_steps_of(alone) if _steps_of(ranks[0]) else ()):
-        # Ranks with fewer samples than the one process may make fewer steps.
-        others = [
-            sample for report in ranks for made in _steps_of(report)[number : number + 1] for sample in made["samples"]
-        ]
-        if len(others) != len(step["samples"]):
-            different = abs(len(others) - len(step["samples"]))
-        else:
-            different = sum(one != other for one, other in zip(step["samples"], others, strict=True))
+def _judge_samples(alone: Report, ranks: Sequence[Report]) -> Iterator[DdpFinding]:
+    if not _steps_of(ranks[0]):
+        return
+    for number, step in enumerate(_steps_of(alone)):
+        different = _count_different(step["samples"], _samples_of_ranks(ranks, number))
         if different:
             yield _defect(
                 "other_samples",
@@ -171,26 +184,41 @@ def _samples(alone: Report, ranks: Sequence[Report], _: Comparison) -> Iterator[
             return
 
 
-def _gradients(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
+def _samples_of_ranks(ranks: Sequence[Report], number: int) -> list[str]:
+    """Return the samples of a step, in the order of the ranks."""
+    samples: list[str] = []
+    for report in ranks:
+        steps = _steps_of(report)
+        # Ranks with fewer samples than the one process may make fewer steps.
+        if number < len(steps):
+            samples += steps[number]["samples"]
+    return samples
+
+
+def _count_different(samples: Sequence[str], others: Sequence[str]) -> int:
+    if len(others) != len(samples):
+        return abs(len(others) - len(samples))
+    return sum(sample != other for sample, other in zip(samples, others, strict=True))
+
+
+def _judge_gradients(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
     """Yield the causes of wrong gradients in the first step that has some; later errors follow from it."""
-    exact, single = _TOLERANCES[comparison.precision]
-    noisy = not ranks[0]["noise"]["only_dropout"]
+    exact, _ = _TOLERANCES[comparison.precision]
+    is_noisy = not ranks[0]["noise"]["only_dropout"]
     for number, step in enumerate(_steps_of(ranks[0])):
-        wrong = {name: error for name, error in _errors_of(step).items() if not error <= single}
-        if not wrong:
-            continue
-        if not noisy:
-            yield from _causes(number, step["gradients"], wrong, alone, comparison)
-        return
-    if _steps_of(ranks[0]) and (declaration := _declaration(alone, comparison)) is not None:
-        kind, sentence, way_out = declaration
-        yield _defect(
-            kind,
-            f"{sentence} on random outputs and labels, though the samples of these steps do not show it.",
-            way_out,
+        wrong = _wrong_gradients(step, comparison)
+        if wrong:
+            if not is_noisy:
+                yield from _causes(number, step["gradients"], wrong, alone, comparison)
+            return
+    declaration = _wrong_declaration(alone, comparison)
+    if _steps_of(ranks[0]) and declaration is not None:
+        sentence = (
+            f"{declaration.sentence} on random outputs and labels, though the samples of these steps do not show it."
         )
+        yield replace(declaration, sentence=sentence)
     error = worst_error(ranks)
-    if error is not None and error > exact and not noisy:
+    if error is not None and error > exact and not is_noisy:
         yield _note(
             "single_precision",
             f"Gradients differ by {error:.0e}: a part of the model computes in single precision.",
@@ -204,59 +232,53 @@ def _causes(
     alone: Report,
     comparison: Comparison,
 ) -> Iterator[DdpFinding]:
-    if (loss := _loss_finding(step, wrong, alone, comparison)) is not None:
-        yield loss
+    declaration = _wrong_declaration(alone, comparison)
+    if declaration is not None:
+        off = f"the gradient of {_named_worst_first(wrong)} is off by {percent(_worst(wrong))} in step {step + 1}"
+        yield replace(declaration, sentence=f"{declaration.sentence}: {off}.")
         return
     ranks = comparison.world_size
-    small = [name for name in wrong if _is_multiple(gradients[name], 1 / ranks, comparison)]
-    large = [name for name in wrong if _is_multiple(gradients[name], ranks, comparison)]
-    rest = [name for name in wrong if name not in small and name not in large]
-    if small:
+    divided = [name for name in wrong if _is_multiple(gradients[name], 1 / ranks, comparison)]
+    multiplied = [name for name in wrong if _is_multiple(gradients[name], ranks, comparison)]
+    rest = {name: error for name, error in wrong.items() if name not in divided and name not in multiplied}
+    if divided:
         yield _defect(
             "gradient_divided",
-            f"The gradient of {_named(small)} is {1 / ranks:.3g} of the right one at {ranks} ranks: it is "
+            f"The gradient of {_named(divided)} is {1 / ranks:.3g} of the right one at {ranks} ranks: it is "
             "divided by the number of ranks twice, as behind a gather without gradient.",
             "Gather with hpcddp.gather_with_grad, and do not divide by the number of ranks: DDP does.",
         )
-    if large:
+    if multiplied:
         yield _defect(
             "gradient_multiplied",
-            f"The gradient of {_named(large)} is {ranks} times the right one at {ranks} ranks: it is scaled "
+            f"The gradient of {_named(multiplied)} is {ranks} times the right one at {ranks} ranks: it is scaled "
             "by the number of ranks twice.",
             "Do not multiply by the number of ranks, nor sum gradients that DDP averages already.",
         )
     if rest:
-        yield _other_cause(step, gradients, {name: wrong[name] for name in rest}, alone, comparison)
+        yield _other_cause(step, gradients, rest, alone, comparison)
 
 
-def _loss_finding(step: int, wrong: Mapping[str, float], alone: Report, comparison: Comparison) -> DdpFinding | None:
-    """Return the finding about the user's loss; None if its reduction is declared correctly."""
-    if (declaration := _declaration(alone, comparison)) is None:
-        return None
-    kind, sentence, way_out = declaration
-    return _defect(
-        kind,
-        f"{sentence}: the gradient of {_worst_first(wrong)} is off by {percent(_worst(wrong))} in step {step + 1}.",
-        way_out,
-    )
-
-
-def _declaration(alone: Report, comparison: Comparison) -> tuple[str, str, str] | None:
-    """Return kind, sentence and way out for a loss with a wrong reduction; None if it is declared correctly."""
+def _wrong_declaration(alone: Report, comparison: Comparison) -> DdpFinding | None:
+    """Return the finding about a loss with a wrong reduction, its sentence without its end; None if it is right."""
     train = comparison.job.train
     verdict = alone["loss"]
     if train is None or verdict is None or verdict == _DECLARED[train.loss_reduction]:
         return None
     sentence = f"train.loss {train.loss} is declared {train.loss_reduction}, and it is {verdict}"
-    fitting = next((name for name, declared in _DECLARED.items() if declared == verdict), None)
-    if fitting is not None:
-        return "loss_declared_otherwise", sentence, f"Write train.loss_reduction: {fitting}."
-    helper = f"hpcddp doctor loss {train.loss} names the helper that repairs it"
-    return "loss_not_decomposable", sentence, f"{helper}; with that, train.loss_reduction is global."
+    for reduction, declared in _DECLARED.items():
+        if declared == verdict:
+            return _defect("loss_declared_otherwise", sentence, f"Write train.loss_reduction: {reduction}.")
+    return _defect(
+        "loss_not_decomposable",
+        sentence,
+        f"hpcddp doctor loss {train.loss} names the helper that repairs it; with that, train.loss_reduction is global.",
+    )
 
 
 def _is_multiple(gradient: Mapping[str, float], factor: float, comparison: Comparison) -> bool:
-    single = _TOLERANCES[comparison.precision][1]
+    """Return whether a gradient is the right one times a factor."""
+    _, single = _TOLERANCES[comparison.precision]
     return abs(gradient["ratio"] / factor - 1) <= single and gradient["rest"] <= single * max(1.0, factor)
 
 
@@ -268,31 +290,33 @@ def _other_cause(
     comparison: Comparison,
 ) -> DdpFinding:
     worst = max(wrong, key=lambda name: _size(wrong[name]))
-    seen = f"The gradient of {_worst_first(wrong)}"
-    seen += f" is off by {percent(wrong[worst])} in step {step + 1}"
+    off = f"The gradient of {_named_worst_first(wrong)} is off by {percent(wrong[worst])} in step {step + 1}"
     if alone["noise"]["mixes_samples"] and not alone["batch_norm"]["sync"]:
         return _defect(
             "samples_mixed",
-            f"{seen}: the output for a sample depends on the samples beside it, and a rank sees its own samples only.",
+            f"{off}: the output for a sample depends on the samples beside it, and a rank sees its own samples only.",
             "Take statistics per sample (LayerNorm, GroupNorm), or over all ranks (train.batch_norm: sync; "
             "others of your own with hpcddp.gather_with_grad).",
         )
     ratio = gradients[worst]["ratio"]
-    length = "" if math.isnan(ratio) else f"; its component along the right one is {ratio:.4g} times as long"
+    if not math.isnan(ratio):
+        off += f"; its component along the right one is {ratio:.4g} times as long"
     train = comparison.job.train
-    loss = None if train is None else train.loss
-    where = "the model" if loss is None else f"the loss {loss}, then in the model,"
+    where = "the model"
+    if train is not None and train.loss is not None:
+        where = f"the loss {train.loss}, then in the model,"
     return _defect(
         "gradient",
-        f"{seen}{length}.",
+        f"{off}.",
         f"Look in {where} for what depends on the rank, the number of ranks or the size of a micro-batch.",
     )
 
 
-def _drift(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFinding]:
+def _judge_drift(ranks: Sequence[Report]) -> Iterator[DdpFinding]:
     for number, step in enumerate(_steps_of(ranks[0])):
         for report in ranks[1:]:
-            if name := _first_difference(step["parameters"], _steps_of(report)[number]["parameters"]):
+            name = _first_difference(step["parameters"], _steps_of(report)[number]["parameters"])
+            if name is not None:
                 yield _defect(
                     "drift",
                     f"After step {number + 1} parameter {name} on rank {report['rank']} is not that of rank "
@@ -302,10 +326,11 @@ def _drift(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFi
                 return
 
 
-def _buffers(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[DdpFinding]:
+def _judge_buffers(ranks: Sequence[Report]) -> Iterator[DdpFinding]:
     for report in ranks[1:]:
         for first, other in zip(_steps_of(ranks[0]), _steps_of(report), strict=True):
-            if name := _first_difference(first["buffers"], other["buffers"]):
+            name = _first_difference(first["buffers"], other["buffers"])
+            if name is not None:
                 yield _note(
                     "buffers",
                     f"Buffer {name} on rank {report['rank']} is not that of rank 0; evaluations and "
@@ -315,7 +340,7 @@ def _buffers(_: Report, ranks: Sequence[Report], __: Comparison) -> Iterator[Ddp
                 return
 
 
-def _batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
+def _judge_batch_norm(alone: Report, ranks: Sequence[Report], comparison: Comparison) -> Iterator[DdpFinding]:
     layers = alone["batch_norm"]["local"]
     live = ranks[0].get("observed", {}).get("batch_statistics")
     if not layers or live is None:
@@ -342,13 +367,13 @@ def _errors_of(step: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(gradient["error"]) for name, gradient in (step["gradients"] or {}).items()}
 
 
-def _gradients_differ(ranks: Sequence[Report], comparison: Comparison) -> bool:
-    """Return whether a gradient in any step differs from that of one process."""
+def _wrong_gradients(step: Mapping[str, Any], comparison: Comparison) -> dict[str, float]:
+    """Return the errors that are no rounding errors, by the name of the parameter."""
     _, single = _TOLERANCES[comparison.precision]
-    return any(not error <= single for step in _steps_of(ranks[0]) for error in _errors_of(step).values())
+    return {name: error for name, error in _errors_of(step).items() if _size(error) > single}
 
 
-def _worst_first(wrong: Mapping[str, float]) -> str:
+def _named_worst_first(wrong: Mapping[str, float]) -> str:
     """Return the names of the parameters, the one with the largest error first."""
     return _named(sorted(wrong, key=lambda name: _size(wrong[name]), reverse=True))
 
@@ -371,4 +396,5 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _first_difference(first: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+    """Return the first name whose value is another one in ``other``."""
     return next((name for name, value in first.items() if other.get(name) != value), None)
