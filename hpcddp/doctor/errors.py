@@ -39,6 +39,10 @@ def percent(fraction: float) -> str:
     """Return a fraction as percent with two digits, a small one as a power of ten, and NaN as text."""
     if math.isnan(fraction):
         return "NaN"
+    if fraction == 0:
+        return "0"
     if fraction < _SMALLEST_PERCENT:
-        return f"{fraction:.0e}" if fraction else "0"
-    return f"{100 * fraction:.2g} %" if fraction < 1 else f"{100 * fraction:,.0f} %"
+        return f"{fraction:.0e}"
+    if fraction < 1:
+        return f"{100 * fraction:.2g} %"
+    return f"{100 * fraction:,.0f} %"

@@ -6,7 +6,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,9 @@ class DdpDiagnosis:
         """The verdict in capitals."""
         if self.defect:
             return "DEFECT"
-        return "NOT COMPARED" if any(finding.severity == "hidden" for finding in self.findings) else "THE SAME"
+        if any(finding.severity == "hidden" for finding in self.findings):
+            return "NOT COMPARED"
+        return "THE SAME"
 
     def as_json(self) -> dict[str, Any]:
         """Return the diagnosis as a JSON document."""
@@ -60,30 +62,25 @@ class DdpDiagnosis:
             "precision": self.comparison.precision,
             "steps": self.steps,
             "gradient_error": error if error is not None and math.isfinite(error) else None,
-            "findings": [
-                {name: getattr(finding, name) for name in ("kind", "severity", "sentence", "way_out")}
-                for finding in self.findings
-            ],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
     def explain(self) -> str:
         """Return the diagnosis as text, ending with a newline."""
-        compared = self.comparison
-        accumulated = "" if compared.grad_accum_steps == 1 else f", {compared.grad_accum_steps} micro-steps each"
+        comparison = self.comparison
+        micro_steps = "" if comparison.grad_accum_steps == 1 else f", {comparison.grad_accum_steps} micro-steps each"
         steps = counted(self.steps, "step") if self.steps else "no step"
-        size = f"{compared.global_batch_size} samples in {compared.precision}, on CPUs"
+        size = f"{comparison.global_batch_size} samples in {comparison.precision}, on CPUs"
         lines = [
-            f"{compared.job.name}: {self.verdict}",
-            f"one process against {compared.world_size} ranks{accumulated}: {steps} of {size}",
+            f"{comparison.job.name}: {self.verdict}",
+            f"one process against {comparison.world_size} ranks{micro_steps}: {steps} of {size}",
         ]
         if self.gradient_error is not None:
             lines.append(f"largest relative error of a parameter's gradient: {self.gradient_error:.0e}")
         for finding in self.findings:
-            lines += [
-                "",
-                f"{finding.severity}: {finding.sentence}",
-                *([f"    {finding.way_out}"] * bool(finding.way_out)),
-            ]
+            lines += ["", f"{finding.severity}: {finding.sentence}"]
+            if finding.way_out:
+                lines.append(f"    {finding.way_out}")
         return "\n".join(lines) + "\n"
 
 

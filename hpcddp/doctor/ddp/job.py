@@ -53,8 +53,8 @@ class Comparison:
     @property
     def nodes(self) -> int:
         """Number of nodes of the W ranks: at most those of the job, with two ranks per node if the job has them."""
-        nodes = self.job.nodes
-        return min(nodes, ceil_div(self.world_size, min(self.job.ranks_per_node, _LEAST_RANKS)))
+        ranks_per_node = min(self.job.ranks_per_node, _LEAST_RANKS)
+        return min(self.job.nodes, ceil_div(self.world_size, ranks_per_node))
 
     @property
     def plan(self) -> BatchPlan:
@@ -72,14 +72,13 @@ class Comparison:
         Settings that hide a wrong gradient (clipping, rounding) or are not compared (averages, guards) are off.
         """
         job = self.job
-        alone = ranks == 1
         train = None if job.train is None else _comparable(job.train, self.precision)
         batch = job.batch.model_copy(
             update={
                 "global_batch_size": self.global_batch_size,
                 "max_per_device_batch_size": None,
                 "per_device_batch_size": None,
-                "grad_accum_steps": 1 if alone else self.grad_accum_steps,
+                "grad_accum_steps": 1 if ranks == 1 else self.grad_accum_steps,
                 "split": "exact",
                 # All batches have the same size, so the smallest share is known.
                 "tail": "wrap",
@@ -123,11 +122,11 @@ def comparison_of(job: JobSpec, *, world_size: int | None) -> Comparison:
             f"batch.global_batch_size is {batch}, which leaves {ranks} ranks fewer than two samples each; "
             f"write {_LEAST_RANKS * ranks} or more, or a smaller --world-size"
         )
-    enough = batch >= _LEAST_RANKS * _MICRO_STEPS * ranks
-    accumulates = job.train.batch_norm == "local" and enough and _accumulates(job)
-    return Comparison(
-        job=job, world_size=ranks, global_batch_size=batch, grad_accum_steps=_MICRO_STEPS if accumulates else 1
-    )
+    grad_accum_steps = 1
+    is_large_enough = batch >= _LEAST_RANKS * _MICRO_STEPS * ranks
+    if job.train.batch_norm == "local" and is_large_enough and _accumulates(job):
+        grad_accum_steps = _MICRO_STEPS
+    return Comparison(job=job, world_size=ranks, global_batch_size=batch, grad_accum_steps=grad_accum_steps)
 
 
 def _accumulates(job: JobSpec) -> bool:
@@ -203,20 +202,22 @@ def run_ranks(settings: ProcessSettings, name: str, document: str, world_size: i
 def rank_envs(world_size: int, nodes: int) -> Iterator[RankEnv]:
     """Yield the environment of each rank: a task of a Slurm job whose tasks are divided evenly over the nodes."""
     tasks_per_node = divide(world_size, nodes)
-    places = [(node, local) for node, tasks in enumerate(tasks_per_node) for local in range(tasks)]
-    for rank, (node_rank, local_rank) in enumerate(places):
-        yield RankEnv(
-            rank=rank,
-            local_rank=local_rank,
-            world_size=world_size,
-            local_world_size=tasks_per_node[node_rank],
-            node_rank=node_rank,
-            nodes=nodes,
-            hosts=(_HOST,) * nodes,
-            tasks_per_node=tasks_per_node,
-            job_id="1",
-            source="slurm",
-        )
+    rank = 0
+    for node_rank, tasks in enumerate(tasks_per_node):
+        for local_rank in range(tasks):
+            yield RankEnv(
+                rank=rank,
+                local_rank=local_rank,
+                world_size=world_size,
+                local_world_size=tasks,
+                node_rank=node_rank,
+                nodes=nodes,
+                hosts=(_HOST,) * nodes,
+                tasks_per_node=tasks_per_node,
+                job_id="1",
+                source="slurm",
+            )
+            rank += 1
 
 
 def _free_port() -> int:
@@ -270,7 +271,7 @@ def _report(folder: Path, rank: int, code: int) -> Report:
         report: Report = json.loads(path.read_text(encoding="utf-8"))
         return report
     lines = read_tail(folder / f"rank-{rank}.log", TAIL_BYTES).strip().splitlines()
-    said = lines[-1] if lines else "it printed nothing"
-    message = f"rank {rank} ended with code {code} before it could report ({said})"
+    output = lines[-1] if lines else "it printed nothing"
+    message = f"rank {rank} ended with code {code} before it could report ({output})"
     # The infinite time puts ranks that were killed because of another rank last.
     return {"rank": rank, "error": {"kind": "ended", "message": message, "time": float("inf")}}

@@ -140,8 +140,10 @@ def _gradients(model: nn.Module) -> Iterator[tuple[str, NDArray[Any]]]:
 
 def _buffer_digests(model: nn.Module) -> dict[str, str]:
     """Return the digest of every buffer by name, except those of local BatchNorm, which differ by design."""
-    local = {id(buffer) for layer in local_batch_norms(model) for buffer in layer.buffers()}
-    return {name: digest(buffer) for name, buffer in model.named_buffers() if id(buffer) not in local}
+    local_buffers: set[int] = set()
+    for layer in local_batch_norms(model):
+        local_buffers.update(id(buffer) for buffer in layer.buffers())
+    return {name: digest(buffer) for name, buffer in model.named_buffers() if id(buffer) not in local_buffers}
 
 
 def _compare(gradients: Mapping[str, NDArray[Any]], record: NDArray[Any]) -> dict[str, dict[str, float]]:
@@ -168,10 +170,11 @@ def _compare(gradients: Mapping[str, NDArray[Any]], record: NDArray[Any]) -> dic
 
 
 def _relative(difference: NDArray[Any], length: float) -> float:
-    off = float(np.linalg.norm(difference))
+    """Return the norm of a difference divided by a length; infinite, or 0 without a difference, if that is 0."""
+    norm = float(np.linalg.norm(difference))
     if length:
-        return off / length
-    return math.inf if off else 0.0
+        return norm / length
+    return math.inf if norm else 0.0
 
 
 def forward(model: nn.Module, inputs: Tensor, *, dropout: bool) -> Tensor:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -102,24 +102,21 @@ def _setting(folder: Path, rank: int, world_size: int) -> Setting:
 
 def _examine(setting: Setting, store: Store, folder: Path, steps: int) -> dict[str, Any]:
     report = _before_ddp(setting)
-    if not report["finds_unused"] and len(_gather_values(store, setting, report["unused"])) > 1:
+    if not report["finds_unused"] and not _is_same_on_all_ranks(store, setting, report["unused"]):
         # DDP would deadlock waiting for gradients.
         return {**report, "observed": {}}
-    observed = {
-        "fixed_statistics": observe_steps(setting, folder.parent / "fixed_statistics", steps=steps, frozen=True)
-    }
+    record = folder.parent / "fixed_statistics"
+    observed = {"fixed_statistics": observe_steps(setting, record, steps=steps, frozen=True)}
     if report["batch_norm"]["local"]:
-        observed["batch_statistics"] = observe_steps(
-            setting, folder.parent / "batch_statistics", steps=_LIVE_STEPS, frozen=False
-        )
+        record = folder.parent / "batch_statistics"
+        observed["batch_statistics"] = observe_steps(setting, record, steps=_LIVE_STEPS, frozen=False)
     return {**report, "observed": observed}
 
 
-def _gather_values(store: Store, setting: Setting, mine: object) -> set[str]:
-    """Exchange a value with all ranks; return the distinct values."""
+def _is_same_on_all_ranks(store: Store, setting: Setting, unused: Sequence[str]) -> bool:
     context = setting.context
-    store.set(f"unused/{context.rank}", json.dumps(mine))
-    return {store.get(f"unused/{rank}").decode() for rank in range(context.world_size)}
+    store.set(f"unused/{context.rank}", json.dumps(unused))
+    return len({store.get(f"unused/{rank}") for rank in range(context.world_size)}) == 1
 
 
 def _before_ddp(setting: Setting) -> dict[str, Any]:
@@ -147,6 +144,7 @@ def _before_ddp(setting: Setting) -> dict[str, Any]:
 
 
 def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[str, Any]:
+    """Return which random numbers the model draws, and whether its output for a sample depends on other samples."""
     seed = setting.context.train.seed
     rank = setting.context.rank
 
@@ -155,22 +153,28 @@ def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[
         with buffers_restored(model):
             return forward(model, rows, dropout=dropout)
 
-    noisy = [outputs(step, dropout=True) for step in (1, 0, 0)]
+    noisy_1 = outputs(1, dropout=True)
+    noisy_0 = outputs(0, dropout=True)
+    noisy_0_again = outputs(0, dropout=True)
     # After a forward, torch's generator has equal states on two ranks only if the model has seeded it.
     generator = digest(torch.get_rng_state())
-    without = outputs(0, dropout=False)
+    without_dropout = outputs(0, dropout=False)
+
     freeze_batch_norm(model, inputs)
-    still = [outputs(step, dropout=False) for step in (0, 1)]
+    frozen_0 = outputs(0, dropout=False)
+    frozen_1 = outputs(1, dropout=False)
     # The first sample beside a copy of itself, in place of another sample.
-    alone = outputs(0, dropout=False, rows=inputs[[0, 0]])[0]
+    first = frozen_0[0]
+    first_alone = outputs(0, dropout=False, rows=inputs[[0, 0]])[0]
+    scale = float(first_alone.abs().max())
     return {
         # A model that seeds torch draws the same numbers in steps 0 and 1; its outputs change without dropout.
-        "random": not (torch.equal(noisy[0], noisy[1]) and torch.equal(noisy[1], without)),
-        "repeats": torch.equal(noisy[1], noisy[2]),
-        "masks": digest(noisy[1]),
+        "random": not (torch.equal(noisy_1, noisy_0) and torch.equal(noisy_0, without_dropout)),
+        "repeats": torch.equal(noisy_0, noisy_0_again),
+        "masks": digest(noisy_0),
         "generator": generator,
-        "only_dropout": torch.equal(*still),
-        "mixes_samples": not torch.allclose(still[0][0], alone, rtol=_SAME, atol=_SAME * float(alone.abs().max())),
+        "only_dropout": torch.equal(frozen_0, frozen_1),
+        "mixes_samples": not torch.allclose(first, first_alone, rtol=_SAME, atol=_SAME * scale),
     }
 
 

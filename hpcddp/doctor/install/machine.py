@@ -67,7 +67,8 @@ class Finding:
     remedy: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.verdict:<8} {self.name:<12} {self.found}" + (f"; {self.remedy}" if self.remedy else "")
+        sentence = f"{self.verdict:<8} {self.name:<12} {self.found}"
+        return f"{sentence}; {self.remedy}" if self.remedy else sentence
 
 
 def examine_machine(run_root: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -108,15 +109,20 @@ def ask_torch(python: str) -> dict[str, Any]:
             timeout=_TORCH_TIMEOUT_S,
             check=False,
         )
-        answer = json.loads((done.stdout.strip().splitlines() or [""])[-1])
+        answer = json.loads(_last_line(done.stdout))
     except subprocess.TimeoutExpired:
         return {"error": f"import torch took more than {_TORCH_TIMEOUT_S:.0f} s"}
     except OSError as error:
         return {"error": f"{python} cannot be started: {error.strerror}"}
     except ValueError:
-        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
-        return {"error": f"import torch failed: {reason.strip()}"}
+        return {"error": f"import torch failed: {_last_line(done.stderr) or 'it said nothing'}"}
     return dict(answer)
+
+
+def _last_line(output: str) -> str:
+    """Return the last line that is not blank; empty if there is none."""
+    lines = output.strip().splitlines()
+    return lines[-1].strip() if lines else ""
 
 
 def torch_findings(answer: Mapping[str, Any], *, where: str = "") -> Iterator[Finding]:
@@ -135,14 +141,12 @@ def torch_findings(answer: Mapping[str, Any], *, where: str = "") -> Iterator[Fi
         )
         return
     version = str(answer["torch"])
-    bound = _oldest_torch()
-    old = bound is not None and _release(version) < bound
-    yield Finding(
-        name="torch",
-        verdict="error" if old else "ok",
-        found=f"{where}torch {version}",
-        remedy=f"hpcddp needs {'.'.join(map(str, bound or ()))} or later" if old else None,
-    )
+    oldest = _oldest_torch()
+    if oldest is not None and _release(version) < oldest:
+        remedy = f"hpcddp needs {'.'.join(map(str, oldest))} or later"
+        yield Finding(name="torch", verdict="error", found=f"{where}torch {version}", remedy=remedy)
+    else:
+        yield Finding(name="torch", verdict="ok", found=f"{where}torch {version}")
     if answer["cuda"] is None:
         yield Finding(
             name="cuda",
@@ -151,9 +155,10 @@ def torch_findings(answer: Mapping[str, Any], *, where: str = "") -> Iterator[Fi
             remedy="for GPUs install the build for CUDA (pytorch.org)",
         )
         return
-    gpus = answer["gpus"]
-    seen = f"{counted(gpus, 'GPU')} here" if gpus else "no GPU here, as usual on a login node"
-    yield Finding(name="cuda", verdict="ok", found=f"{where}CUDA {answer['cuda']}, {seen}")
+    gpus = f"{counted(answer['gpus'], 'GPU')} here"
+    if not answer["gpus"]:
+        gpus = "no GPU here, as usual on a login node"
+    yield Finding(name="cuda", verdict="ok", found=f"{where}CUDA {answer['cuda']}, {gpus}")
     if answer["nccl"] is not None:
         yield Finding(name="nccl", verdict="ok", found=f"{where}NCCL {answer['nccl']}")
     else:
@@ -171,8 +176,11 @@ def _oldest_torch() -> tuple[int, ...] | None:
         requirements = metadata.requires("hpcddp") or []
     except metadata.PackageNotFoundError:
         return None
-    bounds = (re.match(r"torch\s*>=\s*([0-9.]+)", requirement) for requirement in requirements)
-    return next((_release(bound[1]) for bound in bounds if bound), None)
+    for requirement in requirements:
+        bound = re.match(r"torch\s*>=\s*([0-9.]+)", requirement)
+        if bound is not None:
+            return _release(bound[1])
+    return None
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -183,15 +191,11 @@ def _release(version: str) -> tuple[int, ...]:
 def _slurm(environment: Mapping[str, str]) -> Finding:
     try:
         version = commands.ask("sinfo", "--version", environment=environment).strip().rpartition(" ")[2]
+    except commands.SlurmMissingError:
+        return _no_slurm("sinfo was not found")
     except commands.SlurmCommandError as error:
-        missing = isinstance(error, commands.SlurmMissingError)
-        if missing or commands.NO_CONFIGURATION in error.message:
-            return Finding(
-                name="slurm",
-                verdict="warning",
-                found="no Slurm here: " + ("sinfo was not found" if missing else "Slurm's commands find no slurm.conf"),
-                remedy="run this on a login node; without Slurm, hpcddp submit --cluster local works",
-            )
+        if commands.NO_CONFIGURATION in error.message:
+            return _no_slurm("Slurm's commands find no slurm.conf")
         return Finding(name="slurm", verdict="error", found=error.message, remedy="ask your site")
     if not commands.controller_answers(environment):
         return Finding(
@@ -200,13 +204,19 @@ def _slurm(environment: Mapping[str, str]) -> Finding:
             found=f"Slurm {version}, whose controller does not answer",
             remedy="try scontrol ping; jobs cannot be submitted until it answers",
         )
-    is_old = version_of(version) < version_of(OLDEST)
     differences = "; ".join([f"Slurm {version}", *visible_differences(version)])
+    if version_of(version) < version_of(OLDEST):
+        remedy = f"hpcddp needs Slurm {OLDEST} or later"
+        return Finding(name="slurm", verdict="warning", found=differences, remedy=remedy)
+    return Finding(name="slurm", verdict="ok", found=differences)
+
+
+def _no_slurm(reason: str) -> Finding:
     return Finding(
         name="slurm",
-        verdict="warning" if is_old else "ok",
-        found=differences,
-        remedy=f"hpcddp needs Slurm {OLDEST} or later" if is_old else None,
+        verdict="warning",
+        found=f"no Slurm here: {reason}",
+        remedy="run this on a login node; without Slurm, hpcddp submit --cluster local works",
     )
 
 
@@ -222,7 +232,6 @@ def _py_spy(environment: Mapping[str, str]) -> Finding:
 def _run_root(run_root: Path) -> Iterator[Finding]:
     directory = existing_part(run_root)
     kind = file_system(directory)
-    local = kind in _LOCAL
     try:
         speed = measure(directory)
     except OSError as error:
@@ -233,12 +242,16 @@ def _run_root(run_root: Path) -> Iterator[Finding]:
             remedy="write another run_root into hpcddp.toml or the profile",
         )
         return
-    yield Finding(
-        name="run root",
-        verdict="warning" if local else "ok",
-        found=f"{run_root.absolute()} is on {kind}" + (", which one machine usually has for itself" if local else ""),
-        remedy="hpcddp doctor install --on-nodes shows whether the nodes see it" if local else None,
-    )
+    found = f"{run_root.absolute()} is on {kind}"
+    if kind in _LOCAL:
+        yield Finding(
+            name="run root",
+            verdict="warning",
+            found=f"{found}, which one machine usually has for itself",
+            remedy="hpcddp doctor install --on-nodes shows whether the nodes see it",
+        )
+    else:
+        yield Finding(name="run root", verdict="ok", found=found)
     yield speed_finding(speed)
 
 
@@ -250,16 +263,16 @@ def existing_part(path: Path) -> Path:
 
 def file_system(path: Path, table: Path = Path("/proc/self/mountinfo")) -> str:
     """Return the type of the file system that holds a path, such as ``nfs4`` (proc(5), mountinfo)."""
-    best = ""
+    longest = ""
     kind = "an unknown file system"
-    wanted = f"{path.resolve()}/"
+    resolved = f"{path.resolve()}/"
     for line in table.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         mount, _, after = line.partition(" - ")
         # Blanks in a path are written as \040.
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount.split()[4])
+        mount_point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount.split()[4])
         # A later line covers an earlier one.
-        if wanted.startswith(f"{point.rstrip('/')}/") and len(point) >= len(best):
-            best = point
+        if resolved.startswith(f"{mount_point.rstrip('/')}/") and len(mount_point) >= len(longest):
+            longest = mount_point
             kind = after.split()[0]
     return kind
 
@@ -298,10 +311,8 @@ def speed_finding(speed: Mapping[str, float], *, where: str = "") -> Finding:
         speed: what ``measure`` returned.
         where: in front of what was found, such as ``n1: ``.
     """
-    slow = speed["small_ms"] > _SLOW_SMALL_MS or speed["mb_s"] < _SLOW_MB_S
-    return Finding(
-        name="file system",
-        verdict="warning" if slow else "ok",
-        found=f"{where}{speed['small_ms']:.1f} ms to write, sync and rename a small file, {speed['mb_s']:.0f} MB/s",
-        remedy="checkpoints will take long: put run_root on a faster file system" if slow else None,
-    )
+    found = f"{where}{speed['small_ms']:.1f} ms to write, sync and rename a small file, {speed['mb_s']:.0f} MB/s"
+    if speed["small_ms"] > _SLOW_SMALL_MS or speed["mb_s"] < _SLOW_MB_S:
+        remedy = "checkpoints will take long: put run_root on a faster file system"
+        return Finding(name="file system", verdict="warning", found=found, remedy=remedy)
+    return Finding(name="file system", verdict="ok", found=found)

@@ -229,12 +229,14 @@ def judge(answers: Answers, run_root: Path) -> Iterator[Finding]:
 
 def _versions(answers: Answers) -> Finding:
     versions = {f"Python {node['python']}, hpcddp {node['hpcddp']}" for node in answers.hello}
-    same = len(versions) == 1 and all(node["hpcddp"] == __version__ for node in answers.hello)
+    found = " and ".join(sorted(versions))
+    if len(versions) == 1 and all(node["hpcddp"] == __version__ for node in answers.hello):
+        return Finding(name="versions", verdict="ok", found=found)
     return Finding(
         name="versions",
-        verdict="ok" if same else "error",
-        found=" and ".join(sorted(versions)) + ("" if same else f", and hpcddp {__version__} here"),
-        remedy=None if same else "install the same versions on all nodes and here",
+        verdict="error",
+        found=f"{found}, and hpcddp {__version__} here",
+        remedy="install the same versions on all nodes and here",
     )
 
 

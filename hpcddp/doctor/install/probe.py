@@ -62,12 +62,9 @@ def main() -> int:
     )
     sys.stdin.readline()
     seen = [name for name in question["files"] if (directory / name).is_file()]
-    _answer(
-        task,
-        seen=seen,
-        speed=_speed(directory) if task == 0 and seen else None,
-        torch=ask_torch(sys.executable) if is_installed("torch") else None,
-    )
+    speed = _speed(directory) if task == 0 and seen else None
+    torch = ask_torch(sys.executable) if is_installed("torch") else None
+    _answer(task, seen=seen, speed=speed, torch=torch)
     return 0
 
 

@@ -256,9 +256,10 @@ def random_splits(samples: int, world_size: int, seed: int) -> list[Split]:
             ranks = int(torch.randint(2, world_size + 1, (), generator=g))
         sizes = _uneven_sizes(samples, ranks, g)
         if number % 2 == 0:
-            splits.append(Split(name="uneven", rows=torch.arange(samples).split(sizes)))
+            splits.append(Split(name="uneven", rows=torch.split(torch.arange(samples), sizes)))
         else:
-            splits.append(Split(name="permuted", rows=torch.randperm(samples, generator=g).split(sizes)))
+            order = torch.randperm(samples, generator=g)
+            splits.append(Split(name="permuted", rows=torch.split(order, sizes)))
     return splits
 
 
