@@ -167,8 +167,8 @@ class _SrunPipes:
 
     def _last_output(self, what: str) -> str:
         """Return a sentence with the last output of srun."""
-        said = [line for line in self._errors if line][-3:]
-        return f"{what}: {'; '.join(said)}" if said else what
+        last_lines = [line for line in self._errors if line][-3:]
+        return f"{what}: {'; '.join(last_lines)}" if last_lines else what
 
 
 def _ask(
@@ -251,20 +251,23 @@ def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     if refused:
         host, why = refused[0]
         return Finding(name="run root", verdict="error", found=f"{host} cannot write in {where}: {why}", remedy=remedy)
-    wanted = [LOGIN_FILE, *(node_file(task) for task in range(len(hosts)))]
-    views = {"this machine": answers.seen, **{h: n["seen"] for h, n in zip(hosts, answers.last, strict=True)}}
-    partial = [host for host, seen in views.items() if not set(wanted) <= set(seen)]
-    if partial:
-        sentence = f"{', '.join(partial)} cannot see the file that a node wrote into {where}"
+    files = {LOGIN_FILE, *(node_file(task) for task in range(len(hosts)))}
+    seen_on = {"this machine": answers.seen}
+    for host, node in zip(hosts, answers.last, strict=True):
+        seen_on[host] = node["seen"]
+    blind = [host for host, seen in seen_on.items() if not files <= set(seen)]
+    if blind:
+        sentence = f"{', '.join(blind)} cannot see the file that a node wrote into {where}"
         return Finding(name="run root", verdict="error", found=sentence, remedy=remedy)
     return Finding(name="run root", verdict="ok", found=f"{', '.join(hosts)} and this machine share {where}")
 
 
 def _network(answers: Answers, hosts: Sequence[str]) -> Iterator[Finding]:
     for task, node in enumerate(answers.first):
-        peer = hosts[(task + 1) % len(hosts)]
+        peer_task = (task + 1) % len(hosts)
+        peer = hosts[peer_task]
         if node["reached"] is None:
-            addresses = ", ".join(answers.hello[(task + 1) % len(hosts)]["addresses"]) or "no address"
+            addresses = ", ".join(answers.hello[peer_task]["addresses"]) or "no address"
             yield Finding(
                 name="network",
                 verdict="error",
@@ -279,7 +282,9 @@ def _network(answers: Answers, hosts: Sequence[str]) -> Iterator[Finding]:
 
 def _clocks(answers: Answers, hosts: Sequence[str]) -> Finding:
     # The way of the question, some milliseconds, is part of the difference.
-    clocks = {"this machine": answers.sent, **{h: n["clock"] for h, n in zip(hosts, answers.first, strict=True)}}
+    clocks = {"this machine": answers.sent}
+    for host, node in zip(hosts, answers.first, strict=True):
+        clocks[host] = node["clock"]
     early = min(clocks, key=clocks.__getitem__)
     late = max(clocks, key=clocks.__getitem__)
     skew = clocks[late] - clocks[early]

@@ -133,6 +133,7 @@ def accumulate_gathered(
     leaves = [z.detach().requires_grad_(z.is_floating_point() or z.is_complex()) for z in global_outputs]
     loss = function(*leaves)
     gradients = _gradients(loss, leaves)
+    loss = loss.detach()
 
     # The row of the global batch with which the next micro-batch begins.
     begin = sum(sizes[: distributed.rank(group)])
@@ -142,7 +143,7 @@ def accumulate_gathered(
             surrogate = surrogate + function(*global_outputs)
         torch.autograd.backward(scale(surrogate))
         begin += len(outputs[0])
-    return loss.detach()
+    return loss
 
 
 class _Passes(Generic[MicroBatch]):
