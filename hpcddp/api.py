@@ -133,12 +133,14 @@ def render(
         **overrides: fields of the job.
 
     Raises:
-        HpcddpError: the job is invalid.
+        HpcddpError: the job is invalid, or cannot run on any machine.
     """
+    from hpcddp.submission.checks import check_renderable
     from hpcddp.submission.render import render_script
 
-    resolved = _load(job, command, overrides)
-    return render_script(request_to_submit(resolved, run_id=run_id, environment=os.environ)).text
+    request = request_to_submit(_load(job, command, overrides), run_id=run_id, environment=os.environ)
+    check_renderable(request)
+    return render_script(request).text
 
 
 def plan(

@@ -108,7 +108,7 @@ def _stated_samples(train: Train, dataset: Dataset) -> SampleCount | None:
     if "samples" not in dataset.arguments:
         return None
     samples = train.dataset_args.get("samples", dataset.arguments["samples"].default)
-    if isinstance(samples, int) and not isinstance(samples, bool) and samples >= 1:
+    if dataset.arguments["samples"].problem_of(samples) is None:
         return SampleCount(samples)
     return _unknown(f"train.dataset_args.samples is {samples!r}, and not a whole number of 1 or more")
 

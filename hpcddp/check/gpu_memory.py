@@ -13,6 +13,7 @@ from typing import Final
 
 from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.sections import Train
 
 # GiB of the largest GPU that is sold under a name (datasheets of NVIDIA and AMD): a finding must hold for all of them.
 _LARGEST_GIB: Final = MappingProxyType(
@@ -53,22 +54,13 @@ class StateBytes:
     description: str
 
 
-def state_bytes(spec: JobSpec, *, directory: Path, timeout_s: float = 60.0) -> StateBytes | None:
-    """Return the memory of a training's model, gradients and optimizer; None if the model cannot be built here.
-
-    The model is built in a child process on torch's meta device, which gives tensors no memory.
+def state_bytes(train: Train, parameters: int) -> StateBytes:
+    """Return the memory of a training's model, gradients and optimizer.
 
     Args:
-        spec: the job, a training.
-        directory: the directory of submission, in which the user's own modules are found.
-        timeout_s: how long building may take, in seconds.
+        train: the job's training.
+        parameters: parameters of its model.
     """
-    train = spec.train
-    if train is None:
-        return None
-    parameters = _count_parameters(spec, directory, timeout_s)
-    if parameters is None:
-        return None
     number_bytes = 8 if train.precision == "fp64" else 4
     parts = ["parameters", "gradients"]
     if train.optimizer.name == "adamw":
@@ -83,6 +75,19 @@ def state_bytes(spec: JobSpec, *, directory: Path, timeout_s: float = 60.0) -> S
     return StateBytes(parameters=parameters, total=parameters * copies * number_bytes, description=description)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    """What building a model has shown.
+
+    Args:
+        parameters: its parameters; None if torchvision refuses to build it.
+        refusal: why torchvision does not build it with its arguments; None if it does.
+    """
+
+    parameters: int | None = None
+    refusal: str | None = None
+
+
 # As in hpcddp.batch.samples: what the user's code prints does not reach the pipe.
 _PROGRAM: Final = """
 import json, os, sys
@@ -91,15 +96,32 @@ answer = os.dup(1)
 os.dup2(2, 1)
 sys.path.insert(0, directory)
 import torch
+from hpcddp.train.errors import ModelError
 from hpcddp.train.model.models import build_model
-with torch.device("meta"):
-    model = build_model(name, json.loads(arguments), int(classes))
-os.write(answer, str(sum(parameter.numel() for parameter in model.parameters())).encode())
+try:
+    with torch.device("meta"):
+        model = build_model(name, json.loads(arguments), int(classes))
+    built = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+except ModelError as error:
+    # Another error may be one of the meta device.
+    if not isinstance(error.__cause__, (TypeError, ValueError)):
+        raise
+    built = {"refusal": error.message}
+os.write(answer, json.dumps(built).encode())
 """
 _MOST_CLASSES: Final = 1000
 
 
-def _count_parameters(spec: JobSpec, directory: Path, timeout_s: float) -> int | None:
+def build_on_meta(spec: JobSpec, *, directory: Path, timeout_s: float = 60.0) -> BuiltModel | None:
+    """Build the model of a training on torch's meta device, which gives tensors no memory, in a child process.
+
+    None: this machine does not show whether the model can be built.
+
+    Args:
+        spec: the job.
+        directory: the directory of submission, in which the user's own modules are found.
+        timeout_s: how long building may take, in seconds.
+    """
     train = spec.train
     if train is None:
         return None
@@ -122,5 +144,10 @@ def _count_parameters(spec: JobSpec, directory: Path, timeout_s: float) -> int |
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    answer = done.stdout.strip()
-    return int(answer) if done.returncode == 0 and answer.isascii() and answer.isdecimal() else None
+    if done.returncode != 0:
+        return None
+    try:
+        return BuiltModel(**json.loads(done.stdout))
+    except (ValueError, TypeError):
+        # The user's code has ended the process itself.
+        return None

@@ -15,6 +15,8 @@ from hpcddp.jobfile.cluster import Partition
 from hpcddp.jobfile.merge import DEFAULT
 from hpcddp.jobfile.units import TimeLimit
 from hpcddp.stop.deadline import short_lead_sentence
+from hpcddp.submission.checks import holds_files, python_behind_launcher
+from hpcddp.submission.shell_commands import read_program
 
 
 def _job_file(subject: Subject) -> Iterator[Hit]:
@@ -127,8 +129,8 @@ def _data(subject: Subject) -> Iterator[Hit]:
     if spec is None or spec.train is None or data is None:
         return
     train = spec.train
-    # `submit` says that a directory of data is missing.
-    is_here = train.data_dir is None or Path(train.data_dir).is_dir()
+    # `submit` says that a directory of data is missing or empty.
+    is_here = train.data_dir is None or holds_files(Path(train.data_dir))
     if data.note is not None and is_here:
         # The note ends with what `plan` would need.
         problem, _ = split_message(data.note)
@@ -143,6 +145,35 @@ def _data(subject: Subject) -> Iterator[Hit]:
         )
 
 
+def _model_arguments(subject: Subject) -> Iterator[Hit]:
+    """Yield arguments with which torchvision does not build the model; ``submit`` reads a function of the user's."""
+    train = None if subject.spec is None else subject.spec.train
+    # Weights would be downloaded.
+    if train is None or ":" in train.model or not train.model_args or "weights" in train.model_args:
+        return
+    if subject.model is not None and subject.model.refusal is not None:
+        problem, fix = split_message(subject.model.refusal)
+        yield Hit(key="train.model_args", problem=problem, fix=fix)
+
+
+def _unreported_progress(subject: Subject) -> Iterator[Hit]:
+    """Yield failures that the job allows, and that end the run earlier if its program reports no progress."""
+    spec = subject.spec
+    if spec is None or spec.command is None:
+        return
+    limit = spec.requeue.max_attempts_without_progress
+    failures = spec.requeue.max_failures
+    script, _ = python_behind_launcher(spec.command, subject.environment)
+    text = "" if script is None or failures < limit else read_program(script)
+    if not text or "hpcddp" in text.lower():
+        return
+    yield Hit(
+        key="requeue.max_failures",
+        problem=f"requeue.max_failures is {failures}, and {script} names neither HPCDDP_PROGRESS_FILE nor hpcddp",
+        fix="let the program touch the file $HPCDDP_PROGRESS_FILE each time it has saved",
+    )
+
+
 def _gpu_memory(subject: Subject) -> Iterator[Hit]:
     """Yield a model whose parameters, gradients and optimizer state alone need more memory than a GPU has."""
     spec = subject.spec
@@ -154,8 +185,11 @@ def _gpu_memory(subject: Subject) -> Iterator[Hit]:
     gpu_gib = None if name is None else gpu_memory_gib(name)
     if gpu_gib is None:
         return
-    needed = state_bytes(spec, directory=subject.directory)
-    if needed is None or needed.total <= gpu_gib * 2**30:
+    parameters = None if subject.model is None else subject.model.parameters
+    if parameters is None:
+        return
+    needed = state_bytes(spec.train, parameters)
+    if needed.total <= gpu_gib * 2**30:
         return
     yield Hit(
         key="train.model",
@@ -299,6 +333,38 @@ RULES = (
             _job("batch: {global_batch_size: 8}", "train: {model: resnet18, dataset: 'mine:make', num_classes: 5}"),
             files={"mine.py": _DATASET},
             given="with a data set that has the labels 0 to 4",
+        ),
+        is_slow=True,
+    ),
+    Rule(
+        code="unreported-progress",
+        severity=Severity.NOTE,
+        otherwise="attempts that fail count as attempts without progress, of which "
+        "requeue.max_attempts_without_progress in a row end the run, whatever requeue.max_failures is",
+        sources=("docs/any-script.md, Progress",),
+        find=_unreported_progress,
+        bad=Example(
+            _job("requeue: {max_failures: 5}", "command: [python, train.py]"),
+            files={"train.py": "import torch\n"},
+            given="beside a train.py without hpcddp",
+        ),
+        good=Example(
+            _job("requeue: {max_failures: 5}", "command: [python, train.py]"),
+            files={"train.py": "import os\n\nPROGRESS = os.environ['HPCDDP_PROGRESS_FILE']\n"},
+            given="beside a train.py that touches HPCDDP_PROGRESS_FILE",
+        ),
+    ),
+    Rule(
+        code="model-arguments",
+        severity=Severity.ERROR,
+        otherwise="the job ends before its first step",
+        sources=("https://pytorch.org/vision/stable/models.html",),
+        find=_model_arguments,
+        bad=Example(
+            _job("batch: {global_batch_size: 8}", "train: {model: resnet18, model_args: {groups: 3}, dataset: digits}")
+        ),
+        good=Example(
+            _job("batch: {global_batch_size: 8}", "train: {model: resnet18, model_args: {groups: 1}, dataset: digits}")
         ),
         is_slow=True,
     ),

@@ -12,7 +12,23 @@ from hpcddp.check.launches import LAUNCHERS, Launch, count_in, flag_count, last_
 from hpcddp.script.directives import Flag
 from hpcddp.script.parse import Script
 from hpcddp.script.shell import Command
+from hpcddp.script.syntax import BASH_SYNTAX, bash_error
 from hpcddp.submission.shell_commands import launcher_of_a_node
+
+
+def _bash_syntax(subject: Subject) -> Iterator[Hit]:
+    """Yield the first line of a user's script that bash cannot read; that of a job file is hpcddp's own."""
+    script = subject.script
+    if subject.request is not None or script.interpreter not in BASH_SYNTAX:
+        return
+    error = bash_error(script.text)
+    if error is not None:
+        yield Hit(
+            line=error.line,
+            problem=f"bash cannot read the script: {error.message}",
+            fix="close each quote, parenthesis, if and loop that begins in this line or above it",
+        )
+
 
 _CPUS_VARIABLE: Final = "SRUN_CPUS_PER_TASK"
 _STATES_CPUS: Final = ("cpus-per-task", "cpus-per-gpu")
@@ -424,6 +440,15 @@ _TORCHRUN: Final = (
 )
 
 RULES = (
+    Rule(
+        code="bash-syntax",
+        severity=Severity.ERROR,
+        otherwise="the job starts, runs the lines above the error, and ends there",
+        sources=("bash(1), -n",),
+        find=_bash_syntax,
+        bad=Example(_script("if [ -d data ]; then", "    srun python train.py")),
+        good=Example(_script("if [ -d data ]; then", "    srun python train.py", "fi")),
+    ),
     Rule(
         code="srun-cpus",
         severity=Severity.WARNING,

@@ -63,10 +63,13 @@ def render(
     The command submits nothing, and needs neither Slurm nor torch. Without --run-id, you submit the script with sbatch
     yourself: its output goes to the directory in which you submit, and its run id contains the job id.
 
+    A job that submit would refuse on every machine is refused. What only this machine lacks is not looked for.
+
     Example: hpcddp render job.yaml -o job.sh && sbatch job.sh
 
     Example: hpcddp render --nodes 2 --gpus-per-node 4 --cpus-per-task 8 -- python train.py
     """
+    from hpcddp.submission.checks import check_renderable
     from hpcddp.submission.render import render_script
     from hpcddp.submission.template import notes_about_template
 
@@ -74,6 +77,7 @@ def render(
     sweep = read_sweep_options(axes, sweep_file, max_parallel)
     job = arguments.load(job_file, overrides=overrides, sweep=sweep)
     request = request_to_submit(job, run_id=run_id, template=template, environment=os.environ)
+    check_renderable(request)
     script = render_script(request)
     _warn_of_interpreter(request)
     for note in notes_about_template(template):

@@ -25,6 +25,13 @@ class Argument:
         default = None if self.default is None else json.dumps(self.default)
         return "; ".join(part for part in (default, self.note) if part is not None)
 
+    def problem_of(self, value: object) -> str | None:
+        """Return what is wrong with a value, and what to write instead; None if the argument takes it."""
+        if isinstance(self.default, bool):
+            return None if isinstance(value, bool) else "is neither true nor false; write one of them"
+        is_size = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        return None if is_size else "is no whole number from 1 on; write one"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:

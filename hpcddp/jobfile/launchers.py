@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, NoReturn
 
-from hpcddp.jobfile.placeholders import SHELLS
+from hpcddp.jobfile.placeholders import SHELLS, shell_text_index
 
 LauncherName = Literal["torchrun", "accelerate", "own"]
 OWN: Final = "own"
@@ -28,7 +28,8 @@ OWN: Final = "own"
 PYTHON: Final = re.compile(r"python[0-9.]*", re.ASCII)
 # python(1): the options that take a separate argument.
 PYTHON_OPTIONS_WITH_VALUE: Final = ("-W", "-X")
-_MODULE: Final = re.compile("-[bBdEiIOPqsSuvx]*m", re.ASCII)
+# The options with -m, which has the module behind it or in the next word (python(1)).
+_MODULE: Final = re.compile("-[bBdEiIOPqsSuvx]*m(.*)", re.ASCII)
 
 _TORCHRUN: Final = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
 _ACCELERATE: Final = "accelerate launch"
@@ -55,7 +56,6 @@ _UV_VALUES: Final = (
     "--directory", "--env-file", "--extra", "--group", "--index", "-i/--index-url", "--no-extra", "--no-group",
     "--only-group", "--package", "--project", "-p/--python", "-w/--with", "--with-editable", "--with-requirements",
 )  # fmt: skip
-_SHELL_COMMAND_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*", re.ASCII)
 _SHELL_CONDITIONS: Final = frozenset({"if", "case", "for", "while", "until", "select", "[", "[[", "test", "||"})
 _BEFORE_A_COMMAND: Final = frozenset({"exec", "time", "nohup"})
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII | re.DOTALL)
@@ -294,13 +294,33 @@ def _program_of(words: tuple[str, ...]) -> tuple[str, tuple[str, ...], tuple[str
     if not words or not PYTHON.fullmatch(Path(words[0]).name):
         return Path(words[0]).name if words else "", words[1:], ("python",)
     for number, word in enumerate(words[1:], 1):
-        if _MODULE.fullmatch(word) and number + 1 < len(words):
+        option = _MODULE.fullmatch(word)
+        if option is not None and not option[1] and number + 1 < len(words):
             return words[number + 1], words[number + 2 :], words[:number]
         if word.startswith("-c"):
             break
         if not word.startswith("-") and words[number - 1] not in PYTHON_OPTIONS_WITH_VALUE:
             return Path(word).name, words[number + 1 :], ("python",)
     return "", (), ()
+
+
+def program_of_python(words: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the script and the module that a Python command runs; None for what it does not run.
+
+    Both are None for another program, and where the code is behind ``-c``, or comes from standard input.
+    """
+    if not words or PYTHON.fullmatch(Path(words[0]).name) is None:
+        return None, None
+    for next_index, (previous, word) in enumerate(pairwise(words), 2):
+        if word.startswith("-c") or word == "-":
+            break
+        if previous in PYTHON_OPTIONS_WITH_VALUE:
+            continue
+        if match := _MODULE.fullmatch(word):
+            return None, match[1] or next(iter(words[next_index:]), None)
+        if not word.startswith("-"):
+            return word, None
+    return None, None
 
 
 def _torchrun(
@@ -473,7 +493,10 @@ def _with_prefix(prefix: tuple[str, ...], launcher: Launcher | None) -> Launcher
 
 def _in_shell(words: tuple[str, ...], environment: Mapping[str, str]) -> Launcher | None:
     """Return the launcher in the text of ``bash -c TEXT`` that runs unconditionally."""
-    text = next((after for before, after in pairwise(words) if _SHELL_COMMAND_OPTION.fullmatch(before)), "")
+    text_index = shell_text_index(words)
+    if text_index is None:
+        return None
+    text = words[text_index]
     lexer = shlex.shlex(text.replace("\\\n", " ").replace("\n", ";"), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Final
@@ -29,8 +28,8 @@ _SHELL_VARIABLE: Final = re.compile(r"\$\{(?:" + _RUN_NAMES + r")\}")
 _RUN_VARIABLE: Final = re.compile(r"\$(\{)?(" + "|".join(RUN_PLACEHOLDERS.values()) + r")(?(1)\}|\b)", re.ASCII)
 SHELLS: Final = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 """The names of the shells that take ``-c TEXT``."""
-# The word behind this option of a shell is a program, in which a dollar sign has a meaning.
-_PROGRAM_OPTION: Final = re.compile("-[a-zA-Z]*c", re.ASCII)
+# Long options of bash that have a value (bash(1), OPTIONS).
+_SHELL_OPTIONS_WITH_VALUE: Final = frozenset({"--rcfile", "--init-file"})
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 
@@ -52,14 +51,43 @@ def placeholders_of(command: Sequence[str]) -> set[str]:
 
 def words_outside_shell_texts(command: Sequence[str]) -> list[str]:
     """Return the words of a command without the texts that a shell in it reads, as in ``bash -c TEXT``."""
-    words = []
-    has_shell = False
-    for before, word in pairwise(("", *command)):
-        if not (has_shell and _PROGRAM_OPTION.fullmatch(before)):
-            words.append(word)
-        if PurePath(word).name in SHELLS:
-            has_shell = True
-    return words
+    text_indices = shell_text_indices(command)
+    return [word for index, word in enumerate(command) if index not in text_indices]
+
+
+def shell_text_index(words: Sequence[str]) -> int | None:
+    """Return where the text of ``bash -c TEXT`` stands, also of ``bash -ce`` and ``bash -o pipefail -c``.
+
+    None: the shell is given a script, or nothing.
+
+    Args:
+        words: a command that begins with a shell.
+    """
+    has_text = False
+    index = 1
+    while index < len(words) and words[index].startswith(("-", "+")):
+        option = words[index]
+        index += 1
+        if option in {"-", "--"}:
+            break
+        if option.startswith("--"):
+            if option in _SHELL_OPTIONS_WITH_VALUE:
+                index += 1
+            continue
+        has_text = has_text or (option.startswith("-") and "c" in option)
+        # Each o and O takes a word behind them, the name of an option.
+        index += option.count("o") + option.count("O")
+    return index if has_text and index < len(words) else None
+
+
+def shell_text_indices(command: Sequence[str]) -> set[int]:
+    """Return where the texts stand that the shells in a command read, as in ``env A=1 bash -c TEXT``."""
+    indices = set()
+    for start, word in enumerate(command):
+        index = shell_text_index(command[start:]) if PurePath(word).name in SHELLS else None
+        if index is not None:
+            indices.add(start + index)
+    return indices
 
 
 def holds_run_placeholder(command: Sequence[str]) -> bool:

@@ -28,7 +28,7 @@ from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues, Source
 from hpcddp.jobfile.overrides import Override, read_override
 from hpcddp.jobfile.paths import expand_paths
-from hpcddp.jobfile.placeholders import SHELLS
+from hpcddp.jobfile.placeholders import SHELLS, shell_text_index, shell_text_indices
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.profiles import Profile, Settings, SettingsError, read_profile, read_project
 from hpcddp.jobfile.validation import check_values
@@ -284,8 +284,6 @@ def _name_after_command(merged: MergedValues, sets: Sequence[Override]) -> None:
 
 
 _SCRIPT = re.compile(r".+\.(?:py|sh|bash|pl|R|jl)", re.ASCII)
-# The option of a shell whose argument is a command line: -c, -lc, -euc.
-_SHELL_COMMAND = re.compile("-[a-z]*c", re.ASCII)
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
 _LONGEST = 64
 
@@ -307,15 +305,17 @@ def _program_name(command: Sequence[str]) -> str:
     program, *arguments = command
     if PurePath(program).name not in SHELLS:
         return PurePath(program).name
+    if shell_text_index(command) is not None:
+        return ""
     operand = next((word for word in arguments if not word.startswith(("-", "+"))), "")
-    is_text = any(_SHELL_COMMAND.fullmatch(word) for word in arguments)
-    return "" if is_text else PurePath(operand).stem
+    return PurePath(operand).stem
 
 
 def _with_shell_text(command: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield the words of a command; of the text after ``bash -c``, the words in it."""
-    for before, word in zip(("", *command), command, strict=False):
-        yield word.split() if _SHELL_COMMAND.fullmatch(before) and any(char.isspace() for char in word) else [word]
+    text_indices = shell_text_indices(command)
+    for index, word in enumerate(command):
+        yield word.split() if index in text_indices else [word]
 
 
 def _origins(spec: JobSpec, merged: MergedValues) -> Iterator[tuple[str, str]]:

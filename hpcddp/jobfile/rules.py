@@ -214,8 +214,8 @@ def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
         if name not in arguments:
             instead = _instead_of_argument(name, arguments)
             yield f"train.dataset_args.{name}", f"is no argument of dataset {train.dataset}; {instead}"
-        elif isinstance(arguments[name].default, bool) and not isinstance(value, bool):
-            yield f"train.dataset_args.{name}", "is not true or false; write one of them"
+        elif (problem := arguments[name].problem_of(value)) is not None:
+            yield f"train.dataset_args.{name}", problem
 
 
 def _instead_of_argument(name: str, arguments: Iterable[str]) -> str:

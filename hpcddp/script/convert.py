@@ -6,13 +6,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.launchers import OWN
-from hpcddp.jobfile.placeholders import SHELLS
+from hpcddp.jobfile.placeholders import SHELLS, shell_text_index
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import DefaultSettings, ResolvedJob, load_job
 from hpcddp.jobfile.resources import SRUN_VARIABLES
@@ -24,6 +23,7 @@ from hpcddp.script.kinds import kind_of_words
 from hpcddp.script.launch import (
     Launch,
     LauncherWords,
+    gives_code,
     launch_of,
     split_launcher,
 )
@@ -47,8 +47,6 @@ from hpcddp.slurm.directives import Directive, directives_for
 
 _LONGEST_TEXT: Final = 60
 _MOST_ROUNDS: Final = 20
-# bash, -c and the text.
-_SHELL_WORDS: Final = 3
 
 
 class ConversionError(UserError):
@@ -148,9 +146,7 @@ def _refuse_unreadable(script: Script) -> None:
         raise ConversionError(
             "the first line does not begin with #!, and sbatch refuses such a script; add #!/bin/bash"
         )
-    words = [PurePosixPath(word).name for word in script.shebang.split() if not word.startswith("-")]
-    interpreter = next((word for word in words if word != "env"), "")
-    if interpreter not in SHELLS:
+    if script.interpreter not in SHELLS:
         raise ConversionError(
             f"the script is for {script.shebang}, and hpcddp reads those for bash and sh; write the job file yourself, "
             "with the script as its command"
@@ -195,11 +191,22 @@ def _find_launch(script: Script) -> tuple[Launch, int]:
                 launch_index = number
         _follow(statement, variables)
     if best is None:
-        raise ConversionError(
-            "no line starts a program with srun, torchrun, accelerate, mpirun or python; write the job file "
-            "yourself: docs/from-a-script.md says how"
-        )
+        raise ConversionError(_why_no_launch(script))
     return best, launch_index
+
+
+def _why_no_launch(script: Script) -> str:
+    """Return why no command of a script can be that of the job, and what to do."""
+    for command in script.commands:
+        if gives_code(launch_of(command, Variables()).words):
+            return (
+                f"line {command.line} gives Python its code in the script itself, and no other line starts a program; "
+                "write the code into a file, and let the line start that: python FILE.py"
+            )
+    return (
+        "no line starts a program that can be the work of the job, as srun PROGRAM, torchrun, accelerate, mpirun and "
+        "python FILE do; write the job file yourself: docs/from-a-script.md says how"
+    )
 
 
 def _follow(statement: Statement, variables: Variables) -> None:
@@ -333,9 +340,11 @@ def _command_of(words: tuple[Word, ...], directory: Word | None, parts: Launcher
     if not must_expand or parts is not None:
         return (*prefix, *(word.text for word in words))
     written = " ".join(word.written for word in words)
-    if words[0].text.rpartition("/")[2] in SHELLS and len(words) == _SHELL_WORDS and words[1].text.endswith("c"):
+    *shell, text = words
+    is_shell = words[0].text.rpartition("/")[2] in SHELLS
+    if is_shell and shell_text_index([word.text for word in words]) == len(shell):
         # The shell of the script expands the text once, and the shell that it is for expands the result.
-        return (*prefix, words[0].text, words[1].text, f"eval {words[2].written}")
+        return (*prefix, *(word.text for word in shell), f"eval {text.written}")
     change = f"cd {directory.written} && " if directory is not None and directory.expands else ""
     return (*prefix, "bash", "-c", f"{change}exec {written}")
 
@@ -349,9 +358,14 @@ def _launch_note(launch: Launch, parts: LauncherWords | None) -> str:
     if parts is not None and parts.world:
         dropped = " ".join(word.written for word in parts.world if word.text.startswith("-"))
         notes.append(f"hpcddp fills in {dropped}")
-    if launch.command.redirections:
+    if len(_inputs_of(launch)) < len(launch.command.redirections):
         notes.append("each rank has a log of its own in place of the redirections")
     return "; ".join(notes)
+
+
+def _inputs_of(launch: Launch) -> list[str]:
+    """Return the redirections of the standard input, here-documents among them."""
+    return [redirection for redirection in launch.command.redirections if re.match("0?<", redirection)]
 
 
 def _take_srun_flags(launch: Launch, draft: Draft) -> None:
@@ -394,6 +408,13 @@ def _note_launch_problems(launch: Launch, counts: Counts, ranks: Ranks, command:
     if launch.started_by == "shell" and counts.nodes > 1:
         draft.leave_open(
             line, shown, "without srun it runs on the first node alone; hpcddp starts it on every node of the job"
+        )
+    for redirection in _inputs_of(launch):
+        draft.leave_open(
+            line,
+            redirection,
+            "the standard input of a task is empty: let the program open a file, or a shell in the task redirect it: "
+            "bash -c 'PROGRAM < FILE'",
         )
     if ranks == "own":
         draft.note_taken(line, shown, ("launcher",), "own: one task on each node, which uses all GPUs of the node")

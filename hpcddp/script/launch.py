@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final, Literal
 
 from hpcddp.jobfile.launchers import (
+    PYTHON,
     WORLD_OPTIONS,
     WORLD_OPTIONS_WITHOUT_VALUE,
     LauncherName,
     find_launcher,
+    program_of_python,
 )
-from hpcddp.jobfile.placeholders import SHELLS
+from hpcddp.jobfile.placeholders import SHELLS, shell_text_index
 from hpcddp.script.directives import Flag
 from hpcddp.script.kinds import kind_of_words, program_words, split_srun
 from hpcddp.script.shell import Command, Statement, Word, read_shell
@@ -23,7 +24,6 @@ from hpcddp.script.variables import Variables
 StartedBy = Literal["srun", "mpirun", "ssh", "shell"]
 """``shell``: the batch script itself, on the first node alone."""
 
-_SHELL_TEXT: Final = re.compile(r"-[a-z]*c", re.ASCII)
 # Programs that prepare, tidy up or report, but do not train.
 HOUSEKEEPING: Final = frozenset(
     {"mkdir", "rm", "rmdir", "cp", "mv", "ln", "rsync", "tar", "unzip", "zip", "touch", "chmod", "sleep", "wait",
@@ -128,9 +128,20 @@ def _certainty(words: tuple[Word, ...]) -> int:
         return _LAUNCHER
     if kind == "python":
         runs_module = "-m" in texts[:-1] and texts[texts.index("-m") + 1] in _HOUSEKEEPING_MODULES
-        return _NO_LAUNCH if runs_module or "-c" in texts or len(texts) == 1 else _PYTHON
+        return _NO_LAUNCH if runs_module or gives_code(words) else _PYTHON
     name = PurePosixPath(texts[0]).name
     return _NO_LAUNCH if name in HOUSEKEEPING or "$" in texts[0] else _PROGRAM
+
+
+def gives_code(words: tuple[Word, ...]) -> bool:
+    """Return whether a command gives Python its code itself: behind ``-c``, or in a here-document."""
+    if kind_of_words(words) != "python":
+        return False
+    texts = [word.text for word in words]
+    if PYTHON.fullmatch(PurePosixPath(texts[0]).name):
+        return program_of_python(texts) == (None, None)
+    # Behind env or uv run.
+    return "-c" in texts
 
 
 def _behind_mpirun(words: tuple[Word, ...]) -> tuple[Word, ...]:
@@ -156,14 +167,14 @@ def _read_ssh(launch: Launch, variables: Variables) -> Launch:
 
 def _read_shell_text(launch: Launch, variables: Variables) -> Launch:
     """Return the launcher in the text of ``bash -c TEXT``; another program stays with its shell."""
-    texts = launch.texts
-    position = next((index for index, text in enumerate(texts) if _SHELL_TEXT.fullmatch(text)), None)
-    if position is None or position + 1 >= len(texts):
+    text_index = shell_text_index(launch.texts)
+    if text_index is None:
         return replace(launch, certainty=_PROGRAM)
-    inner = _launch_in_text(launch, texts[position + 1], variables)
+    text = launch.texts[text_index]
+    inner = _launch_in_text(launch, text, variables)
     if inner is None:
         # A variable may hold the program.
-        certainty = _PROGRAM if texts[position + 1].startswith("$") else _NO_LAUNCH
+        certainty = _PROGRAM if text.startswith("$") else _NO_LAUNCH
         return replace(launch, certainty=certainty)
     if inner.certainty == _LAUNCHER or (inner.certainty == _PYTHON and not inner.before):
         return inner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.document import BYTE_ORDER_MARK, read_text
@@ -44,6 +44,12 @@ class Script:
     directive_lines: tuple[DirectiveLine, ...]
     statements: tuple[Statement, ...]
     comments: tuple[Comment, ...]
+
+    @property
+    def interpreter(self) -> str:
+        """The name of the program that its first line names, also behind ``env``; empty without one."""
+        names = [PurePosixPath(word).name for word in (self.shebang or "").split() if not word.startswith("-")]
+        return next((name for name in names if name != "env"), "")
 
     @property
     def flags(self) -> tuple[Flag, ...]:

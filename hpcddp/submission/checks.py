@@ -22,7 +22,7 @@ from hpcddp.errors import UserError, listed
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.launchers import PYTHON, PYTHON_OPTIONS_WITH_VALUE, find_launcher
+from hpcddp.jobfile.launchers import PYTHON, find_launcher, program_of_python
 from hpcddp.jobfile.merge import DEFAULT
 from hpcddp.jobfile.placeholders import RUN_PLACEHOLDERS, placeholders_of, words_outside_shell_texts
 from hpcddp.jobfile.read import ResolvedJob
@@ -33,13 +33,15 @@ from hpcddp.packages import is_installed
 from hpcddp.run.trackers import PACKAGES
 from hpcddp.slurm.hostlist import HostListError, expand
 from hpcddp.submission.allocation_checks import allocation_obstacles
-from hpcddp.submission.environment_checks import container_obstacles, environment_obstacles, runs_in_this_python
+from hpcddp.submission.environment_checks import (
+    container_obstacles,
+    environment_obstacles,
+    runs_in_this_python,
+    setup_obstacles,
+)
 from hpcddp.submission.function_checks import function_obstacles, meant_module
 from hpcddp.submission.request import Check, Obstacle, SubmissionError, SubmitRequest
 from hpcddp.submission.shell_commands import shell_obstacles
-
-# python(1): the options with -m, which has the module behind it or in the next word.
-_MODULE = re.compile("-[bBdEiIOPqsSuvx]*m(.*)", re.ASCII)
 
 
 def command_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -123,8 +125,7 @@ def _script(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]
     """Yield a Python script or module that does not exist; shell lines of the job may change to another directory."""
     words = spec.command or ()
     variables = {**environment, **spec.environment.env}
-    launcher = find_launcher(words, variables)
-    script, module = _python_of(launcher.program if launcher is not None and launcher.program else words)
+    script, module = python_behind_launcher(words, variables)
     if spec.environment.container:
         return
     why = None
@@ -141,20 +142,10 @@ def _script(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]
         yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}", certain=not spec.environment.setup)
 
 
-def _python_of(words: Sequence[str]) -> tuple[str | None, str | None]:
-    """Return the script and the module that a Python command runs; None for what it does not run."""
-    if not words or PYTHON.fullmatch(Path(words[0]).name) is None:
-        return None, None
-    for next_index, (previous, word) in enumerate(pairwise(words), 2):
-        if word.startswith("-c") or word == "-":
-            break
-        if previous in PYTHON_OPTIONS_WITH_VALUE:
-            continue
-        if match := _MODULE.fullmatch(word):
-            return None, match[1] or next(iter(words[next_index:]), None)
-        if not word.startswith("-"):
-            return word, None
-    return None, None
+def python_behind_launcher(words: Sequence[str], variables: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the script and the module that a command runs with Python, also behind a launcher; None for neither."""
+    launcher = find_launcher(words, variables)
+    return program_of_python(launcher.program if launcher is not None and launcher.program else words)
 
 
 def _too_few_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -248,12 +239,24 @@ def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[
     container = spec.environment.container
     mounts = container.mounted if container is not None else ()
     path = next((host_path for mount in mounts if (host_path := mount.host_path(data_dir)) is not None), data_dir)
-    if not Path(path).is_dir():
-        shown = "" if path == data_dir else f", which is {path!r} here"
-        yield Obstacle(
-            sentence=f"train.data_dir is {data_dir!r}{shown}, and there is no such directory; "
-            "give the directory that holds the data"
-        )
+    if holds_files(Path(path)):
+        return
+    shown = "" if path == data_dir else f", which is {path!r} here"
+    what = "the directory is empty" if Path(path).is_dir() else "there is no such directory"
+    yield Obstacle(
+        sentence=f"train.data_dir is {data_dir!r}{shown}, and {what}; give the directory that holds the data"
+    )
+
+
+def holds_files(directory: Path) -> bool:
+    """Return whether a directory holds anything; True for one that this user may not list."""
+    try:
+        with os.scandir(directory) as entries:
+            return any(entries)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 _SERVER = "MLFLOW_TRACKING_URI"
@@ -318,6 +321,7 @@ CHECKS: tuple[Check, ...] = (
     _no_gpu,
     _early_warning,
     _unset_variables,
+    setup_obstacles,
     environment_obstacles,
     container_obstacles,
     command_obstacles,
@@ -327,6 +331,8 @@ CHECKS: tuple[Check, ...] = (
     _missing_data,
 )
 """All checks, in the order of their messages."""
+CHECKS_OF_JOB: tuple[Check, ...] = (_too_few_nodes, setup_obstacles, command_obstacles, shell_obstacles)
+"""The checks that may find what cannot run on any machine."""
 
 
 _FORCE = "If the nodes of the job have what is missing here, add --force."
@@ -363,6 +369,19 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
     # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
     plan = request.plan
     return (*(obstacle.sentence for obstacle in obstacles), *(() if plan is None else short_epoch(plan.batch)))
+
+
+def check_renderable(request: SubmitRequest) -> None:
+    """Refuse a job for the reasons for which ``submit`` refuses it on every machine: its script may be for another one.
+
+    Raises:
+        UserError: the job cannot run; every reason is named.
+    """
+    anywhere = replace(request, force=True)
+    if request.sweep_table is None:
+        check_submittable(anywhere, CHECKS_OF_JOB)
+    else:
+        check_sweep_submittable(anywhere, request.sweep_table, CHECKS_OF_JOB)
 
 
 def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
@@ -451,13 +470,16 @@ LARGEST_LOCAL_SWEEP = 256
 """The most elements of a sweep on this machine: each is a process from the submission on."""
 
 
-def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[str, ...]:
+def check_sweep_submittable(
+    request: SubmitRequest, table: SweepTable, checks: Sequence[Check] = CHECKS
+) -> tuple[str, ...]:
     """Check a sweep as ``check_submittable`` checks a job.
 
     Elements that differ only in values without influence on the checks are checked once.
 
     Args:
         table: its elements.
+        checks: the checks to run.
 
     Returns:
         What may keep the elements from running, a sentence each.
@@ -477,7 +499,6 @@ def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[
             "are the most; split it into several sweeps"
         )
     notes: dict[str, None] = {}
-    checks = CHECKS
     for combination in table.combinations(_checked_keys(table)):
         try:
             job = replace(request.job, spec=element_spec(request.job.spec, combination.values))
@@ -493,7 +514,7 @@ def check_sweep_submittable(request: SubmitRequest, table: SweepTable) -> tuple[
                 hint=error.hint,
             ) from error
         # All elements share one environment, and checking it may take seconds.
-        checks = CHECKS_OF_ELEMENT
+        checks = [check for check in checks if check in CHECKS_OF_ELEMENT]
     return tuple(notes)
 
 

@@ -17,6 +17,7 @@ from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.environment import Container, Environment, unmountable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.packages import is_installed, missing_packages, pip_requirement
+from hpcddp.script.syntax import bash_error
 from hpcddp.slurm import commands
 from hpcddp.submission.request import Obstacle
 from hpcddp.version import __version__
@@ -42,7 +43,6 @@ def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[
     """Yield the obstacles in the job's ``environment`` section."""
     section = spec.environment
     is_local = cluster == "local"
-    yield from _setup(section)
     yield from _modules(section, environment)
     if section.stage is not None and not Path(section.stage.source).exists():
         yield Obstacle(
@@ -65,19 +65,12 @@ def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[
             yield _without_packages(spec, missing, sys.executable)
 
 
-def _setup(section: Environment) -> Iterator[Obstacle]:
+def setup_obstacles(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield the syntax error in ``environment.setup``, which would end the script at its start."""
-    bash = shutil.which("bash")
-    if not section.setup or bash is None:
-        return
-    text = "\n".join((*section.setup, ""))
-    # The patterns of extglob are no error, because a line of the setup may turn them on.
-    done = subprocess.run(
-        [bash, "-O", "extglob", "-n"], input=text, capture_output=True, text=True, errors="replace", check=False
-    )
-    if done.returncode != 0:
-        said = (done.stderr.splitlines() or ["a syntax error"])[0].removeprefix("bash: ").removeprefix(f"{bash}: ")
-        yield Obstacle(sentence=f"environment.setup is not valid bash ({said}); correct it", can_force=False)
+    setup = spec.environment.setup
+    error = bash_error("\n".join((*setup, ""))) if setup else None
+    if error is not None:
+        yield Obstacle(sentence=f"environment.setup is not valid bash ({error}); correct it", can_force=False)
 
 
 def _packages(spec: JobSpec) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import os
 import sys
@@ -49,9 +50,14 @@ _Use = Callable[[Module, str], str | None]
 
 def _use_of(key: str, spec: JobSpec, search: _Search) -> _Use | None:
     """Return the check of how a key uses its function; None for one that takes any."""
+    train = spec.train
     if key == "entrypoint":
         return _not_called_with_one
-    is_share = key == "train.loss" and spec.train is not None and spec.train.loss_reduction != "global"
+    if key == "train.model" and train is not None:
+        return partial(_refuses_arguments, passed="num_classes", field="train.model_args", given=train.model_args)
+    if key == "train.dataset" and train is not None:
+        return partial(_refuses_arguments, passed="split", field="train.dataset_args", given=train.dataset_args)
+    is_share = key == "train.loss" and train is not None and train.loss_reduction != "global"
     return partial(_calls_collectives, read_module=search.read_own_module) if is_share else None
 
 
@@ -199,9 +205,67 @@ def _not_called_with_one(module: Module, name: str) -> str | None:
     return what and f"{what}, but an entrypoint is called with one argument, the context; write def {name}(context)"
 
 
-def _arguments_not_one(body: Sequence[ast.stmt], name: str) -> str | None:
-    definitions = [statement for statement in body if name in (names_defined([statement]) or {name})]
+def _refuses_arguments(
+    module: Module, name: str, *, passed: str, field: str, given: Mapping[str, object]
+) -> str | None:
+    """Return why a module's function cannot be called with the arguments of a job; None if it can, or is not known.
+
+    Args:
+        passed: the argument that hpcddp passes itself.
+        field: the field of the job with the other arguments.
+        given: these arguments.
+    """
+    parameters = _parameters_of(_definitions_of(module.body, name))
+    # An argument without a name is none that hpcddp could pass.
+    if parameters is None or parameters.posonlyargs:
+        return None
+    names = [arg.arg for arg in (*parameters.args, *parameters.kwonlyargs)]
+    if parameters.kwarg is None:
+        if passed not in names:
+            return f"takes no argument {passed}, which hpcddp passes; add it"
+        for argument in given:
+            if argument not in names:
+                near = nearest(argument, names)
+                instead = f"did you mean {near}?" if near else "remove it"
+                return f"takes no argument {argument}, which {field} gives; {instead}"
+    needed = [arg.arg for arg in parameters.args[: len(parameters.args) - len(parameters.defaults)]]
+    needed += _needed_names(parameters)
+    missing = [argument for argument in needed if argument not in {passed, *given}]
+    return f"needs the argument {missing[0]}; write it into {field}" if missing else None
+
+
+def _needed_names(parameters: ast.arguments) -> list[str]:
+    """Return the arguments that a function takes by name alone, and cannot do without."""
+    defaults = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
+    return [arg.arg for arg, default in defaults if default is None]
+
+
+def _parameters_of(definitions: Sequence[ast.stmt]) -> ast.arguments | None:
+    """Return the parameters of a function, or of a class; None if its source alone does not tell them."""
     match definitions:
+        case [ast.FunctionDef(args=parameters, decorator_list=[])]:
+            return parameters
+        case [ast.ClassDef(body=body, decorator_list=[], keywords=[])]:
+            methods = [statement for statement in body if isinstance(statement, ast.FunctionDef)]
+            makers = [method for method in methods if method.name in {"__init__", "__new__"}]
+            if len(makers) != 1 or makers[0].decorator_list or not makers[0].args.args:
+                return None
+            parameters = copy.copy(makers[0].args)
+            # Without self.
+            parameters.args = parameters.args[1:]
+            return parameters
+    return None
+
+
+def _definitions_of(body: Sequence[ast.stmt], name: str) -> list[ast.stmt]:
+    """Return the statements that define a name; none where any statement may do so."""
+    if names_defined(body) is None:
+        return []
+    return [statement for statement in body if name in (names_defined([statement]) or ())]
+
+
+def _arguments_not_one(body: Sequence[ast.stmt], name: str) -> str | None:
+    match _definitions_of(body, name):
         case [ast.ClassDef(decorator_list=[])]:
             return "is a class"
         case [ast.FunctionDef(args=args, decorator_list=[]) | ast.AsyncFunctionDef(args=args, decorator_list=[])]:
@@ -210,6 +274,6 @@ def _arguments_not_one(body: Sequence[ast.stmt], name: str) -> str | None:
                 return "takes no argument"
             if (needed := places - len(args.defaults)) > 1:
                 return f"needs {needed} arguments"
-            named = [arg.arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
+            named = _needed_names(args)
             return f"needs the argument {named[0]}" if named else None
     return None

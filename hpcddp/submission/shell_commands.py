@@ -7,24 +7,24 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import dropwhile, pairwise
+from itertools import dropwhile
 from pathlib import Path
 from typing import Final
 
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import Launcher, launcher_of
-from hpcddp.jobfile.placeholders import SHELLS
+from hpcddp.jobfile.placeholders import RUN_PLACEHOLDERS, SHELLS, fill_run_placeholders, shell_text_index
 from hpcddp.run.files import open_regular
 from hpcddp.script.shell import Statement, read_shell
+from hpcddp.script.syntax import BASH_SYNTAX, bash_error
 from hpcddp.submission.request import Obstacle
 
-_TEXT_OPTION: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*", re.ASCII)
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII | re.DOTALL)
 _BEFORE_A_COMMAND: Final = frozenset({"env", "exec", "nohup", "time"})
 # What follows one of these may never run.
 _LEAVES: Final = frozenset({("exit",), ("return",)})
-_SHEBANG: Final = re.compile(rf"#!.*\b(?:{'|'.join(SHELLS)})\b")
+_SHEBANG: Final = re.compile(rf"#!.*\b({'|'.join(SHELLS)})\b")
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*\S)", re.MULTILINE)
 _LARGEST_SCRIPT: Final = 1 << 18
 _SHOWN: Final = 6
@@ -36,10 +36,12 @@ class ShellText:
 
     Args:
         name: what to call it in a sentence.
+        shell: the name of the shell.
         file: the script; None for the text of ``-c``.
     """
 
     name: str
+    shell: str
     text: str
     file: str | None = None
 
@@ -72,15 +74,17 @@ def shell_text_of(command: Sequence[str]) -> ShellText | None:
     words = _without_prefix(command)
     if not words:
         return None
-    if Path(words[0]).name not in SHELLS:
+    shell = Path(words[0]).name
+    if shell not in SHELLS:
         # A name without a slash is looked up in PATH.
-        text = _read(words[0]) if "/" in words[0] else ""
-        return ShellText(name=words[0], text=text, file=words[0]) if _SHEBANG.match(text) else None
-    text = next((after for before, after in pairwise(words) if _TEXT_OPTION.fullmatch(before)), "")
-    if text:
-        return ShellText(name=f"the text of {words[0]} -c", text=text)
+        text = read_program(words[0]) if "/" in words[0] else ""
+        shebang = _SHEBANG.match(text)
+        return None if shebang is None else ShellText(name=words[0], shell=shebang[1], text=text, file=words[0])
+    text_index = shell_text_index(words)
+    if text_index is not None:
+        return ShellText(name=f"the text of {words[0]} -c", shell=shell, text=words[text_index])
     file = next((word for word in words[1:] if not word.startswith(("-", "+"))), None)
-    return None if file is None else ShellText(name=file, text=_read(file), file=file)
+    return None if file is None else ShellText(name=file, shell=shell, text=read_program(file), file=file)
 
 
 def shell_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -91,6 +95,7 @@ def shell_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -
     text = shell_text_of(spec.command)
     if text is None:
         return
+    yield from _syntax_error(spec.command)
     for command in text.commands:
         name = Path(command[0]).name
         if name in {"srun", "salloc"} and "--overlap" not in command:
@@ -106,6 +111,17 @@ def shell_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -
             "give what is needed of them to hpcddp, before --",
             certain=False,
         )
+
+
+def _syntax_error(command: tuple[str, ...]) -> Iterator[Obstacle]:
+    """Yield shell text that bash cannot read, as the task gives it to bash: braces of a placeholder are filled in."""
+    variables = dict.fromkeys(RUN_PLACEHOLDERS.values(), "value")
+    text = shell_text_of(fill_run_placeholders(command, variables))
+    error = None if text is None or text.shell not in BASH_SYNTAX else bash_error(text.text)
+    if text is not None and error is not None:
+        # Another machine may have another file of this name.
+        may_differ = text.file is not None
+        yield Obstacle(sentence=f"{text.name} is not valid bash ({error}); correct it", can_force=may_differ)
 
 
 def _sbatch(spec: JobSpec) -> Iterator[Obstacle]:
@@ -164,7 +180,7 @@ def _without_prefix(words: Sequence[str]) -> list[str]:
     return rest
 
 
-def _read(file: str) -> str:
+def read_program(file: str) -> str:
     """Return the text of a script; empty if it is missing, large, or no regular file that may be trusted."""
     try:
         with open_regular(Path(file), follow_links=True) as (stream, size):

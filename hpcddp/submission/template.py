@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
-import subprocess
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +32,7 @@ from hpcddp.errors import HpcddpError, UserError, printable
 from hpcddp.jobfile.document import read_text
 from hpcddp.jobfile.problems import Problem
 from hpcddp.packages import shipped_directory
+from hpcddp.script.syntax import bash_error
 from hpcddp.slurm.directives import Directive, quote_value, refuse_unwritable
 
 NOT_IN_A_WORD: Final = {"\0": "a NUL character"}
@@ -51,9 +50,6 @@ SUFFIX = ".sh.j2"
 _SHIPPED = "hpcddp"
 _EXTENDABLE = f"{_SHIPPED}/{DEFAULT_TEMPLATE}{SUFFIX}"
 """The default template by the name under which a template of the user's own extends it."""
-
-
-_PARSE_TIMEOUT_S: Final = 10.0
 
 
 class TemplateError(UserError):
@@ -261,17 +257,8 @@ def refuse_broken_shell(text: str, template: str | None) -> None:
     Raises:
         TemplateError: has bash's first error.
     """
-    bash = shutil.which("bash")
-    if bash is None or "bash" not in text.partition("\n")[0]:
-        return
-    try:
-        parsed = subprocess.run(
-            [bash, "-n"], input=text, capture_output=True, text=True, timeout=_PARSE_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    if parsed.returncode:
-        error = parsed.stderr.partition("\n")[0].removeprefix(f"{bash}: ")
+    error = bash_error(text) if "bash" in text.partition("\n")[0] else None
+    if error is not None:
         raise TemplateError(
             f"the template {template} makes a script that bash cannot parse ({error}); correct the line before it, "
             "and look at the script without the template (hpcddp render)"

@@ -91,10 +91,13 @@ def why_without_progress(attempts: int, spec: JobSpec) -> str | None:
     if attempts < limit:
         return None
     subject = "the last attempt" if attempts == 1 else f"the last {attempts} attempts"
-    omission = "saved no new step"
-    if spec.command is not None:
-        omission += ", nor touched HPCDDP_PROGRESS_FILE"
-    return f"{subject} {omission}, and requeue.max_attempts_without_progress is {limit}"
+    reached = f"requeue.max_attempts_without_progress is {limit}"
+    if spec.command is None:
+        return f"{subject} saved no new step, and {reached}"
+    return (
+        f"{subject} saved no new step, nor touched HPCDDP_PROGRESS_FILE, and {reached}; let the program touch that "
+        "file each time it has saved"
+    )
 
 
 def why_used_up(requeues: Mapping[Cause, int], requeue: Requeue, cause: Cause) -> str | None:

@@ -12,7 +12,7 @@ import pytest
 from hpcddp.api import read_job, request_to_submit
 from hpcddp.check.check import RULES
 from hpcddp.check.finding import Example, Subject
-from hpcddp.check.gpu_memory import gpu_memory_gib, state_bytes
+from hpcddp.check.gpu_memory import BuiltModel, build_on_meta, gpu_memory_gib, state_bytes
 from hpcddp.jobfile.cluster import ClusterFacts, Partition
 from tests.check.examples import report_of
 
@@ -101,18 +101,46 @@ def test_the_state_is_counted_without_memory(
         "name: a\nbatch: {global_batch_size: 8}\n"
         f"train: {{model: 'mine:build', dataset: synthetic, num_classes: 10, {train}}}\n"
     )
-    needed = state_bytes(read_job(Path("job.yaml"), None).spec, directory=tmp_path)
-    assert needed is not None
-    assert (needed.parameters, needed.total) == (10**9 + 100, copies * 4 * (10**9 + 100))
+    spec = read_job(Path("job.yaml"), None).spec
+    model = build_on_meta(spec, directory=tmp_path)
+    assert spec.train is not None
+    assert model == BuiltModel(parameters=10**9 + 100)
+    assert state_bytes(spec.train, 10**9 + 100).total == copies * 4 * (10**9 + 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    ["import os\nos._exit(0)\n", "def build(num_classes):\n    raise ValueError\n", "import nothing_like_it\n"],
+)
+def test_a_model_of_the_user_that_cannot_be_built_here_says_nothing(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(source)
+    Path("job.yaml").write_text(
+        "name: a\nbatch: {global_batch_size: 8}\ntrain: {model: 'mine:build', dataset: synthetic, num_classes: 10}\n"
+    )
+    assert build_on_meta(read_job(Path("job.yaml"), None).spec, directory=tmp_path) is None
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_built_without_memory_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torchvision computes its widths with tensors.
+    train = "{model: regnet_y_400mf, dataset: digits, model_args: {stem_width: 32}}"
+    text = f"name: a\nbatch: {{global_batch_size: 8}}\ntrain: {train}\n"
+    assert codes(Example(text), tmp_path, monkeypatch) == []
 
 
 @pytest.mark.slow
 def test_an_unknown_argument_of_the_data_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = RULES["data"].good
     example = replace(good, text=good.text.replace("num_classes: 5", "num_classes: 5, dataset_args: {sise: 3}"))
-    (finding,) = report_of(example, tmp_path, monkeypatch, HERE).findings
-    assert finding.rule.code == "data"
-    assert "sise" in finding.hit.problem
+    findings = report_of(example, tmp_path, monkeypatch, HERE).findings
+    assert {finding.rule.code for finding in findings} == {"data", "submit-refuses"}
+    assert all("sise" in finding.hit.problem for finding in findings)
 
 
 @pytest.mark.slow

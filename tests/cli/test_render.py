@@ -150,6 +150,42 @@ def test_a_file_that_cannot_be_written_is_named(
     assert message.endswith("(File name too long); write another name\n")
 
 
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (("--", "srun", "python", "train.py"), "hpcddp starts the tasks with srun itself"),
+        (("--", "bash", "-ce", "srun python train.py"), "hpcddp starts the tasks with srun itself"),
+        (("--sweep", "n=1,2", "--", "sbatch", "{n}.sh"), "element 0 of the sweep, with n=1: command is sbatch 1.sh"),
+        (("--nodelist", "n[1-3]", "--nodes", "2", "--", "true"), "the job must get all 3 of these nodes"),
+    ],
+)
+def test_what_submit_refuses_on_every_machine_is_refused(
+    capsysbinary: pytest.CaptureFixture[bytes], words: tuple[str, ...], fact: str, golden: GoldenMessages
+) -> None:
+    assert fact in golden.message(refusal(capsysbinary, *words))
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (("--", "bash", "-c", "echo 'a"), "the text of bash -c is not valid bash"),
+        (("--set", "environment.setup=[fi]", "--", "true"), "environment.setup is not valid bash"),
+    ],
+)
+def test_shell_text_with_a_syntax_error_is_refused(
+    capsysbinary: pytest.CaptureFixture[bytes], words: tuple[str, ...], fact: str
+) -> None:
+    assert fact in refusal(capsysbinary, *words)
+
+
+@pytest.mark.usefixtures("job")
+def test_what_only_this_machine_lacks_is_not_refused(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    script, _ = render(capsysbinary, "--", "no-such-program", "gone.py")
+    assert "no-such-program" in script
+
+
 def test_a_bad_run_id_is_refused(job: Path, capsysbinary: pytest.CaptureFixture[bytes], golden: GoldenMessages) -> None:
     message = golden.message(refusal(capsysbinary, job, "--run-id", "../x"))
     assert message.startswith("hpcddp: the run id is '../x', ")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.placeholders import fill_run_placeholders
+from hpcddp.jobfile.placeholders import fill_run_placeholders, shell_text_index
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from tests.facts import assert_facts
@@ -40,6 +40,8 @@ def test_each_task_fills_in_its_run_and_attempt() -> None:
         ("sh", "-c", "echo ${x} ${run_dir} $HPCDDP_RUN_DIR ${HPCDDP_ATTEMPT}"),
         ("/bin/bash", "-euc", "echo $HPCDDP_RUN_ID"),
         ("env", "A=b", "bash", "-e", "-c", "echo $HPCDDP_RUN_ID"),
+        ("bash", "-ce", "echo $HPCDDP_RUN_ID"),
+        ("bash", "-o", "pipefail", "-c", "echo $HPCDDP_RUN_ID"),
         ("t", "$HPCDDP_ATTEMPT_DIR"),
     ],
 )
@@ -112,3 +114,24 @@ def test_a_sweep_and_the_tasks_fill_in_one_command(load: Load, refuse: Refuse) -
 def test_a_sweep_of_whole_commands_checks_each(refuse: Refuse) -> None:
     (line,) = refuse("command: [t]\nsweep: {command: [[t, '{run_dir}'], [t, '{run_dir} {']]}\n", good=MINE)
     assert_facts(line, "sweep.command: makes element 1", "'{run_dir} {{'")
+
+
+@pytest.mark.parametrize(
+    ("words", "index"),
+    [
+        (("sh", "-c", "x"), 2),
+        (("bash", "-ce", "x", "name", "-c"), 2),
+        (("bash", "-lc", "x"), 2),
+        (("bash", "-c", "-e", "x"), 3),
+        (("bash", "-eo", "pipefail", "-c", "x"), 4),
+        (("bash", "-co", "pipefail", "x"), 3),
+        (("bash", "-O", "extglob", "+o", "posix", "-c", "x"), 6),
+        (("bash", "--rcfile", "-c", "--norc", "-c", "--", "x"), 6),
+        (("bash", "x", "-c", "y"), None),
+        (("bash", "-o", "-c", "x"), None),
+        (("bash", "-c"), None),
+        (("bash",), None),
+    ],
+)
+def test_the_text_of_a_shell_is_the_first_word_behind_its_options(words: tuple[str, ...], index: int | None) -> None:
+    assert shell_text_index(words) == index

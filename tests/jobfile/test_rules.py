@@ -233,6 +233,14 @@ def test_a_synthetic_data_set_names_its_arguments(refuse: Refuse) -> None:
     assert_facts(unknown, "job.yaml:3: train.dataset_args.x", "samples, val_samples, image_size, num_classes")
 
 
+@pytest.mark.parametrize("value", ["0", "-3", "1.5", "true", "'3'", "null"])
+@pytest.mark.parametrize("name", ["samples", "num_classes"])
+def test_a_size_of_a_data_set_is_a_whole_number_from_1_on(name: str, value: str, refuse: Refuse) -> None:
+    good = f"{TOP}train: {{model: resnet18, dataset: synthetic, dataset_args: {{{name}: {value}}}}}\n"
+    (line,) = refuse(good=good)
+    assert_facts(line, f"job.yaml:3: train.dataset_args.{name}: is no whole number from 1 on", "write one")
+
+
 def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
     good = f"{TOP}train: {{model: resnet18, dataset: 'a:b', dataset_args: {{split: train}}}}\n"
     (line,) = refuse(good=good)
@@ -267,7 +275,7 @@ def test_the_default_warning_comes_at_half_of_a_limit_that_is_shorter(load: Load
 def test_augment_is_true_or_false(dataset: str, refuse: Refuse) -> None:
     good = f"{TOP}train: {{model: resnet18, dataset: {dataset}, data_dir: d, dataset_args: {{augment: 1}}}}\n"
     (line,) = refuse(good=good)
-    assert_facts(line, "job.yaml:3: train.dataset_args.augment: is not true or false", "write one of them")
+    assert_facts(line, "job.yaml:3: train.dataset_args.augment: is neither true nor false", "write one of them")
 
 
 def test_faults_on_purpose_are_the_one_variable_of_ours_that_a_job_file_may_set(load: Load) -> None:

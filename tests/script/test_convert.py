@@ -244,6 +244,23 @@ def test_a_program_in_a_variable_that_is_not_known_runs_in_a_shell() -> None:
     assert conversion.job.spec.environment.setup == ("export CMD=$(make_command)",)
 
 
+@pytest.mark.parametrize("options", [("-ce",), ("-e", "-c"), ("-o", "pipefail", "-c")])
+def test_a_shell_keeps_its_options_where_its_text_is_in_a_variable(options: tuple[str, ...]) -> None:
+    conversion = made_from(f'#!/bin/bash\nCMD=$(make_command)\nsrun bash {" ".join(options)} "$CMD"\n')
+    assert conversion.job.spec.command == ("bash", *options, 'eval "$CMD"')
+
+
+def test_the_input_of_a_program_is_to_do() -> None:
+    conversion = made_from("#!/bin/bash\nsrun ./x < input >log\n")
+    row = row_of(conversion, "< input")
+    assert (row.outcome, row.reason.partition(":")[0]) == ("open", "the standard input of a task is empty")
+
+
+def test_a_program_may_have_an_option_c_of_its_own() -> None:
+    conversion = made_from("#!/bin/bash\npython --version\npython train.py -c fast.yaml\n")
+    assert conversion.job.spec.command == ("python", "train.py", "-c", "fast.yaml")
+
+
 def test_a_launcher_in_a_variable_is_found_also_with_what_the_tasks_expand() -> None:
     launcher = 'LAUNCHER="torchrun --nnodes $SLURM_NNODES --node_rank \\$SLURM_PROCID --rdzv_endpoint $ADDR:1 --tee 3"'
     program = 'CMD="$LAUNCHER train.py"'
@@ -333,6 +350,9 @@ def test_a_copy_of_the_output_into_a_file_is_not_needed(pipe: str) -> None:
     ("text", "fact"),
     [
         ("#!/bin/bash\n#SBATCH -N2\necho hi\n", "no line starts a program"),
+        ("#!/bin/bash\npython -c 'import x'\n", "line 2 gives Python its code in the script itself.*python FILE.py"),
+        ("#!/bin/bash\nsrun python3 -u - <<E\nimport x\nE\n", "line 2 gives Python its code in the script itself"),
+        ("#!/bin/bash\necho\nuv run python -c 'import x'\n", "line 3 gives Python its code in the script itself"),
         ("#!/bin/bash\r\n#SBATCH -N2\r\nsrun python x.py\r\n", "as on Windows.*check --fix"),
         ("\ufeff#!/bin/bash\n#SBATCH -N2\nsrun python x.py\n", "byte order mark.*check --fix"),
         ("#SBATCH -N2\nsrun python x.py\n", "#!/bin/bash"),

@@ -89,7 +89,7 @@ def test_the_data_are_looked_for_where_a_mount_takes_them_from(here: Path, golde
     program(here, "apptainer")
     Path("i.sif").touch()
     scratch = here / "scratch"
-    (scratch / "train").mkdir(parents=True)
+    (scratch / "train" / "cat").mkdir(parents=True)
     container = {"container": {"image": "i.sif", "runtime": "apptainer", "mounts": (f"{scratch}:/data",)}}
     train = {"model": "resnet18", "dataset": "imagefolder", "data_dir": "/data/train"}
     assert warnings_of(here, container, train=train) == []

@@ -213,6 +213,15 @@ def test_a_data_directory_that_the_nodes_get_by_a_copy_need_not_be_here(here: Pa
     assert golden.message(error).startswith("train.data_dir is '/scratch-of-node/images2', ")
 
 
+def test_an_empty_data_directory_is_refused_like_a_missing_one(here: Path, golden: GoldenMessages) -> None:
+    (here / "data").mkdir()
+    train = {"model": "resnet18", "dataset": "cifar10", "data_dir": str(here / "data")}
+    (error,) = errors_of(here, {}, train=train)
+    assert golden.message(error).startswith(f"train.data_dir is '{here}/data', and the directory is empty; ")
+    (here / "data" / "file").touch()
+    assert warnings_of(here, {}, train=train) == []
+
+
 OTHER_PYTHON = "#!/bin/sh\necho {version} torch sklearn\n"
 
 
@@ -241,8 +250,8 @@ def test_this_interpreter_is_asked_for_the_packages_of_the_job_and_only_for_thos
         return False
 
     monkeypatch.setattr(environment_checks, "is_installed", is_missing)
-    Path("m.py").write_text("def build(): ...\ndef run(context): ...\n")
-    Path("d.py").write_text("def build(): ...\n")
+    Path("m.py").write_text("def build(num_classes): ...\ndef run(context): ...\n")
+    Path("d.py").write_text("def build(split): ...\n")
     jobs: list[tuple[dict[str, Any], list[str]]] = [
         ({"train": {"model": "resnet18", "dataset": "digits"}}, ["torch", "numpy", "sklearn", "torchvision"]),
         ({"train": {"model": "m:build", "dataset": "d:build"}}, ["torch", "numpy"]),

@@ -89,13 +89,69 @@ def test_a_function_that_is_not_there_is_refused_with_the_one_that_was_meant(
     [
         "own_models:build", "own_models:Net", "own_models:Other", "own_models:small", "own_models:rest",
         "own_models:sqrt", "own_models:system", "own_package.deep.losses:margin", "own_package.free:any",
-        "own_package.lazy:any", "own_package.all:any", "torchvision.models:resnet18", "math:sqrt", "json:dumps",
+        "own_package.lazy:any", "own_package.all:any", "torchvision.models:resnet18", "math:sqrt",
+        "logging:basicConfig",
     ],
 )  # fmt: skip
 def test_a_function_that_may_be_there_is_accepted_and_its_module_is_not_imported(name: str) -> None:
     before = set(sys.modules)
     assert check_submittable(request_of(job(train={"model": name}), cluster="slurm")) == ()
     assert not {"own_models", "own_package"} & (set(sys.modules) - before)
+
+
+TAKES = """
+import functools
+def build(num_classes, depth, width=64): ...
+def free(num_classes, **rest): ...
+def data(split, *, size): ...
+def bare(): ...
+class Net:
+    def __init__(self, num_classes, depth=3): ...
+@functools.cache
+def cached(): ...
+def replaced(): ...
+replaced = functools.partial(print)
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "fact"),
+    [
+        ({"model": "takes:build"}, "build needs the argument depth; write it into train.model_args"),
+        (
+            {"model": "takes:build", "model_args": {"depth": 1, "widht": 2}},
+            "build takes no argument widht, which train.model_args gives; did you mean width?",
+        ),
+        ({"model": "takes:Net", "model_args": {"blocks": 2}}, "Net takes no argument blocks, which train.model_args"),
+        ({"model": "takes:bare"}, "bare takes no argument num_classes, which hpcddp passes; add it"),
+        ({"dataset": "takes:data"}, "data needs the argument size; write it into train.dataset_args"),
+        (
+            {"dataset": "takes:data", "dataset_args": {"sise": 3}},
+            "data takes no argument sise, which train.dataset_args gives; did you mean size?",
+        ),
+    ],
+)
+def test_arguments_that_a_function_of_the_user_does_not_take_are_refused(
+    here: Path, train: dict[str, Any], fact: str, golden: GoldenMessages
+) -> None:
+    (here / "takes.py").write_text(TAKES)
+    assert fact in golden.message(refusal(job(train=train)))
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"model": "takes:build", "model_args": {"depth": 3}},
+        {"model": "takes:free", "model_args": {"x": 3}},
+        {"model": "takes:Net", "model_args": {"depth": 3}},
+        {"model": "takes:cached"},
+        {"model": "takes:replaced"},
+        {"dataset": "takes:data", "dataset_args": {"size": 3}},
+    ],
+)
+def test_arguments_that_a_function_takes_or_may_take_are_accepted(here: Path, train: dict[str, Any]) -> None:
+    (here / "takes.py").write_text(TAKES)
+    assert check_submittable(request_of(job(train=train), cluster="slurm")) == ()
 
 
 def test_entrypoint_and_group_are_checked_too() -> None:
@@ -143,7 +199,7 @@ def test_an_entrypoint_that_may_be_called_with_the_context_is_accepted(source: s
 
 def test_pythonpath_is_searched(tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / "far.py").write_text("def build(): ...\n")
+    (elsewhere / "far.py").write_text("def build(num_classes): ...\n")
     spec = job(train={"model": "far:build"})
     assert "has a module far" in refusal(spec)
     assert check_submittable(request_of(spec, cluster="slurm", environment={"PYTHONPATH": str(elsewhere)})) == ()

@@ -64,6 +64,8 @@ def test_a_script_that_calls_srun_is_refused_with_the_line_to_type(
         ("bash", "-c", "srun python train.py"),
         ("env", "A=1", "srun", "python", "train.py"),
         ("bash", "-lc", "module load x; srun python train.py"),
+        ("bash", "-ce", "srun python train.py"),
+        ("bash", "-eo", "pipefail", "-c", "srun python train.py"),
     ],
 )
 def test_srun_behind_env_and_in_a_shell_text_is_refused(command: tuple[str, ...], golden: GoldenMessages) -> None:
@@ -162,3 +164,32 @@ def test_a_script_that_is_a_pipe_or_large_is_not_read() -> None:
     Path("large.sh").write_text("#!/bin/bash\nsrun x\n" + "# comment\n" * 50_000)
     assert notes("bash", "pipe.sh") == ()
     assert notes("bash", "large.sh") == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "fact"),
+    [
+        (("bash", "-e", "run.sh"), "#!/bin/bash\nif true; then\n  echo\n", "run.sh is not valid bash (line 3: "),
+        (("./run.sh",), "#!/bin/sh\nfi\n", "./run.sh is not valid bash (line 2: syntax error near unexpected token"),
+        (("bash", "-ce", 'echo "a'), "", "the text of bash -c is not valid bash (line 1: "),
+    ],
+)
+def test_shell_text_with_a_syntax_error_is_refused(command: tuple[str, ...], script: str, fact: str) -> None:
+    Path("run.sh").write_text(script)
+    Path("run.sh").chmod(0o700)
+    # The rest is in the words of this version of bash.
+    assert refusal(*command).startswith(fact)
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (("bash", "run.sh"), "shopt -s extglob\nls !(a)\nexit 0\nif this is a note\n"),
+        (("zsh", "run.sh"), "for i (1 2) echo $i\n"),
+        (("bash", "-c", "f() {{ echo {run_dir}; }}; f"), ""),
+    ],
+)
+def test_shell_text_that_bash_does_not_read_is_accepted(command: tuple[str, ...], script: str) -> None:
+    Path("run.sh").write_text(script)
+    Path("zsh").touch(mode=0o700)
+    assert notes(*command) == ()

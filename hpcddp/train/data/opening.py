@@ -12,7 +12,7 @@ from hpcddp.jobfile.datasets import DATASETS, Argument
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.data.identity import fingerprint
 from hpcddp.train.data.own import count_classes, load_own
-from hpcddp.train.data.parts import Data, refuse_no_flag, refuse_no_size, refuse_unknown
+from hpcddp.train.data.parts import Data, refuse_unknown
 from hpcddp.train.errors import DataError
 from hpcddp.train.user_code import is_own
 
@@ -66,10 +66,9 @@ def _argument_values(train: Train, arguments: Mapping[str, Argument]) -> dict[st
     refuse_unknown(train.dataset, train.dataset_args, tuple(arguments))
     values: dict[str, Any] = {name: argument.default for name, argument in arguments.items()}
     for name, value in train.dataset_args.items():
-        if isinstance(arguments[name].default, bool):
-            refuse_no_flag(name, value)
-        else:
-            refuse_no_size(name, value)
+        problem = arguments[name].problem_of(value)
+        if problem is not None:
+            raise DataError(f"train.dataset_args.{name} is {value!r}, which {problem}")
         values[name] = value
     return values
 

@@ -302,23 +302,3 @@ def refuse_unknown(dataset: str, arguments: Mapping[str, Any], names: Sequence[s
             else:
                 advice = "leave it out"
             raise DataError(f"train.dataset_args.{name} is given, but dataset {dataset} has no such argument; {advice}")
-
-
-def refuse_no_flag(name: str, value: object) -> None:
-    """Refuse an argument of a data set that is neither true nor false.
-
-    Raises:
-        DataError: names it and its value.
-    """
-    if not isinstance(value, bool):
-        raise DataError(f"train.dataset_args.{name} is {value!r}, which is neither true nor false; write one of them")
-
-
-def refuse_no_size(name: str, value: object) -> None:
-    """Refuse an argument of a data set that is no whole number >= 1.
-
-    Raises:
-        DataError: names it and its value.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise DataError(f"train.dataset_args.{name} is {value!r}, which is no whole number from 1 on; write one")
