@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from hpcddp.batch.job import short_epoch
 from hpcddp.errors import UserError, listed
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
@@ -359,6 +358,23 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
         SubmissionError: the job cannot run; every reason is named.
         PlanError: its batch cannot be split as the job asks.
     """
+    notes = tuple(obstacle.sentence for obstacle in _refuse_obstacles(request, checks))
+    # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
+    plan = request.plan
+    if plan is None:
+        return notes
+    # `hpcddp render` imports this module, and plans no batch.
+    from hpcddp.batch.job import short_epoch
+
+    return (*notes, *short_epoch(plan.batch))
+
+
+def _refuse_obstacles(request: SubmitRequest, checks: Sequence[Check]) -> list[Obstacle]:
+    """Refuse a job that cannot run; return what may keep it from running.
+
+    Raises:
+        SubmissionError: every reason is named.
+    """
     obstacles = obstacles_to(request, checks)
     forced = request.force
     errors = [obstacle for obstacle in obstacles if obstacle.certain and not (forced and obstacle.can_force)]
@@ -366,9 +382,7 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
         # A job on this machine gets no other node.
         may_force = request.cluster != "local" and all(obstacle.can_force for obstacle in errors)
         raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=_FORCE if may_force else None)
-    # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
-    plan = request.plan
-    return (*(obstacle.sentence for obstacle in obstacles), *(() if plan is None else short_epoch(plan.batch)))
+    return obstacles
 
 
 def check_renderable(request: SubmitRequest) -> None:
@@ -379,7 +393,7 @@ def check_renderable(request: SubmitRequest) -> None:
     """
     anywhere = replace(request, force=True)
     if request.sweep_table is None:
-        check_submittable(anywhere, CHECKS_OF_JOB)
+        _refuse_obstacles(anywhere, CHECKS_OF_JOB)
     else:
         check_sweep_submittable(anywhere, request.sweep_table, CHECKS_OF_JOB)
 
