@@ -9,6 +9,7 @@ from typing import Final
 
 from hpcddp.check.check import LAYERS
 from hpcddp.check.finding import Example, Rule, Subject
+from hpcddp.script.syntax import bash_error
 
 _INTRODUCTION: Final = """\
 # What hpcddp check looks for
@@ -98,7 +99,8 @@ def _example_lines(name: str, example: Example) -> Iterator[str]:
     yield f"{name}, {example.given}:" if example.given else f"{name}:"
     yield ""
     if "#SBATCH" in example.text or example.text.startswith("#!"):
-        language = "sh"
+        # A block of sh on a page is text that bash can read.
+        language = "sh" if bash_error(example.text) is None else "text"
     elif name == "Good":
         # A block of YAML on a page is a job file that can be loaded.
         language = "yaml"
