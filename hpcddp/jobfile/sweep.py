@@ -35,9 +35,9 @@ from hpcddp.jobfile.rules import RULES, Rule, broken_rules
 Finding = tuple[Path, str]
 """The key path of an error, and the message."""
 
-# The most elements that a message names, and the most errors of one kind that are listed.
-_NAMED = 3
-_SHOWN = 10
+_MOST_NAMED_ELEMENTS = 3
+"""More elements are not named in a message, but counted."""
+_MOST_ERRORS_OF_A_KIND = 10
 
 _COMMAND = ("command",)
 
@@ -80,8 +80,7 @@ class SweepTable:
 
     def element(self, index: int) -> dict[str, Any]:
         """Return one element's values by key path."""
-        chosen = zip(self.values, self.rows[index], strict=True)
-        return {key: self.values[key][position] for key, position in chosen if position is not None}
+        return self._values_at(self.keys, self.rows[index])
 
     def elements(self) -> tuple[dict[str, Any], ...]:
         """Return every element's values by key path, in order."""
@@ -89,58 +88,84 @@ class SweepTable:
 
     def stride(self, key: str) -> int:
         """Return the number of elements of a grid after which a key takes its next value."""
-        keys = self.keys
-        return prod(len(self.values[after]) for after in keys[keys.index(key) + 1 :])
+        faster_keys = self.keys[self.keys.index(key) + 1 :]
+        return prod(len(self.values[faster_key]) for faster_key in faster_keys)
 
     def combinations(self, keys: Sequence[str]) -> Iterator[Combination]:
         """Yield every distinct combination of values that some element has for ``keys``."""
         columns = [self.keys.index(key) for key in keys]
-        elements_by_row: dict[tuple[int | None, ...], list[int]] = {}
+        elements_by_positions: dict[tuple[int | None, ...], list[int]] = {}
         for index, row in enumerate(self.rows):
-            elements_by_row.setdefault(tuple(row[column] for column in columns), []).append(index)
-        for chosen, elements in elements_by_row.items():
-            pairs = zip(keys, chosen, strict=True)
-            yield Combination(
-                {key: self.values[key][position] for key, position in pairs if position is not None}, elements
-            )
+            positions = tuple(row[column] for column in columns)
+            elements_by_positions.setdefault(positions, []).append(index)
+        for positions, elements in elements_by_positions.items():
+            yield Combination(self._values_at(keys, positions), elements)
 
     def common(self, elements: Sequence[int]) -> dict[str, Any]:
         """Return the values, by key path, that several elements have in common."""
-        rows = [self.rows[index] for index in elements]
-        shared = {key: column[0] for key, *column in zip(self.values, *rows, strict=True) if len({*column}) == 1}
-        return {key: self.values[key][position] for key, position in shared.items() if position is not None}
+        common_positions: list[int | None] = []
+        for column in range(len(self.keys)):
+            positions = {self.rows[index][column] for index in elements}
+            common_positions.append(positions.pop() if len(positions) == 1 else None)
+        return self._values_at(self.keys, common_positions)
+
+    def _values_at(self, keys: Sequence[str], positions: Sequence[int | None]) -> dict[str, Any]:
+        """Return the values of keys by their positions in ``values``; a key without a position is left out."""
+        pairs = zip(keys, positions, strict=True)
+        return {key: self.values[key][position] for key, position in pairs if position is not None}
 
 
 def count_elements(sweep: Grid | Listed) -> int:
     """Return the number of elements of a sweep, without expanding it."""
-    return prod(len(values) for values in sweep.values()) if isinstance(sweep, Mapping) else len(sweep)
+    if isinstance(sweep, Mapping):
+        return prod(len(values) for values in sweep.values())
+    return len(sweep)
 
 
 def tabulate(sweep: Grid | Listed) -> SweepTable:
     """Return a sweep as a table."""
     if isinstance(sweep, Mapping):
-        return SweepTable(sweep, list(product(*(range(len(values)) for values in sweep.values()))), is_grid=True)
-    keys = tuple(dict.fromkeys(key for element in sweep for key in element))
-    indices: dict[str, dict[Hashable, int]] = {key: {} for key in keys}
-    values: dict[str, list[Any]] = {key: [] for key in keys}
-    rows = [tuple(_value_index(element, key, indices[key], values[key]) for key in keys) for element in sweep]
-    return SweepTable({key: tuple(listed) for key, listed in values.items()}, rows, is_grid=False)
+        positions_of_keys = [range(len(values)) for values in sweep.values()]
+        return SweepTable(sweep, list(product(*positions_of_keys)), is_grid=True)
+    return _tabulate_list(sweep)
 
 
-def _value_index(element: Mapping[str, Any], key: str, known: dict[Hashable, int], values: list[Any]) -> int | None:
-    """Return the index of an element's value among the values of its key; a new value is added to them."""
-    if key not in element:
-        return None
-    same = _identity(element[key])
-    if same not in known:
-        known[same] = len(values)
-        values.append(element[key])
-    return known[same]
+def _tabulate_list(elements: Listed) -> SweepTable:
+    distinct_values: dict[str, tuple[Any, ...]] = {}
+    columns: list[list[int | None]] = []
+    for key in _keys_in_order(elements):
+        # Not by the values themselves: 1, 1.0 and True are equal, but a field can tell them apart.
+        values: dict[Hashable, Any] = {}
+        positions: dict[Hashable, int] = {}
+        column: list[int | None] = []
+        for element in elements:
+            if key not in element:
+                column.append(None)
+                continue
+            identity = _identity(element[key])
+            if identity not in positions:
+                positions[identity] = len(positions)
+                values[identity] = element[key]
+            column.append(positions[identity])
+        distinct_values[key] = tuple(values.values())
+        columns.append(column)
+    rows = [tuple(column[index] for column in columns) for index in range(len(elements))]
+    return SweepTable(distinct_values, rows, is_grid=False)
+
+
+def _keys_in_order(elements: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the keys that some element has, in order of appearance."""
+    keys: dict[str, None] = {}
+    for element in elements:
+        keys.update(dict.fromkeys(element))
+    return tuple(keys)
 
 
 def _identity(value: object) -> Hashable:
     """Return a hashable that is equal only for equal values of the same type."""
-    return (type(value), value) if isinstance(value, str | int | float | None) else as_text(value)
+    if isinstance(value, str | int | float | None):
+        return (type(value), value)
+    return as_text(value)
 
 
 def is_placeholder(key: str) -> bool:
@@ -153,41 +178,66 @@ def field_of(key: str) -> str:
     return "command" if is_placeholder(key) else key
 
 
-def _command_findings(command: Sequence[str], names: Sequence[str]) -> Iterator[Finding]:
+def _command_findings(command: Sequence[str], swept_names: Sequence[str]) -> Iterator[Finding]:
     """Yield the errors of a command with placeholders.
 
     Args:
-        command: its words.
-        names: the placeholders that the sweep gives a value.
+        swept_names: the placeholders that the sweep gives a value.
     """
-    found: dict[str, None] = {}
-    filled = {*names, *RUN_PLACEHOLDERS}
-    for word in command:
-        braces = list(BRACES.finditer(word))
-        found |= dict.fromkeys(match[1] for match in braces if match[1] and match[1] not in RUN_PLACEHOLDERS)
-        if any(match[0] in {"{", "}"} for match in braces):
-            instead = BRACES.sub(lambda match: match[0] if match[1] in filled else doubled(match[0]), word)
-            yield _COMMAND, f"holds {shown(word)}, with a brace that begins or ends no placeholder; write {instead!r}"
-    unknown = [name for name in found if name not in names]
-    unused = [name for name in names if name not in found]
-    if len(unused) == len(unknown) == 1 and nearest(unused[0], unknown) is None:
-        (meant,), (name,) = unused, unknown
-        instead = f"did you mean {{{meant}}}? Or write {{{{{name}}}}} for the text"
-        yield _COMMAND, f"holds {{{name}}}, which has no values in the sweep; {instead}"
+    yield from _brace_findings(command, swept_names)
+    placeholders = _sweep_placeholders(command)
+    without_values = [name for name in placeholders if name not in swept_names]
+    unused_names = [name for name in swept_names if name not in placeholders]
+    if len(unused_names) == len(without_values) == 1 and nearest(unused_names[0], without_values) is None:
+        # The names are not alike, but each lacks what the other has: most likely one mistake, and one error for it.
+        advice = f"did you mean {{{unused_names[0]}}}? Or write"
+        yield _COMMAND, _lacks_values(without_values[0], advice)
         return
-    for name in unused:
-        near = nearest(name, unknown)
-        if near is None:
-            instead = f"write {{{name}}} in the command where the value belongs"
-            yield ("sweep", name), f"is neither a field of the job file nor a placeholder of the command; {instead}"
+    for name in unused_names:
+        similar_name = nearest(name, without_values)
+        if similar_name is None:
+            advice = f"write {{{name}}} in the command where the value belongs"
+            yield ("sweep", name), f"is neither a field of the job file nor a placeholder of the command; {advice}"
         else:
             # One mistake, and one error for it.
-            unknown.remove(near)
-            yield ("sweep", name), f"is not a placeholder of the command, which holds {{{near}}}; did you mean {near}?"
-    for name in unknown:
-        near = nearest(name, names)
-        instead = f"did you mean {{{near}}}? Or write" if near else "give it values in the sweep, or write"
-        yield _COMMAND, f"holds {{{name}}}, which has no values in the sweep; {instead} {{{{{name}}}}} for the text"
+            without_values.remove(similar_name)
+            advice = f"did you mean {similar_name}?"
+            yield ("sweep", name), f"is not a placeholder of the command, which holds {{{similar_name}}}; {advice}"
+    for name in without_values:
+        similar_name = nearest(name, swept_names)
+        if similar_name is None:
+            yield _COMMAND, _lacks_values(name, "give it values in the sweep, or write")
+        else:
+            yield _COMMAND, _lacks_values(name, f"did you mean {{{similar_name}}}? Or write")
+
+
+def _lacks_values(placeholder: str, advice: str) -> str:
+    """Return the message for a placeholder of the command without values; the advice ends where braces are written."""
+    return f"holds {{{placeholder}}}, which has no values in the sweep; {advice} {{{{{placeholder}}}}} for the text"
+
+
+def _brace_findings(command: Sequence[str], swept_names: Sequence[str]) -> Iterator[Finding]:
+    """Yield the words of a command that hold a single brace which is no part of a placeholder."""
+    filled_names = {*swept_names, *RUN_PLACEHOLDERS}
+
+    def with_literal_braces(match: re.Match[str]) -> str:
+        return match[0] if match[1] in filled_names else doubled(match[0])
+
+    for word in command:
+        if any(match[0] in {"{", "}"} for match in BRACES.finditer(word)):
+            advice = f"write {BRACES.sub(with_literal_braces, word)!r}"
+            yield _COMMAND, f"holds {shown(word)}, with a brace that begins or ends no placeholder; {advice}"
+
+
+def _sweep_placeholders(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the placeholders of a command that the sweep has to fill in, in order of appearance."""
+    names: dict[str, None] = {}
+    for word in command:
+        for match in BRACES.finditer(word):
+            name = match[1]
+            if name and name not in RUN_PLACEHOLDERS:
+                names[name] = None
+    return tuple(names)
 
 
 def assignment(values: Mapping[str, Any]) -> str:
@@ -205,74 +255,89 @@ def element_spec(spec: JobSpec, values: Mapping[str, Any]) -> JobSpec:
     Raises:
         JobFileError: the job with these values is not valid.
     """
-    names = [key for key in values if is_placeholder(key)]
-    elements = _Elements(spec, values, RULES)
-    findings = list(_command_findings(spec.command or (), names)) if names else []
-    findings = findings or elements.check(values)[1]
-    if findings:
-        place = f"the job with {_without_secrets(values)}"
-        raise JobFileError.of(Problem(file=place, key=dotted(path), sentence=why) for path, why in findings)
-    return elements.job(values)
+    placeholders = [key for key in values if is_placeholder(key)]
+    if placeholders:
+        command_findings = list(_command_findings(spec.command or (), placeholders))
+        if command_findings:
+            raise _element_error(values, command_findings)
+    try:
+        element = _with_values(_without_sweep(spec, values), values)
+    except ValidationError as error:
+        raise _element_error(values, _type_findings(error)) from error
+    rule_findings = broken_rules(element, _rules_about(values, RULES))
+    if rule_findings:
+        raise _element_error(values, rule_findings)
+    return element
 
 
-class _Elements:
-    """Builds the jobs of elements of a sweep and validates each like the job of a job file.
+def _element_error(values: Mapping[str, Any], findings: Iterable[Finding]) -> JobFileError:
+    source = f"the job with {_without_secrets(values)}"
+    return JobFileError.of(Problem(file=source, key=dotted(path), sentence=sentence) for path, sentence in findings)
 
-    Sections without a swept field are validated already, so that only the others are validated again.
+
+def _without_sweep(spec: JobSpec, keys: Iterable[str]) -> dict[str, Any]:
+    """Return the values of a job without its sweep, which take the values of an element.
+
+    Sections that none of the keys changes stay as they are validated, so that only the others are validated again.
+    """
+    changed_sections = {path_of(field_of(key))[0] for key in keys}
+    job_values = dict(spec)
+    job_values.update(spec.model_dump(mode="json", include=changed_sections, exclude_unset=True))
+    job_values.update(sweep=None, max_parallel=None)
+    return job_values
+
+
+def _with_values(job_values: Mapping[str, Any], values: Mapping[str, Any]) -> JobSpec:
+    """Return the job of an element.
 
     Args:
-        keys: the key paths that the sweep sets.
-        rules: the rules to check; those that read none of ``keys`` are left out.
+        job_values: the values of the job without its sweep.
+        values: the element's values by key path.
+
+    Raises:
+        ValidationError: a value does not fit its type.
     """
+    placeholders: dict[str, Any] = {}
+    for key, value in values.items():
+        if is_placeholder(key):
+            placeholders[key] = value
+        else:
+            job_values = _assigned(job_values, path_of(key), value)
+    if placeholders:
+        command = fill_sweep_placeholders(job_values["command"], placeholders)
+        job_values = {**job_values, "command": command}
+    return JobSpec.model_validate(job_values)
 
-    def __init__(self, spec: JobSpec, keys: Iterable[str], rules: Iterable[Rule]) -> None:
-        swept = tuple(dict.fromkeys(map(field_of, keys)))
-        unswept = {"sweep": None, "max_parallel": None}
-        sections = {path_of(key)[0] for key in swept}
-        self._job = {**dict(spec), **spec.model_dump(mode="json", include=sections, exclude_unset=True), **unswept}
-        self.rules = [rule for rule in rules if rule.depends_on(swept)]
 
-    def job(self, values: Mapping[str, Any]) -> JobSpec:
-        """Return the job of an element.
+def _rules_about(keys: Iterable[str], rules: Iterable[Rule]) -> list[Rule]:
+    """Return the rules whose result can differ between elements that have other values of some keys."""
+    fields = {field_of(key) for key in keys}
+    return [rule for rule in rules if rule.depends_on(fields)]
 
-        Raises:
-            ValidationError: a value does not fit its type.
-        """
-        job = self._job
-        placeholders = {key: value for key, value in values.items() if is_placeholder(key)}
-        for key, value in values.items():
-            if key not in placeholders:
-                job = _assigned(job, path_of(key), value)
-        if placeholders:
-            job = {**job, "command": fill_sweep_placeholders(job["command"], placeholders)}
-        return JobSpec.model_validate(job)
 
-    def check(self, values: Mapping[str, Any]) -> tuple[bool, list[Finding]]:
-        """Return whether the values of an element fit their types, and the errors of its job."""
-        try:
-            spec = self.job(values)
-        except ValidationError as error:
-            sentences: dict[Path, str] = {}
-            for details in error.errors(include_url=False):
-                path = error_path(details)
-                sentences.setdefault(path, sentence_of(details, path, None))
-            return False, list(sentences.items())
-        return True, broken_rules(spec, self.rules)
+def _type_findings(error: ValidationError) -> list[Finding]:
+    """Return the errors of values that do not fit their types, one for each key path."""
+    sentences: dict[Path, str] = {}
+    for details in error.errors(include_url=False):
+        path = error_path(details)
+        if path not in sentences:
+            sentences[path] = sentence_of(details, path, None)
+    return list(sentences.items())
 
 
 def _assigned(mapping: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]:
     """Return a copy of a mapping in which one key path has another value."""
     name, *rest = path
-    below = mapping.get(name)
-    inner = below if isinstance(below, Mapping) else {}
-    return {**mapping, name: _assigned(inner, tuple(rest), value) if rest else value}
+    if not rest:
+        return {**mapping, name: value}
+    section = mapping.get(name)
+    if not isinstance(section, Mapping):
+        section = {}
+    return {**mapping, name: _assigned(section, tuple(rest), value)}
 
 
 def check_sweep(spec: JobSpec, rules: Sequence[Rule]) -> Iterator[Finding]:
     """Yield the errors of a job and of the elements of its sweep.
-
-    An error of the job itself is reported at its own key only if every element has it, because elements have other
-    values.
 
     Args:
         spec: a job whose fields fit their types.
@@ -283,82 +348,140 @@ def check_sweep(spec: JobSpec, rules: Sequence[Rule]) -> Iterator[Finding]:
         if spec.max_parallel is not None:
             yield ("max_parallel",), f"is {spec.max_parallel}, and there is no sweep; write one, or remove it"
         return
-    if faults := list(_form_findings(spec.sweep)) or list(_key_findings(spec)):
-        yield from (*broken_rules(spec, rules), *faults)
+    sweep_findings = list(_form_findings(spec.sweep)) or list(_key_findings(spec))
+    if sweep_findings:
+        yield from broken_rules(spec, rules)
+        yield from sweep_findings
         return
-    table = tabulate(spec.sweep)
-    elements = _Elements(spec, table.keys, rules)
+    yield from _check_elements(spec, tabulate(spec.sweep), rules)
+
+
+def _check_elements(spec: JobSpec, table: SweepTable, rules: Sequence[Rule]) -> Iterator[Finding]:
+    """Yield the errors of a job and of the elements of its sweep, whose keys can be swept.
+
+    An error of the job itself is reported at its own key only if every element has it, because elements have other
+    values.
+    """
+    rules_of_elements = _rules_about(table.keys, rules)
     # The other rules have the same result for the job and for every element.
-    yield from broken_rules(spec, [rule for rule in rules if rule not in elements.rules])
-    findings_of_job = broken_rules(spec, elements.rules)
-    checked = [elements.check(table.element(index)) for index in range(len(table))]
-    fitting = [index for index, (fits, _) in enumerate(checked) if fits]
-    broken: dict[Finding, list[int]] = {}
-    for index in fitting:
-        for finding in checked[index][1]:
-            broken.setdefault(finding, []).append(index)
-    of_all = [finding for finding in findings_of_job if broken.get(finding, []) == fitting]
-    yield from of_all
-    wrong_types = dict.fromkeys(finding for fits, findings in checked if not fits for finding in findings)
-    yield from _first([(("sweep", _key_of(path, table.keys)), sentence) for path, sentence in wrong_types])
-    yield from _first([_explain(finding, broken[finding], table) for finding in broken if finding not in of_all])
+    yield from broken_rules(spec, [rule for rule in rules if rule not in rules_of_elements])
+
+    wrong_types: dict[Finding, None] = {}
+    elements_of_right_types: list[int] = []
+    elements_by_finding: dict[Finding, list[int]] = {}
+    job_values = _without_sweep(spec, table.keys)
+    for index in range(len(table)):
+        try:
+            element = _with_values(job_values, table.element(index))
+        except ValidationError as error:
+            wrong_types.update(dict.fromkeys(_type_findings(error)))
+            continue
+        elements_of_right_types.append(index)
+        for finding in broken_rules(element, rules_of_elements):
+            elements_by_finding.setdefault(finding, []).append(index)
+
+    findings_of_all = [
+        finding
+        for finding in broken_rules(spec, rules_of_elements)
+        if elements_by_finding.get(finding, []) == elements_of_right_types
+    ]
+    yield from findings_of_all
+    type_errors = [(("sweep", _key_of(path, table.keys) or ""), sentence) for path, sentence in wrong_types]
+    yield from _first_errors(type_errors)
+    rule_errors = [
+        _explain(finding, elements, table)
+        for finding, elements in elements_by_finding.items()
+        if finding not in findings_of_all
+    ]
+    yield from _first_errors(rule_errors)
 
 
-def _first(findings: Sequence[Finding]) -> Iterator[Finding]:
+def _first_errors(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Yield the first errors of one kind, and one that says how many more there are."""
-    yield from findings[:_SHOWN]
-    if (more := len(findings) - _SHOWN) > 0:
-        yield ("sweep",), f"has {more} more error{'s' if more > 1 else ''} of this kind; correct those above first"
+    yield from findings[:_MOST_ERRORS_OF_A_KIND]
+    more = len(findings) - _MOST_ERRORS_OF_A_KIND
+    if more > 0:
+        errors = "error" if more == 1 else "errors"
+        yield ("sweep",), f"has {more} more {errors} of this kind; correct those above first"
 
 
-def _explain(finding: Finding, indices: Sequence[int], table: SweepTable) -> Finding:
+def _explain(finding: Finding, elements: Sequence[int], table: SweepTable) -> Finding:
     """Return the error of some elements, at a key that they set and with the values that they have in common."""
-    (path, sentence), values = finding, table.common(indices)
-    suspects = [key for key in values if len(table.values[key]) > 1] or table.keys
-    with_values = f" with {_without_secrets(values)}" if values else ""
-    found = f"makes {_numbers(indices)}{with_values}, where {dotted(path)} {sentence}"
-    return ("sweep", _key_of(path, table.keys, suspects[0])), found
+    path, sentence = finding
+    common_values = table.common(elements)
+    with_values = f" with {_without_secrets(common_values)}" if common_values else ""
+    message = f"makes {_elements_in_words(elements)}{with_values}, where {dotted(path)} {sentence}"
+    key = _key_of(path, table.keys)
+    if key is None:
+        # No key sets the field itself: the first that these elements have in common with each other, but not with all.
+        telling_keys = [key for key in common_values if len(table.values[key]) > 1]
+        key = telling_keys[0] if telling_keys else table.keys[0]
+    return ("sweep", key), message
 
 
-def _key_of(path: Path, keys: Iterable[str], otherwise: str = "") -> str:
-    """Return the key of a sweep that sets a field or a part of it."""
-    fields = {key: path_of(field_of(key)) for key in keys}
-    return next((key for key, field in fields.items() if path[: len(field)] == field), otherwise)
+def _key_of(path: Path, keys: Iterable[str]) -> str | None:
+    """Return the key of a sweep that sets a field, or a part of it; None if there is none."""
+    for key in keys:
+        field = path_of(field_of(key))
+        if path[: len(field)] == field:
+            return key
+    return None
 
 
 def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
-    if not sweep or (not isinstance(sweep, Mapping) and not all(sweep)):
+    """Yield the errors of a sweep that show without the job: values that are missing, repeated or too many."""
+    is_grid = isinstance(sweep, Mapping)
+    if not sweep or (not is_grid and not all(sweep)):
         yield ("sweep",), "contains an element without a value; write for example {train.seed: [0, 1, 2]}"
     elif isinstance(sweep, Mapping):
         for key, values in sweep.items():
-            if not values:
-                yield ("sweep", key), "lists no value; write for example [0, 1, 2], or leave the key out"
-            elif text := unexpanded_range(values):
-                yield ("sweep", key), f"holds {text}, {why_unexpanded(text)}"
-            elif len(values) == 1 and (meant := meant_range(values[0])):
-                yield ("sweep", key), f"holds {values[0]}, which is one value; write {meant}"
-            elif twice := _twice(values):
-                shown = "a value" if is_secret(path_of(key)) else as_text(twice[0])
-                yield ("sweep", key), f"holds {shown} twice, which would be the same runs again; remove one"
-    elif twice := _twice(sweep):
-        yield (
-            ("sweep",),
-            f"holds the element {_without_secrets(twice[0])} twice, which would be the same run again; remove one",
-        )
-    if sweep and (count := count_elements(sweep)) > LARGEST_SWEEP:
+            sentence = _refuse_values(key, values)
+            if sentence is not None:
+                yield ("sweep", key), sentence
+    else:
+        repeated_elements = _repeated(sweep)
+        if repeated_elements:
+            element = _without_secrets(repeated_elements[0])
+            yield ("sweep",), f"holds the element {element} twice, which would be the same run again; remove one"
+    count = count_elements(sweep)
+    if sweep and count > LARGEST_SWEEP:
         yield ("sweep",), f"has {count} elements, and {LARGEST_SWEEP} are the most; split it into several sweeps"
 
 
-def _twice(values: tuple[Any, ...]) -> list[Any]:
-    """Return the values that occur again."""
-    first: dict[Hashable, int] = {}
-    return [value for index, value in enumerate(values) if first.setdefault(_identity(value), index) != index]
+def _refuse_values(key: str, values: Sequence[Any]) -> str | None:
+    """Return why a key of a grid cannot have these values, or None if it can."""
+    if not values:
+        return "lists no value; write for example [0, 1, 2], or leave the key out"
+    unexpanded = unexpanded_range(values)
+    if unexpanded is not None:
+        return f"holds {unexpanded}, {why_unexpanded(unexpanded)}"
+    if len(values) == 1:
+        probable_range = meant_range(values[0])
+        if probable_range is not None:
+            return f"holds {values[0]}, which is one value; write {probable_range}"
+    repeated_values = _repeated(values)
+    if repeated_values:
+        repeated_value = "a value" if is_secret(path_of(key)) else as_text(repeated_values[0])
+        return f"holds {repeated_value} twice, which would be the same runs again; remove one"
+    return None
+
+
+def _repeated(values: Iterable[Any]) -> list[Any]:
+    """Return the values that have occurred before."""
+    identities: set[Hashable] = set()
+    repeated_values = []
+    for value in values:
+        identity = _identity(value)
+        if identity in identities:
+            repeated_values.append(value)
+        identities.add(identity)
+    return repeated_values
 
 
 _ONE_ARRAY = "all elements are one job array and ask Slurm for the same; submit once for each value, with --set"
 _ONE_SCRIPT = "all elements run the same script; sweep environment.env.NAME, which the tasks read"
 # By the beginning of a key path: fields that must be the same for the script and directory of all elements.
-_REFUSED: Mapping[Path, str] = {
+_SAME_FOR_ALL: Mapping[Path, str] = {
     ("name",): "all elements of a sweep have the same name; leave it out",
     ("run_root",): "all elements of a sweep have the same run_root; leave it out",
     ("profile",): "a profile is one cluster; submit once for each, with --set profile=NAME",
@@ -370,7 +493,8 @@ _REFUSED: Mapping[Path, str] = {
     ("requeue", "causes"): _ONE_ARRAY,
     ("requeue", "signal_lead"): _ONE_ARRAY,
 }
-_WHOLE: Mapping[Path, str] = {
+# Sections that cannot be swept as a whole, and some of their fields can.
+_SWEPT_IN_PARTS: Mapping[Path, str] = {
     ("requeue",): "a part of it is the same for all elements; name the fields of it, such as requeue.max_failures",
     VARIABLES: "the variables are swept one by one; name one of them, as in environment.env.NAME",
 }
@@ -379,80 +503,112 @@ _WHOLE: Mapping[Path, str] = {
 def refuse_key(key: str) -> str | None:
     """Return why a sweep cannot vary a field, or None if it can."""
     path = path_of(key)
-    if not all(path) or find_key(path) is None:
-        return unknown_key(path) if all(path) else "is not a key path; write for example train.seed"
-    if path in _WHOLE:
-        return f"cannot be swept: {_WHOLE[path]}"
-    if path[: len(VARIABLES)] == VARIABLES:
+    if not all(path):
+        return "is not a key path; write for example train.seed"
+    if find_key(path) is None:
+        return unknown_key(path)
+    if path in _SWEPT_IN_PARTS:
+        return f"cannot be swept: {_SWEPT_IN_PARTS[path]}"
+    if _is_variable(path):
         return None
-    refused = next((why for above, why in _REFUSED.items() if path[: len(above)] == above), None)
-    return None if refused is None else f"cannot be swept: {refused}"
+    for field, reason in _SAME_FOR_ALL.items():
+        if path[: len(field)] == field:
+            return f"cannot be swept: {reason}"
+    return None
+
+
+def _is_variable(path: Path) -> bool:
+    """Return whether a key path is that of an environment variable, or of all of them."""
+    return path[: len(VARIABLES)] == VARIABLES
 
 
 def _key_findings(spec: JobSpec) -> Iterator[Finding]:
-    listed = (spec.sweep,) if isinstance(spec.sweep, Mapping) else spec.sweep
-    keys = dict.fromkeys(key for element in listed for key in element)
+    """Yield the errors of the keys of a job's sweep."""
+    elements = (spec.sweep,) if isinstance(spec.sweep, Mapping) else spec.sweep
+    keys = _keys_in_order(elements)
     placeholders = [key for key in keys if spec.command is not None and is_placeholder(key)]
     if placeholders:
-        yield from _placeholder_findings(spec, placeholders, listed)
+        yield from _placeholder_findings(spec, placeholders, elements)
     for key in keys:
-        if key in placeholders:
-            continue
-        if any(f"{{{key}}}" in word for word in spec.command or ()):
-            yield (
-                ("sweep", key),
-                f"is a field of the job file, and {{{key}}} in the command is not; choose another name",
-            )
-            continue
-        if (why := refuse_key(key) or _lacks_section(spec, path_of(key))) is not None:
-            yield ("sweep", key), why
-        for other in keys:
-            if other.startswith(f"{key}."):
-                yield ("sweep", other), f"is a part of {key}, which is swept too; keep one of them"
-        if path_of(key)[:2] == VARIABLES:
-            lacking = next((index for index, element in enumerate(listed) if key not in element), None)
-            if lacking is not None:
-                yield ("sweep", key), f"is missing in element {lacking}; give a variable in every element, or in none"
+        if key not in placeholders:
+            yield from _field_findings(spec, key, keys, elements)
+
+
+def _field_findings(
+    spec: JobSpec, key: str, keys: Sequence[str], elements: Sequence[Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Yield the errors of a key of a sweep that is no placeholder, and of its parts.
+
+    Args:
+        keys: all keys of the sweep.
+    """
+    if any(f"{{{key}}}" in word for word in spec.command or ()):
+        yield ("sweep", key), f"is a field of the job file, and {{{key}}} in the command is not; choose another name"
+        return
+    path = path_of(key)
+    refusal = refuse_key(key) or _lacks_section(spec, path)
+    if refusal is not None:
+        yield ("sweep", key), refusal
+    for other_key in keys:
+        if other_key.startswith(f"{key}."):
+            yield ("sweep", other_key), f"is a part of {key}, which is swept too; keep one of them"
+    if _is_variable(path):
+        element = _first_without(key, elements)
+        if element is not None:
+            yield ("sweep", key), f"is missing in element {element}; give a variable in every element, or in none"
 
 
 def _placeholder_findings(
-    spec: JobSpec, names: Sequence[str], listed: Sequence[Mapping[str, Any]]
+    spec: JobSpec, placeholders: Sequence[str], elements: Sequence[Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    if any("command" in element for element in listed):
-        yield ("sweep", names[0]), "is a value of the command, which is swept too; keep one of them"
+    """Yield the errors of the keys of a sweep that are placeholders, and of the command that holds them."""
+    if any("command" in element for element in elements):
+        yield ("sweep", placeholders[0]), "is a value of the command, which is swept too; keep one of them"
         return
-    filled_by_tasks = [name for name in names if name in RUN_PLACEHOLDERS]
-    if filled_by_tasks:
-        name = filled_by_tasks[0]
-        yield ("sweep", name), f"is filled in by each task, as {{{name}}} in the command; choose another name"
-        return
-    yield from _command_findings(spec.command or (), names)
-    for name in names:
-        lacking = next((index for index, element in enumerate(listed) if name not in element), None)
-        if lacking is not None:
-            yield ("sweep", name), f"is missing in element {lacking}; give a value of the command in every element"
+    for name in placeholders:
+        if name in RUN_PLACEHOLDERS:
+            yield ("sweep", name), f"is filled in by each task, as {{{name}}} in the command; choose another name"
+            return
+    yield from _command_findings(spec.command or (), placeholders)
+    for name in placeholders:
+        element = _first_without(name, elements)
+        if element is not None:
+            yield ("sweep", name), f"is missing in element {element}; give a value of the command in every element"
+
+
+def _first_without(key: str, elements: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the first element that has no value of a key; None if all have one."""
+    for index, element in enumerate(elements):
+        if key not in element:
+            return index
+    return None
 
 
 def _lacks_section(spec: JobSpec, path: Path) -> str | None:
     """Return an error message for a field of a section that the job does not have, or None."""
     section: Section = spec
     for depth, name in enumerate(path[:-1], start=1):
-        below = getattr(section, name)
-        if below is None:
+        subsection = getattr(section, name)
+        if subsection is None:
             return f"cannot be swept: the job has no {dotted(path[:depth])}; write one"
-        if not isinstance(below, Section):
+        if not isinstance(subsection, Section):
             return None
-        section = below
+        section = subsection
     return None
 
 
-def _numbers(elements: Sequence[int]) -> str:
+def _elements_in_words(elements: Sequence[int]) -> str:
     """Return the indices of elements in words: ``elements 0, 1, 2 and 5 more``."""
-    numbers = ", ".join(map(str, elements[:_NAMED]))
-    more = f" and {len(elements) - _NAMED} more" if len(elements) > _NAMED else ""
-    return f"element{'s' if len(elements) > 1 else ''} {numbers}{more}"
+    noun = "element" if len(elements) == 1 else "elements"
+    words = f"{noun} {', '.join(map(str, elements[:_MOST_NAMED_ELEMENTS]))}"
+    if len(elements) > _MOST_NAMED_ELEMENTS:
+        words += f" and {len(elements) - _MOST_NAMED_ELEMENTS} more"
+    return words
 
 
 def _without_secrets(values: Mapping[str, Any]) -> str:
     """Return the values of an element without those that may be secrets; of only such values, their names."""
-    return assignment({key: value for key, value in values.items() if not is_secret(path_of(key))}) or ", ".join(values)
+    public_values = {key: value for key, value in values.items() if not is_secret(path_of(key))}
+    if not public_values:
+        return ", ".join(values)
+    return assignment(public_values)
