@@ -159,7 +159,7 @@ class JobSpec(Section):
         if self.command and (self.launcher == OWN or (self.launcher is None and is_deepspeed(self.command))):
             return own_launcher(self.command)
         launch = None if self.command is None else launcher_command_of(self.command)
-        if launch is None or launch.states is not None:
+        if launch is None or launch.meeting_option is not None:
             return None
         # Launchers for another number of nodes may meet by environment variables, one in each task.
         apart = launch.nodes is not None and launch.nodes not in {1, self.nodes}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from argparse import REMAINDER, ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -122,8 +122,9 @@ class LauncherCommand:
         nodes: how many nodes its options state; None if they do not.
         ranks: how many ranks its options state, as text; None if they do not.
         is_total: whether that is the number of ranks on all nodes, not on each.
-        states: the option by which the command starts the world in its own way; None if there is none.
-        kind: the option of accelerate for the kind of training; None if there is none.
+        meeting_option: the option by which the command itself says which launchers share a world, and where they meet;
+            None if it leaves that to the job.
+        kind_option: the option of accelerate for the kind of training; None if there is none.
         configuration: accelerate's configuration file; None if its options do not give one.
     """
 
@@ -135,14 +136,16 @@ class LauncherCommand:
     ranks: str | None = None
     rank_option: str
     is_total: bool = False
-    states: str | None = None
-    kind: str | None = None
+    meeting_option: str | None = None
+    kind_option: str | None = None
     configuration: str | None = None
 
     def ranks_on_each(self, nodes: int) -> int | None:
         """Return the number of ranks on each of so many nodes that its options state; None if they state none."""
         ranks = _count(self.ranks)
-        return ranks // nodes if ranks is not None and self.is_total else ranks
+        if ranks is not None and self.is_total:
+            return ranks // nodes
+        return ranks
 
     def contradictions(self, *, nodes: int, ranks_per_node: int, gpus_per_node: int) -> Iterator[str]:
         """Yield what its options state otherwise than the job; the arguments are those of the job.
@@ -154,19 +157,28 @@ class LauncherCommand:
                 f"has {self.node_option} {self.nodes}, and resources.nodes is {nodes}; write the same number, or leave "
                 f"{self.node_option} out"
             )
-        if self.ranks is None or (gpus_per_node and self.ranks in _COUNTED_DEVICES):
+        is_counted_by_launcher = gpus_per_node > 0 and self.ranks in _COUNTED_DEVICES
+        if self.ranks is None or is_counted_by_launcher:
             return
-        wanted = ranks_per_node * (nodes if self.is_total else 1)
-        if self.ranks != str(wanted):
-            where = "in all" if self.is_total else "on each node"
+        ranks_of_job = ranks_per_node
+        where = "on each node"
+        if self.is_total:
+            ranks_of_job = ranks_per_node * nodes
+            where = "in all"
+        if self.ranks != str(ranks_of_job):
             yield (
-                f"has {self.rank_option} {self.ranks}, and resources makes {wanted} ranks {where}; write "
-                f"{self.rank_option} {wanted}, or leave it out"
+                f"has {self.rank_option} {self.ranks}, and resources makes {ranks_of_job} ranks {where}; write "
+                f"{self.rank_option} {ranks_of_job}, or leave it out"
             )
 
     def in_world(self, world: World) -> tuple[str, ...]:
         """Return the command of one node's task, with the options that join its launcher to the others."""
-        return (*self.words, *_FILLED_IN[self.launcher](self, world), *self.arguments)
+        options: tuple[str, ...] = ()
+        if self.launcher == "torchrun":
+            options = _torchrun_options(world)
+        elif self.launcher == "accelerate":
+            options = _accelerate_options(self, world)
+        return (*self.words, *options, *self.arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +220,9 @@ class Launcher:
         if most == 1:
             return f"each of the {tasks} tasks would start a training of its own"
         if not fewest <= tasks <= most:
-            stated = f"{most}" if fewest == most else f"{fewest}:{most}"
+            stated = str(most)
+            if fewest != most:
+                stated = f"{fewest}:{most}"
             return (
                 f"{self.option} is {stated}, but the job has {tasks} tasks, each of which would start one {self.name}"
             )
@@ -241,11 +255,7 @@ def own_launcher(command: tuple[str, ...]) -> LauncherCommand:
 
 @cache
 def launcher_command_of(command: tuple[str, ...]) -> LauncherCommand | None:
-    """Return the launcher that a command begins with, also behind ``env`` or ``uv run``; None if there is none.
-
-    Args:
-        command: the command, word by word.
-    """
+    """Return the launcher that a command begins with, also behind ``env`` or ``uv run``; None if there is none."""
     launcher = find_launcher(command, {})
     return None if launcher is None else launcher.options
 
@@ -274,34 +284,53 @@ def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launc
 def launcher_of(words: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that a process with this command line is; the arguments are those of ``find_launcher``."""
     words = tuple(words)
-    name, rest, python = _program_of(words)
-    if name in _ACCELERATE_CLI and rest[:1] == ("launch",):
+    program = _program_of(words)
+    name = program.name
+    arguments = program.arguments
+    if name in _ACCELERATE_CLI and arguments[:1] == ("launch",):
         name = _ACCELERATE
-        rest = rest[1:]
-    before = words[: len(words) - len(rest)]
+        arguments = arguments[1:]
+    launcher_words = words[: len(words) - len(arguments)]
     try:
         if name in _TORCHRUN:
-            return _torchrun(name, before, rest, environment, python)
+            return _torchrun(name, launcher_words, arguments, environment, program.python)
         if name == _ACCELERATE or name in _ACCELERATE_LAUNCH:
-            return _accelerate(before, rest, python)
+            return _accelerate(launcher_words, arguments, program.python)
     except ValueError:
         return Launcher(name=name, option="")
     return None
 
 
-def _program_of(words: tuple[str, ...]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return the program, or the module or script that Python runs; its arguments; and the command for Python."""
-    if not words or not PYTHON.fullmatch(Path(words[0]).name):
-        return Path(words[0]).name if words else "", words[1:], ("python",)
-    for number, word in enumerate(words[1:], 1):
-        option = _MODULE.fullmatch(word)
-        if option is not None and not option[1] and number + 1 < len(words):
-            return words[number + 1], words[number + 2 :], words[:number]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """The program of a command line.
+
+    Args:
+        name: the program, or the module or the script that Python runs; empty if there is none.
+        arguments: the words behind it.
+        python: the command for Python that runs a program which this one launches.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    python: tuple[str, ...]
+
+
+def _program_of(words: tuple[str, ...]) -> _Program:
+    name = Path(words[0]).name if words else ""
+    if not PYTHON.fullmatch(name):
+        return _Program(name=name, arguments=words[1:], python=("python",))
+    for position, word in enumerate(words[1:], start=1):
+        behind = words[position + 1 :]
+        module_option = _MODULE.fullmatch(word)
+        if module_option is not None and not module_option[1] and behind:
+            return _Program(name=behind[0], arguments=behind[1:], python=words[:position])
         if word.startswith("-c"):
             break
-        if not word.startswith("-") and words[number - 1] not in PYTHON_OPTIONS_WITH_VALUE:
-            return Path(word).name, words[number + 1 :], ("python",)
-    return "", (), ()
+        is_value = words[position - 1] in PYTHON_OPTIONS_WITH_VALUE
+        if not word.startswith("-") and not is_value:
+            return _Program(name=Path(word).name, arguments=behind, python=("python",))
+    return _Program(name="", arguments=(), python=())
 
 
 def program_of_python(words: Sequence[str]) -> tuple[str | None, str | None]:
@@ -324,39 +353,55 @@ def program_of_python(words: Sequence[str]) -> tuple[str | None, str | None]:
 
 
 def _torchrun(
-    name: str, before: tuple[str, ...], words: tuple[str, ...], environment: Mapping[str, str], python: tuple[str, ...]
+    name: str,
+    launcher_words: tuple[str, ...],
+    arguments: tuple[str, ...],
+    environment: Mapping[str, str],
+    python: tuple[str, ...],
 ) -> Launcher:
-    options, program = _parsed(words, _TORCHRUN_FLAGS, _TORCHRUN_VALUES)
-    launcher_words = words[: len(words) - len(program)]
-    numbers = None if options.nnodes is None else _RANGE.fullmatch(options.nnodes)
-    # Only the launchers themselves can agree on a number of nodes in a range.
-    elastic = options.nnodes is not None and (numbers is None or numbers[2] not in {None, numbers[1]})
-    launch = LauncherCommand(
+    options, program = _parsed(arguments, _TORCHRUN_FLAGS, _TORCHRUN_VALUES)
+    option_words = arguments[: len(arguments) - len(program)]
+    if option_words[-1:] == ("--",):
+        option_words = option_words[:-1]
+
+    meeting_option = _first_given(options, _TORCHRUN_MEETING)
+    nodes = None
+    if options.nnodes is not None:
+        node_range = _node_range(options.nnodes)
+        if node_range is not None:
+            nodes = node_range[0]
+        if node_range is None or node_range[0] != node_range[1]:
+            # Only the launchers themselves can agree on a number of nodes in a range.
+            meeting_option = "--nnodes"
+    command = LauncherCommand(
         launcher="torchrun",
-        words=(*before, *(launcher_words[:-1] if launcher_words[-1:] == ("--",) else launcher_words)),
+        words=(*launcher_words, *option_words),
         arguments=program,
-        nodes=None if numbers is None else int(numbers[1]),
+        nodes=nodes,
         node_option="--nnodes",
         ranks=options.nproc_per_node,
         rank_option="--nproc-per-node",
-        states="--nnodes" if elastic else _given(options, _TORCHRUN_MEETING),
+        meeting_option=meeting_option,
     )
-    if not options.no_python:
-        program = (*python, *(("-m",) if options.module else ()), *program)
+
     # The default of an option is the variable PET_<NAME> (torch/distributed/argparse_util.py).
-    stated = "1" if options.standalone else options.nnodes or environment.get("PET_NNODES", "1")
-    numbers = _RANGE.fullmatch(stated)
+    shared_by = _node_range(options.nnodes or environment.get("PET_NNODES", "1"))
+    if options.standalone:
+        shared_by = (1, 1)
+    if not options.no_python:
+        module_option = ("-m",) if options.module else ()
+        program = (*python, *module_option, *program)
     return Launcher(
         name=name,
         option="--nnodes",
-        shared_by=None if numbers is None else (int(numbers[1]), int(numbers[2] or numbers[1])),
+        shared_by=shared_by,
         host=options.rdzv_endpoint or options.master_addr,
         program=program,
-        options=launch,
+        options=command,
     )
 
 
-def _torchrun_options(_: LauncherCommand, world: World) -> tuple[str, ...]:
+def _torchrun_options(world: World) -> tuple[str, ...]:
     return (
         f"--nnodes={world.nodes}",
         f"--nproc-per-node={world.ranks_per_node}",
@@ -368,53 +413,57 @@ def _torchrun_options(_: LauncherCommand, world: World) -> tuple[str, ...]:
     )
 
 
-def _accelerate(before: tuple[str, ...], words: tuple[str, ...], python: tuple[str, ...]) -> Launcher:
-    script = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
-    module = next((number + 2 for number, word in enumerate(words) if word in {"-m", "--module"}), None)
+def _accelerate(launcher_words: tuple[str, ...], arguments: tuple[str, ...], python: tuple[str, ...]) -> Launcher:
+    script = next((index for index, word in enumerate(arguments) if word.endswith(".py")), None)
+    end_of_options = script
+    if script is None:
+        end_of_options = next((index + 2 for index, word in enumerate(arguments) if word in {"-m", "--module"}), None)
     # Only these options are parsed, in front of the script: a script can have options of the same names.
-    parser = _Parser(add_help=False)
-    for flag in _ACCELERATE_FLAGS:
-        parser.add_argument(*_spellings(flag), action="store_true")
-    for value in _ACCELERATE_VALUES:
-        parser.add_argument(*_spellings(value))
-    options, _ = parser.parse_known_args(words[: script if script is not None else module])
-    machines = options.num_machines
-    processes = options.num_processes
-    # A single process in each task can be that task's rank.
-    single = "--num_processes 1" if processes == "1" else None
-    # A configuration file can set any number.
-    count = _count(machines)
-    is_count_certain = (count is not None or machines is None) and options.config_file is None and not single
-    kinds = tuple(flag for flag in _ACCELERATE_FLAGS if flag != "--cpu")
+    parser = _option_parser(_ACCELERATE_FLAGS, _ACCELERATE_VALUES)
+    options, _ = parser.parse_known_args(arguments[:end_of_options])
+
+    machines = _count(options.num_machines)
+    is_machines_readable = options.num_machines is None or machines is not None
+    starts_one_process = options.num_processes == "1"
+    shared_by = None
+    # A configuration file can set any number. A single process in each task can be that task's rank.
+    if is_machines_readable and options.config_file is None and not starts_one_process:
+        shared_by = (machines or 1, machines or 1)
+
+    meeting_option = _first_given(options, _ACCELERATE_MEETING)
+    if meeting_option is None and starts_one_process:
+        meeting_option = "--num_processes 1"
+    kind_options = [flag for flag in _ACCELERATE_FLAGS if flag != "--cpu"]
+    command = LauncherCommand(
+        launcher="accelerate",
+        words=launcher_words,
+        arguments=arguments,
+        nodes=machines,
+        node_option="--num_machines",
+        ranks=options.num_processes,
+        rank_option="--num_processes",
+        is_total=True,
+        meeting_option=meeting_option,
+        kind_option=_first_given(options, kind_options),
+        configuration=options.config_file,
+    )
+    program: tuple[str, ...] = ()
+    if script is not None:
+        program = (*python, *arguments[script:])
     return Launcher(
         name=_ACCELERATE,
         option="--num_machines",
-        shared_by=(count or 1, count or 1) if is_count_certain else None,
+        shared_by=shared_by,
         host=options.main_process_ip,
         may_inherit=True,
-        program=() if script is None else (*python, *words[script:]),
-        options=LauncherCommand(
-            launcher="accelerate",
-            words=before,
-            arguments=words,
-            nodes=count,
-            node_option="--num_machines",
-            ranks=processes,
-            rank_option="--num_processes",
-            is_total=True,
-            states=_given(options, _ACCELERATE_MEETING) or single,
-            kind=_given(options, kinds),
-            configuration=options.config_file,
-        ),
+        program=program,
+        options=command,
     )
 
 
-def _accelerate_options(launch: LauncherCommand, world: World) -> tuple[str, ...]:
+def _accelerate_options(command: LauncherCommand, world: World) -> tuple[str, ...]:
     ranks = world.nodes * world.ranks_per_node
-    # Without --multi_gpu, which works on CPUs too, accelerate starts a single process if it sees fewer than two GPUs on
-    # the node. The other kinds of training start as many processes as they are told to.
-    is_chosen = launch.kind is not None or _configured_kind(launch, world.environment) in _KINDS_OF_THEIR_OWN
-    return (
+    options = (
         f"--num_machines={world.nodes}",
         f"--num_processes={ranks}",
         f"--machine_rank={world.node_rank}",
@@ -422,8 +471,13 @@ def _accelerate_options(launch: LauncherCommand, world: World) -> tuple[str, ...
         f"--main_process_port={world.port}",
         # DeepSpeed would otherwise reach the other nodes by ssh.
         "--deepspeed_multinode_launcher=standard",
-        *(() if is_chosen or ranks == 1 else ("--multi_gpu",)),
     )
+    # Without --multi_gpu, which works on CPUs too, accelerate starts a single process if it sees fewer than two GPUs on
+    # the node. The other kinds of training start as many processes as they are told to.
+    has_kind = command.kind_option is not None or _configured_kind(command, world.environment) in _KINDS_OF_THEIR_OWN
+    if ranks > 1 and not has_kind:
+        return (*options, "--multi_gpu")
+    return options
 
 
 _KINDS_OF_THEIR_OWN: Final = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA"})
@@ -448,27 +502,36 @@ def _default_configurations(environment: Mapping[str, str]) -> list[Path]:
     return [home / "accelerate" / f"default_config.{suffix}" for suffix in ("yaml", "json")]
 
 
-_FILLED_IN: Final[Mapping[LauncherName, Callable[[LauncherCommand, World], tuple[str, ...]]]] = MappingProxyType(
-    {"torchrun": _torchrun_options, "accelerate": _accelerate_options, "own": lambda _, __: ()}
-)
-
-
 def _count(text: str | None) -> int | None:
     """Return the number that an option states; None if it is not given, or states none."""
     return int(text) if text is not None and _COUNT.fullmatch(text) else None
 
 
-def _given(options: Namespace, names: Sequence[str]) -> str | None:
+def _node_range(text: str) -> tuple[int, int] | None:
+    """Return the fewest and the most nodes that ``4`` or ``1:4`` means to torchrun; None if it is another text."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    fewest = int(match[1])
+    most = fewest if match[2] is None else int(match[2])
+    return fewest, most
+
+
+def _first_given(options: Namespace, names: Sequence[str]) -> str | None:
     """Return the first of some options that a command gives."""
     return next((name for name in names if getattr(options, name[2:].replace("-", "_"))), None)
 
 
 def _behind_env(words: tuple[str, ...], environment: Mapping[str, str]) -> Launcher | None:
-    _, rest = _parsed(words[1:], ("-i/--ignore-environment",), ("-u/--unset", "-C/--chdir"))
-    assigned = tuple(takewhile(_ASSIGNMENT.fullmatch, rest))
-    environment = {**environment, **dict(word.split("=", 1) for word in assigned)}
-    command = rest[len(assigned) :]
-    return _with_prefix(words[: len(words) - len(command)], find_launcher(command, environment))
+    _, assignments_and_command = _parsed(words[1:], ("-i/--ignore-environment",), ("-u/--unset", "-C/--chdir"))
+    assignments = tuple(takewhile(_ASSIGNMENT.fullmatch, assignments_and_command))
+    environment_of_command = dict(environment)
+    for assignment in assignments:
+        name, _, value = assignment.partition("=")
+        environment_of_command[name] = value
+    command = assignments_and_command[len(assignments) :]
+    prefix = words[: len(words) - len(command)]
+    return _with_prefix(prefix, find_launcher(command, environment_of_command))
 
 
 def _behind_uv(words: tuple[str, ...], environment: Mapping[str, str]) -> Launcher | None:
@@ -481,14 +544,16 @@ def _behind_uv(words: tuple[str, ...], environment: Mapping[str, str]) -> Launch
 
 
 def _with_prefix(prefix: tuple[str, ...], launcher: Launcher | None) -> Launcher | None:
+    """Return a launcher with words that stand in front of it, and of its program where that is known."""
     if launcher is None:
         return None
-    options = launcher.options
-    return replace(
-        launcher,
-        program=(*prefix, *launcher.program) if launcher.program else (),
-        options=None if options is None else replace(options, words=(*prefix, *options.words)),
-    )
+    program = launcher.program
+    if program:
+        program = (*prefix, *program)
+    command = launcher.options
+    if command is not None:
+        command = replace(command, words=(*prefix, *command.words))
+    return replace(launcher, program=program, options=command)
 
 
 def _in_shell(words: tuple[str, ...], environment: Mapping[str, str]) -> Launcher | None:
@@ -529,11 +594,7 @@ def _parsed(words: tuple[str, ...], flags: Sequence[str], values: Sequence[str])
     Raises:
         ValueError: there is no program, or an unknown option: the next word may be its value.
     """
-    parser = _Parser(add_help=False)
-    for flag in flags:
-        parser.add_argument(*_spellings(flag), action="store_true")
-    for value in values:
-        parser.add_argument(*_spellings(value))
+    parser = _option_parser(flags, values)
     parser.add_argument("program")
     parser.add_argument("arguments", nargs=REMAINDER)
     options, unknown = parser.parse_known_args(words)
@@ -542,9 +603,23 @@ def _parsed(words: tuple[str, ...], flags: Sequence[str], values: Sequence[str])
     return options, (options.program, *options.arguments)
 
 
+def _option_parser(flags: Sequence[str], values: Sequence[str]) -> _Parser:
+    parser = _Parser(add_help=False)
+    for flag in flags:
+        parser.add_argument(*_spellings(flag), action="store_true")
+    for value in values:
+        parser.add_argument(*_spellings(value))
+    return parser
+
+
 def _spellings(option: str) -> list[str]:
-    *short, long = option.split("/")
-    return [*short, *dict.fromkeys((long, f"--{long[2:].replace('-', '_')}"))]
+    """Return the names of ``-m/--module``, or of an option without a short name; with dashes and with underscores."""
+    *short_names, long_name = option.split("/")
+    names = [*short_names, long_name]
+    with_underscores = f"--{long_name[2:].replace('-', '_')}"
+    if with_underscores != long_name:
+        names.append(with_underscores)
+    return names
 
 
 def _is_own_host(endpoint: str) -> bool:

@@ -139,8 +139,11 @@ def launcher_fits(spec: JobSpec) -> Iterator[Finding]:
                 f"knows; write for example command: [{begin}, train.py], or leave launcher out"
             )
             yield "launcher", sentence
-        elif launch.states is not None:
-            yield "launcher", f"is {spec.launcher}, and the command has {launch.states}; leave one of the two out"
+        elif launch.meeting_option is not None:
+            yield (
+                "launcher",
+                f"is {spec.launcher}, and the command has {launch.meeting_option}; leave one of the two out",
+            )
     if spec.launcher_command is not None:
         resources = spec.resources
         for sentence in spec.launcher_command.contradictions(

@@ -151,7 +151,7 @@ ACCELERATE = (
 def filled_in(words: str, world: World = WORLD) -> str:
     command = launcher_command_of(tuple(shlex.split(words)))
     assert command is not None
-    assert command.states is None
+    assert command.meeting_option is None
     return shlex.join(command.in_world(world))
 
 
