@@ -42,7 +42,8 @@ from hpcddp.submission.submit import (
 )
 from hpcddp.submission.sweep_element import PICKLE
 
-_TOO_LONG = "Invalid job array specification"
+# What sbatch answers to an array that is longer than the site allows.
+_ARRAY_TOO_LONG = "Invalid job array specification"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,24 +78,26 @@ class SweepSubmission:
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``submit --json`` prints."""
-        sweep = self.sweep
         return {
-            "sweep_id": sweep.sweep_id,
-            "sweep_dir": str(sweep.path),
+            "sweep_id": self.sweep.sweep_id,
+            "sweep_dir": str(self.sweep.path),
             "cluster": self.cluster,
             "job_ids": self.job_ids,
-            "chunks": [asdict(chunk) for chunk in sweep.chunks],
-            "elements": [
-                {
-                    "run_id": sweep.run_id(index),
-                    "job_id": self.processes[index] if self.processes else sweep.job_id(index),
-                    "run_dir": str(sweep.run(index).path),
-                    "values": values,
-                }
-                for index, values in enumerate(sweep.elements)
-            ],
+            "chunks": [asdict(chunk) for chunk in self.sweep.chunks],
+            "elements": [self._element_as_json(index) for index in range(len(self.sweep.elements))],
             "dropped_environment": list(self.dropped),
             "warnings": self.warnings,
+        }
+
+    def _element_as_json(self, index: int) -> dict[str, Any]:
+        job_id = self.sweep.job_id(index)
+        if self.cluster == "local":
+            job_id = self.processes[index]
+        return {
+            "run_id": self.sweep.run_id(index),
+            "job_id": job_id,
+            "run_dir": str(self.sweep.run(index).path),
+            "values": self.sweep.elements[index],
         }
 
 
@@ -202,32 +205,32 @@ def pickle_digest(sweep: Sweep) -> str:
 
 def _submit_chunks(sweep: Sweep, request: SubmitRequest, environment: Mapping[str, str]) -> tuple[Chunk, ...]:
     """Submit all elements of a sweep in as few job arrays as the site's limits allow."""
-    count = len(sweep.elements)
-    if count < commands.DEFAULT_LARGEST_ARRAY:
-        # Nearly every site allows this, and asking the controller takes as long as a submission.
+    if len(sweep.elements) < commands.DEFAULT_LARGEST_ARRAY:
+        # Nearly every site allows one array of so many, and asking the controller takes as long as a submission.
         try:
-            return _submit_chunks_of(count, sweep, request, environment)
+            return _submit_chunks_of(len(sweep.elements), sweep, request, environment)
         except commands.SlurmCommandError as error:
-            if _TOO_LONG not in error.message:
+            if _ARRAY_TOO_LONG not in error.message:
                 raise
-    largest = commands.largest_array(environment)
-    if largest < 1:
+    largest_array = commands.largest_array(environment)
+    if largest_array < 1:
         raise SubmissionError("this Slurm allows no job arrays (MaxArraySize); submit each run by itself, with --set")
-    return _submit_chunks_of(largest, sweep, request, environment)
+    return _submit_chunks_of(largest_array, sweep, request, environment)
 
 
 def _submit_chunks_of(
-    largest: int, sweep: Sweep, request: SubmitRequest, environment: Mapping[str, str]
+    size: int, sweep: Sweep, request: SubmitRequest, environment: Mapping[str, str]
 ) -> tuple[Chunk, ...]:
-    """Submit all elements of a sweep in job arrays of ``largest`` elements; the last one may have fewer."""
+    """Submit all elements of a sweep in job arrays of ``size`` elements; the last one may have fewer."""
     total = len(sweep.elements)
-    max_parallel = request.job.spec.max_parallel
     arrays: list[JobArray] = []
-    for first in range(0, total, largest):
-        count = min(largest, total - first)
-        # The script has the directive for an array of all elements.
-        options = () if count == total else (array_option(f"0-{count - 1}", max_parallel),)
-        arrays.append(JobArray(first=first, elements=range(first, first + count), options=options))
+    for first in range(0, total, size):
+        elements = range(first, min(first + size, total))
+        options: tuple[str, ...] = ()
+        if len(elements) < total:
+            # The directive in the script is for an array of all elements.
+            options = (array_option(f"0-{len(elements) - 1}", request.job.spec.max_parallel),)
+        arrays.append(JobArray(first=first, elements=elements, options=options))
     job_ids = submit_arrays(sweep, arrays, request, environment)
     return tuple(
         Chunk(job_id=job_id, first=array.first, count=len(array.elements))
@@ -275,26 +278,25 @@ def submit_arrays(
         request: the request of the sweep.
         environment: the environment of sbatch.
     """
-    is_limited = request.job.spec.max_parallel is not None
     job_ids: list[str] = []
     try:
         for array in arrays:
             dependency = request.dependency
-            if is_limited and job_ids:
+            if request.job.spec.max_parallel is not None and job_ids:
                 dependency = dependency.and_after(job_ids[-1])
-            variables = dict(dependency.environment)
+            environment_of_array = {**environment, **dependency.environment}
             if array.first > 0:
-                variables[FIRST] = str(array.first)
+                environment_of_array[FIRST] = str(array.first)
             job_id = commands.sbatch(
                 sweep.directory.script,
-                environment={**environment, **variables},
+                environment=environment_of_array,
                 directory=request.directory,
                 dependency=dependency.text,
                 options=array.options,
             )
             job_ids.append(job_id)
     except BaseException:
-        # No record names them.
+        # No record has the ids of these jobs, so that nothing else would ever cancel them.
         if job_ids:
             commands.cancel(job_ids, environment)
         raise
