@@ -119,7 +119,7 @@ _JOB_FILE_SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 
 
 def is_script(file: Path, text: str) -> bool:
-    """Return whether a file is a script for sbatch, and no job file.
+    """Return whether a file is a script for sbatch, not a job file.
 
     Raises:
         UserError: it is a program that neither is.

@@ -138,7 +138,7 @@ class JobCommand(CommandWords):
             if ctx.params.get("job_file") != Path(args[program_index]):
                 return rest
         raise UserError(
-            f"{args[program_index]} is a program, and no job file; write a command after --, as in: "
+            f"{args[program_index]} is a program, not a job file; write a command after --, as in: "
             f"{shlex.join([*ctx.command_path.split(), *self._with_dashes(args, program_index)])}"
         )
 

@@ -169,7 +169,7 @@ def _plan_job(
 ) -> _Answer:
     if is_program(str(job_file)):
         raise UserError(
-            f"{job_file} is a program, and no job file; write numbers, as in: hpcddp plan --global-batch 256 "
+            f"{job_file} is a program, not a job file; write numbers, as in: hpcddp plan --global-batch 256 "
             f"--world-size 4, or run it: {shlex.join(['hpcddp', 'submit', '--', *words_that_run(str(job_file))])}"
         )
     if given:

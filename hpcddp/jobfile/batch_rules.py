@@ -64,8 +64,8 @@ def scaling_findings(
             "learning_rate.rule",
             (
                 f"is sqrt, and kappa * (1 - beta) is {ratio_text(kappa)} * (1 - {beta!r}) = {ratio_text(growth)} for "
-                f"train.optimizer.betas {list(optimizer.betas)}, which must be below 1 for an average over steps to be "
-                f"left; write {smaller}betas closer to 1, or rule: none"
+                f"train.optimizer.betas {list(optimizer.betas)}, which must be below 1, or nothing is averaged over "
+                f"steps; write {smaller}betas closer to 1, or rule: none"
             ),
         )
 

@@ -64,7 +64,9 @@ def _split_mount(text: str) -> Mount | None:
 
 def _mount(text: str) -> str:
     if "," in text:
-        raise refusal("it holds a comma, which no runtime can carry", "write an item of the list for each mount")
+        raise refusal(
+            "it holds a comma, which no container runtime accepts", "write an item of the list for each mount"
+        )
     if _split_mount(text) is None:
         raise refusal(
             "a mount is SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro with absolute paths, in which nothing is expanded",
@@ -75,13 +77,13 @@ def _mount(text: str) -> str:
 
 def _absolute_source(path: str) -> str:
     if not path.startswith("/"):
-        raise refusal("what is copied has an absolute path", "write it from the / on")
+        raise refusal("the path of what is copied must be absolute", "write it from the / on")
     return path
 
 
 def _absolute(path: str) -> str:
     if not path.startswith("/"):
-        raise refusal("a directory in the container is an absolute path", "write for example /workspace")
+        raise refusal("the path of a directory in the container must be absolute", "write for example /workspace")
     return path
 
 
@@ -146,7 +148,7 @@ class Stage(Section):
     )
 
     def directory(self, environment: Mapping[str, str]) -> str | None:
-        """Return the target on a node with these variables; None if its variable is not set there, or is no path."""
+        """Return the target on a node with these variables; None if its variable is not set there, or is not a path."""
         match = _VARIABLE_FIRST.fullmatch(self.target)
         if match is None:
             return self.target

@@ -188,7 +188,7 @@ def _dataset_name(text: str) -> str:
     if ":" in text:
         return _function_reference(text)
     if text not in DATASETS:
-        raise refusal("there is no dataset of that name", _known(text, tuple(DATASETS)))
+        raise refusal("no dataset has that name", _known(text, tuple(DATASETS)))
     return text
 
 
@@ -231,7 +231,7 @@ def _memory(value: object) -> object:
 
 def _exclusive(value: object) -> bool | str:
     if not isinstance(value, bool) and value not in EXCLUSIVE:
-        why = "a string in YAML 1.2" if value in {"yes", "no", "on", "off"} else "no way to share nodes"
+        why = "a string in YAML 1.2" if value in {"yes", "no", "on", "off"} else "not a way to share nodes"
         raise refusal(f"it is {why}", f"write true, false, {', '.join(EXCLUSIVE)}")
     return value if isinstance(value, bool) else str(value)
 
@@ -266,7 +266,7 @@ GresName = Annotated[
 def _gres_count(value: object) -> str:
     text = str(value).upper() if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if re.fullmatch("[1-9][0-9]{0,17}[KMGTP]?", text, re.ASCII) is None:
-        raise refusal("it is no count of a generic resource", "write for example 1, or 100G")
+        raise refusal("it is not a count of a generic resource", "write for example 1, or 100G")
     return text
 
 
@@ -368,7 +368,7 @@ def _every(value: object) -> Every:
         except PydanticCustomError as error:
             raise refusal(str((error.context or {})["why"]), _EVERY_FORMS) from None
     if len(value) != 1 or not set(value) <= {"steps", "epochs"}:
-        raise refusal("it is not one of steps and epochs", _EVERY_FORMS)
+        raise refusal("it must have either steps or epochs", _EVERY_FORMS)
     unit, count = next(iter(value.items()))
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise refusal(f"{unit} is not an integer of at least 1", _EVERY_FORMS)
@@ -509,7 +509,7 @@ def meant_range(value: object) -> str | None:
 def why_unexpanded(text: str) -> str:
     """Return why ``expand_ranges`` did not expand a range, and what to write instead."""
     if not _RANGE.fullmatch(text):
-        return "and a range has integers; write the values, as in 0.1,0.2,0.4"
+        return "but the ends of a range are integers; write the values, as in 0.1,0.2,0.4"
     first, last = text.split("..")
     if int(first) > int(last):
         return f"which is empty, because it begins above its end; write {last}..{first}"

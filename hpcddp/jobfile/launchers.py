@@ -249,7 +249,7 @@ def is_deepspeed(command: tuple[str, ...]) -> bool:
 
 
 def own_launcher(command: tuple[str, ...]) -> LauncherCommand:
-    """Return the launcher that a command is which starts the ranks of its node by itself."""
+    """Return a command, which starts the ranks of its node by itself, as a launcher."""
     return LauncherCommand(launcher=OWN, words=command, arguments=(), node_option="", rank_option="")
 
 
@@ -518,7 +518,7 @@ def _node_range(text: str) -> tuple[int, int] | None:
 
 
 def _first_given(options: Namespace, names: Sequence[str]) -> str | None:
-    """Return the first of some options that a command gives."""
+    """Return the first of some options that a command gives; None if it gives none of them."""
     return next((name for name in names if getattr(options, name[2:].replace("-", "_"))), None)
 
 
@@ -623,5 +623,5 @@ def _spellings(option: str) -> list[str]:
 
 
 def _is_own_host(endpoint: str) -> bool:
-    """Return whether every host takes an endpoint for itself; one without a host comes from an unset variable."""
+    """Return whether an endpoint means another host on each node; one without a host comes from an unset variable."""
     return re.match(r"\[?(localhost|127\.|0\.0\.0\.0|::1|:[0-9]+$)", endpoint) is not None

@@ -265,7 +265,7 @@ def _instead(parent: Path, key: str, siblings: tuple[str, ...], below: Path) -> 
 
 
 def field_named(word: str) -> str | None:
-    """Return the field that a word means which is its last name, or another name for it; None if there is none."""
+    """Return the field of which a word is the last name, or another name; None if there is none."""
     name = word.lower().replace("-", "_")
     own: dict[str, str] = {}
     other: dict[str, str] = {}

@@ -191,7 +191,7 @@ def _no_axis(text: str) -> str:
         example = shlex.quote(text) + "=" + ("0.1,0.2" if is_placeholder(text) else "VALUE,VALUE")
     else:
         example = "train.seed=0..4"
-    return f"is {shown(text)}, and not KEY.PATH=VALUES; write for example --sweep {example}"
+    return f"is {shown(text)}, expected KEY.PATH=VALUES; write for example --sweep {example}"
 
 
 def _read_axis(key: str, text: str) -> list[Any]:

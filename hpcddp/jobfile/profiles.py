@@ -192,11 +192,11 @@ def _is_there(file: FilePath) -> bool:
 def _missing(name: str, profiles: FilePath | None) -> Problem:
     there = sorted(file.stem for file in profiles.glob("*.toml")) if profiles is not None else []
     near = nearest(name, there)
-    known = f"there are {', '.join(there)}" if there else "leave profile out"
+    known = f"the profiles are {', '.join(there)}" if there else "leave profile out"
     if profiles is not None and not there:
         known = f"make {profile_file(name, profiles)} with hpcddp init {name}, or leave profile out"
     instead = f"did you mean {near}?" if near else known
-    return Problem(file="", key="profile", value=name, sentence=f"is {name!r}, and there is no such profile; {instead}")
+    return Problem(file="", key="profile", value=name, sentence=f"is {name!r}, but no profile has that name; {instead}")
 
 
 PROJECT_FILE = "hpcddp.toml"

@@ -230,12 +230,12 @@ def is_sbatch_script(path: FilePath) -> bool:
 def _script_sentence(path: FilePath, text: str) -> str:
     if _DIRECTIVE.search(text):
         command = shlex.join(["hpcddp", "init", "--from", str(path)])
-        return f"is a script for sbatch, and no job file; make a job file from it: {command}"
+        return f"is a script for sbatch, not a job file; make a job file from it: {command}"
     first_line = text.partition("\n")[0]
     program = "python" if "python" in first_line else "bash"
     return (
-        f"is {first_line!r}, so that this is a script and no job file; to run it in a job, write -- {program} {path}, "
-        "or if it calls srun, -- and what srun starts"
+        f"begins with {first_line!r}, so it is a script, not a job file; to run it in a job, write -- {program} "
+        f"{path}, or if it calls srun, -- and what srun starts"
     )
 
 

@@ -434,7 +434,7 @@ def refused_because(name: str) -> tuple[str, str] | None:
 
 
 def why_no_flag(option: str) -> str | None:
-    """Return why a job does without an option of sbatch, and what to write instead; None for any other option.
+    """Return why the job file has no field for an option of sbatch, and what to write instead; None for others.
 
     Args:
         option: with its dashes, short or long.

@@ -129,7 +129,7 @@ def _run_placeholders(spec: JobSpec) -> Iterator[Finding]:
 def launcher_fits(spec: JobSpec) -> Iterator[Finding]:
     """Reject a launcher that the command does not begin with, and a command that contradicts the job."""
     if spec.launcher == OWN and spec.command is None:
-        yield "launcher", "is own, and the job has no command; write one, or leave launcher out"
+        yield "launcher", "is own, but the job has no command; write one, or leave launcher out"
     elif spec.launcher not in {None, OWN}:
         launch = launcher_command_of(spec.command or ())
         if launch is None or launch.launcher != spec.launcher:
@@ -216,7 +216,7 @@ def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
     for name, value in train.dataset_args.items():
         if name not in arguments:
             instead = _instead_of_argument(name, arguments)
-            yield f"train.dataset_args.{name}", f"is no argument of dataset {train.dataset}; {instead}"
+            yield f"train.dataset_args.{name}", f"is not an argument of dataset {train.dataset}; {instead}"
         elif (problem := arguments[name].problem_of(value)) is not None:
             yield f"train.dataset_args.{name}", problem
 
@@ -261,7 +261,7 @@ def _own_loss(spec: JobSpec) -> Iterator[Finding]:
     reduction = train.loss_reduction
     if train.loss is None:
         if reduction != "mean":
-            yield "train.loss_reduction", f"is {reduction}, and there is no train.loss that it could describe; name one"
+            yield "train.loss_reduction", f"is {reduction}, but the job has no train.loss; name one"
         return
     if train.label_smoothing:
         yield (

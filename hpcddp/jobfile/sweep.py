@@ -346,7 +346,7 @@ def check_sweep(spec: JobSpec, rules: Sequence[Rule]) -> Iterator[Finding]:
     if spec.sweep is None:
         yield from broken_rules(spec, rules)
         if spec.max_parallel is not None:
-            yield ("max_parallel",), f"is {spec.max_parallel}, and there is no sweep; write one, or remove it"
+            yield ("max_parallel",), f"is {spec.max_parallel}, but the job has no sweep; write one, or remove it"
         return
     sweep_findings = list(_form_findings(spec.sweep)) or list(_key_findings(spec))
     if sweep_findings:
@@ -410,7 +410,7 @@ def _explain(finding: Finding, elements: Sequence[int], table: SweepTable) -> Fi
     path, sentence = finding
     common_values = table.common(elements)
     with_values = f" with {_without_secrets(common_values)}" if common_values else ""
-    message = f"makes {_elements_in_words(elements)}{with_values}, where {dotted(path)} {sentence}"
+    message = f"leads to an error in {_elements_in_words(elements)}{with_values}: {dotted(path)} {sentence}"
     key = _key_of(path, table.keys)
     if key is None:
         # No key sets the field itself: the first that these elements have in common with each other, but not with all.
@@ -445,7 +445,7 @@ def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
             yield ("sweep",), f"holds the element {element} twice, which would be the same run again; remove one"
     count = count_elements(sweep)
     if sweep and count > LARGEST_SWEEP:
-        yield ("sweep",), f"has {count} elements, and {LARGEST_SWEEP} are the most; split it into several sweeps"
+        yield ("sweep",), f"has {count} elements, but at most {LARGEST_SWEEP} are allowed; split it into several sweeps"
 
 
 def _refuse_values(key: str, values: Sequence[Any]) -> str | None:

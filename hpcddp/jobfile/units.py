@@ -145,7 +145,7 @@ def _seconds_of_clock(word: str) -> int:
 def _hours_first(parts: list[int]) -> int:
     """Return the seconds of ``hours[:minutes[:seconds]]``, the part after the days (man sbatch, --time)."""
     if parts[0] * HOUR >= DAY:
-        raise UnitError(f"{parts[0]} hours stand after the days, and a day has 24")
+        raise UnitError(f"it has {parts[0]} hours after the days, but a day has 24")
     _check_below(parts[1:], 60)
     return sum(part * size for part, size in zip(parts, (HOUR, MINUTE, 1), strict=False))
 
@@ -153,4 +153,4 @@ def _hours_first(parts: list[int]) -> int:
 def _check_below(parts: list[int], limit: int) -> None:
     for part in parts:
         if part >= limit:
-            raise UnitError(f"{part} stands where minutes or seconds below {limit} belong")
+            raise UnitError(f"it has {part} as minutes or seconds, which must be below {limit}")

@@ -167,7 +167,7 @@ def _dotted_name(attribute: ast.Attribute) -> list[str]:
 
 
 def _collective(function: ast.expr) -> str | None:
-    """Return the name of the collective that a call is of; None if it is none."""
+    """Return the name of the collective that a call starts; None if it starts none."""
     match function:
         case ast.Name(id=name) | ast.Attribute(attr=name) if name in _COLLECTIVES:
             return name

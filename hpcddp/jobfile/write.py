@@ -28,7 +28,7 @@ _INDENT = "  "
 def dump_job(spec: JobSpec, *, environment_values: bool) -> str:
     """Return the job as YAML: every field, in the order of the types, the same text for the same job.
 
-    The default of ``learning_rate.base`` is left out where it is no value of the job.
+    The default of ``learning_rate.base`` is left out where the job states no learning rate.
 
     Args:
         environment_values: whether the values of ``environment.env`` are written; without them it is ``{}``.
@@ -151,8 +151,8 @@ def parse_from_script(text: str) -> JobSpec:
                 )
         case _:
             sentence = (
-                "is missing or damaged, so that nothing says what the fields that the script leaves out are; render "
-                "the script again"
+                "is missing or damaged, so that the values of the fields that the script leaves out are unknown; "
+                "render the script again"
             )
             raise JobFileError.of([Problem(file=RESOLVED, key=_DEFAULTS, sentence=sentence)])
     return _check_resolved(document)

@@ -76,7 +76,7 @@ class Output(Protocol):
     """Reads the output of the user's own program."""
 
     def __call__(self, *, ended: bool) -> Iterable[str]:
-        """Return the lines that are new; of a job that has ended, also a last one without its end."""
+        """Return the new lines; of a job that has ended, also a last line without a line break."""
 
 
 class RecordReader(Generic[RecordT]):

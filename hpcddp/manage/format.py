@@ -9,7 +9,7 @@ from hpcddp.errors import printable
 from hpcddp.slurm.hostlist import ranges_text
 
 NOTHING: Final = "-"
-"""What stands for a value that there is not, or not yet."""
+"""Shown in place of a value that does not exist, or does not exist yet."""
 
 
 def one_line(text: str) -> str:
@@ -79,7 +79,7 @@ def step_text(step: int | None, total: int | None) -> str:
 
 
 def number_text(value: float | None, form: str) -> str:
-    """Return a number in a format of its own, or the sign for none."""
+    """Return a number in a format of its own, or the sign for a value that does not exist."""
     return NOTHING if value is None else format(value, form)
 
 

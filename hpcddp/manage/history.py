@@ -121,4 +121,4 @@ _TEXTS: Final[Mapping[str, Callable[[Event], str | None]]] = MappingProxyType(
         "code": lambda event: f"attempt {event.attempt}: {event.reason}",
     }
 )
-"""What each kind of event says about an attempt; the other kinds say nothing of it."""
+"""What each kind of event says about an attempt; the other kinds say nothing about it."""

@@ -78,8 +78,8 @@ def live_run(status: RunStatus) -> LiveRun:
     state = status.state
     if state is State.SUSPENDED and job is not None:
         raise NotLiveError(
-            f"run {run.run_id} is suspended, so its nodes start nothing of it; try again when it continues (scontrol "
-            f"resume {job.job_id})"
+            f"run {run.run_id} is suspended, so its nodes start no process for it; try again when it continues "
+            f"(scontrol resume {job.job_id})"
         )
     if job is None or status.files.attempt is None or not state.has_nodes or (status.job is None and not job.local):
         raise NotLiveError(f"run {run.run_id} is {state}, so no process of it can be reached; {_way_out(status)}")

@@ -28,7 +28,7 @@ from hpcddp.run.log_timestamps import Times, read_times
 from hpcddp.run.record import RecordError
 
 BATCH = "batch"
-"""What stands for the batch script where a rank's number stands else."""
+"""Shown for the batch script, where a rank has its number."""
 _LAST_LINE_BYTES: Final = 4096
 
 
@@ -107,7 +107,7 @@ def chosen_attempt(run: RunDirectory, number: int | None) -> AttemptDirectory:
 
 
 def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool = False) -> list[LogSource]:
-    """Return the logs of an attempt that there are by now, in the order of the ranks.
+    """Return the logs of an attempt that exist by now, in the order of the ranks.
 
     Args:
         ranks: only those of these ranks; empty = of all.

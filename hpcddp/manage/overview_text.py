@@ -119,7 +119,7 @@ def _job_text(status: RunStatus) -> str:
 
 
 def _sweep_cells(status: SweepStatus) -> dict[str, str]:
-    """Return the cells of a sweep, of which the state reaches over the columns that follow."""
+    """Return the cells of a sweep; that of its state reaches over the columns that follow."""
     sweep = status.sweep
     job_text = "".join(chunk.job_id for chunk in sweep.chunks[:1])
     if len(sweep.chunks) > 1:

@@ -155,7 +155,7 @@ def rank_only(lines: Sequence[RunStatus | SweepStatus], metric: str, *, command:
     """Return the ranking of the only sweep that a command is about; the arguments are those of ``rank``.
 
     Raises:
-        RankingError: there is another number of runs, or the only one is no sweep; or as ``rank``.
+        RankingError: not exactly one run was named, or it is not a sweep; or as ``rank``.
     """
     if len(lines) != 1:
         raise RankingError(f"--sort sorts the runs of one sweep; name it: hpcddp {command} SWEEP --sort METRIC")

@@ -166,7 +166,7 @@ class RunReport:
 
     @property
     def device(self) -> str:
-        """The device type: its hours are counted in hours of these devices."""
+        """The device type; the time on the nodes is counted in hours of such devices."""
         if self.has_gpus:
             return "GPU"
         return "device" if self.spec is None else "CPU rank"

@@ -190,7 +190,7 @@ class _Texts:
         self._taken: set[str] = set()
 
     def take(self, text: str) -> str:
-        """Return the beginning of a text, without control characters; nothing of one that is on the page already."""
+        """Return the beginning of a text, without control characters; empty for a text that is on the page already."""
         if text in self._taken:
             return ""
         self._taken.add(text)

@@ -153,7 +153,7 @@ def choose_faults(names: Sequence[str], places: Sequence[Place]) -> dict[Place, 
     for name in names:
         if name not in fault_names:
             raise UserError(
-                f"--fault is {name!r}, and there is no such fault here; write one of {', '.join(fault_names)}"
+                f"--fault is {name!r}, but no fault here has that name; write one of {', '.join(fault_names)}"
             )
     chosen: dict[Place, tuple[Fault, ...]] = {}
     for place in places:

@@ -389,7 +389,7 @@ def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
     """
     if (named := environment.get("SLURM_CONF")) and not Path(named).exists():
         # squeue would wait a minute for it.
-        raise SlurmUnavailableError(f"SLURM_CONF is {named!r}, and there is no such file; correct or unset it")
+        raise SlurmUnavailableError(f"SLURM_CONF is {named!r}, but that file does not exist; correct or unset it")
     plain = _without_squeue_options(environment)
     words = ["squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={FORMAT}"]
     plain["SLURM_TIME_FORMAT"] = "standard"

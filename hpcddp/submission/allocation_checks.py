@@ -83,7 +83,7 @@ def _problem_of_shell(environment: Mapping[str, str]) -> str | None:
     if not job_id:
         return "this shell is in no allocation, because SLURM_JOB_ID is not set"
     if not (job_id.isascii() and job_id.isdecimal()):
-        return f"SLURM_JOB_ID is {job_id!r}, which is no job id"
+        return f"SLURM_JOB_ID is {job_id!r}, which is not a job id"
     if step.isascii() and step.isdecimal() and int(step) < _LARGEST_STEP:
         return f"srun has started this shell as a step of job {job_id}, and the step holds the CPUs that the tasks need"
     return None
@@ -97,9 +97,9 @@ def _problem_of_allocation(spec: JobSpec, job_id: str, environment: Mapping[str,
         return f"SLURM_JOB_ID is {job_id}, and Slurm does not show that job ({error.message})"
     job = {} if details is None else commands.parse_job(details)
     if details is None or job.get("JobState") != "RUNNING":
-        return f"SLURM_JOB_ID is {job_id}, and that job does not run"
+        return f"SLURM_JOB_ID is {job_id}, but that job is not running"
     if not job.get("UserId", "").endswith(f"({os.getuid()})"):
-        return f"SLURM_JOB_ID is {job_id}, and that is the job of another user"
+        return f"SLURM_JOB_ID is {job_id}, but that job belongs to another user"
     try:
         capacities = capacities_of(details)
     except HostListError:
@@ -109,7 +109,7 @@ def _problem_of_allocation(spec: JobSpec, job_id: str, environment: Mapping[str,
 
 
 def _too_small(spec: JobSpec, job_id: str, capacities: list[NodeCapacity]) -> str | None:
-    """Return what the job needs more of than the allocation has, or None."""
+    """Return which resource of the allocation is too small for the job, in words; None if each is large enough."""
     nodes = spec.nodes
     gpus = spec.resources.gpus_per_node if spec.uses_gpus else 0
     cpus = spec.tasks_per_node * spec.cpus_per_task
@@ -122,6 +122,6 @@ def _too_small(spec: JobSpec, job_id: str, capacities: list[NodeCapacity]) -> st
         enough = sum(each >= needed for each in has)
         if enough < nodes:
             each_of = "its node" if nodes == 1 else f"each of {nodes} nodes"
-            offer = f"so many on {enough} only" if enough else f"at most {max(has)} on a node"
+            offer = f"that many on only {counted(enough, 'node')}" if enough else f"at most {max(has)} on a node"
             return f"the job needs {counted(needed, name)} on {each_of}, and the allocation, job {job_id}, has {offer}"
     return None

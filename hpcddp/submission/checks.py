@@ -64,14 +64,14 @@ def _program(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle
     beside = Path(section.interpreter or sys.executable).parent
     name = spec.command[0]
     if shutil.which(name, path=f"{environment.get('PATH', os.defpath)}:{beside}") is None:
-        where = "on PATH here" if "/" not in name else "here that can be run"
+        reason = f"no program {name!r} is on PATH here"
+        if "/" in name:
+            reason = f"{name!r} is not a program that can be run here"
         way = "correct its name, or write its path"
         if Path(name).is_file():
             interpreter = "python" if name.endswith(".py") else "bash"
             way = f"write {interpreter} {shlex.join(spec.command)}"
-        yield Obstacle(
-            sentence=f"command is {shlex.join(spec.command)}, and there is no program {name!r} {where}; {way}"
-        )
+        yield Obstacle(sentence=f"command is {shlex.join(spec.command)}, but {reason}; {way}")
 
 
 def _srun(spec: JobSpec) -> Iterator[Obstacle]:
@@ -169,8 +169,8 @@ def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> It
     if cluster != "slurm" and isinstance(spec.resources.nodes, NodeRange):
         number = "1" if cluster == "local" else "N with as many nodes as the allocation has"
         yield Obstacle(
-            sentence=f"resources.nodes is {spec.resources.nodes}, a range of which Slurm chooses when it starts a job, "
-            f"and --cluster {cluster} starts none; add --set resources.nodes={number}",
+            sentence=f"resources.nodes is {spec.resources.nodes}, a range from which Slurm chooses when it starts a "
+            f"job, but --cluster {cluster} does not submit to Slurm; add --set resources.nodes={number}",
             can_force=False,
         )
     elif cluster == "local" and spec.nodes > 1:
@@ -186,7 +186,7 @@ _EARLIER = timedelta(seconds=60)
 
 
 def _early_warning(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield a time limit of which Slurm may warn the job at its start; what a command does then is not known."""
+    """Yield a time limit so short that Slurm may warn of it at the job's start; what a command does then is unknown."""
     limit = spec.resources.time_limit
     lead = spec.signal_lead
     if cluster != "slurm" or spec.command is not None or limit is None or limit.seconds is None or lead is None:
@@ -241,9 +241,9 @@ def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[
     if holds_files(Path(path)):
         return
     shown = "" if path == data_dir else f", which is {path!r} here"
-    what = "the directory is empty" if Path(path).is_dir() else "there is no such directory"
+    what = "that directory is empty" if Path(path).is_dir() else "that directory does not exist"
     yield Obstacle(
-        sentence=f"train.data_dir is {data_dir!r}{shown}, and {what}; give the directory that holds the data"
+        sentence=f"train.data_dir is {data_dir!r}{shown}, but {what}; give the directory that holds the data"
     )
 
 
@@ -282,7 +282,7 @@ def _tracker_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
         )
     if "wandb" in names and not _has_wandb_key({**environment, **spec.environment.env}):
         yield Obstacle(
-            sentence="trackers.use names wandb, and there is no key for it; run: wandb login, or export WANDB_API_KEY "
+            sentence="trackers.use names wandb, but no key for it was found; run: wandb login, or export WANDB_API_KEY "
             "(WANDB_MODE=offline needs none)"
         )
 
@@ -509,8 +509,8 @@ def check_sweep_submittable(
         )
     if request.cluster == "local" and len(table) > LARGEST_LOCAL_SWEEP:
         raise SubmissionError(
-            f"the sweep has {len(table)} elements, each of them a process of this machine, and {LARGEST_LOCAL_SWEEP} "
-            "are the most; split it into several sweeps"
+            f"the sweep has {len(table)} elements, each of them a process of this machine, but at most "
+            f"{LARGEST_LOCAL_SWEEP} are allowed; split it into several sweeps"
         )
     notes: dict[str, None] = {}
     for combination in table.combinations(_checked_keys(table)):

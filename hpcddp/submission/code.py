@@ -57,7 +57,7 @@ class SubmissionCode:
         record = self.record
         notes: tuple[str, ...] = ()
         if record.unknown is not None:
-            notes = (f"no attempt will say that the code has changed since now: {record.unknown}",)
+            notes = (f"later changes of the code will not be noticed: {record.unknown}",)
         if self.is_copied:
             record, notes = write_copy(self.project, record, run)
         write_code(run, record)
@@ -143,8 +143,8 @@ def _refuse_without_git(project: Project, request: SubmitRequest) -> None:
     if project.git is None:
         raise SubmissionError(
             f"environment.code is snapshot, and {request.directory} is in no git repository, so that code cannot be "
-            "told from data; run git init there, with a .gitignore for data and outputs, or write environment.code: "
-            "frozen"
+            "distinguished from data; run git init there, with a .gitignore for data and outputs, or write "
+            "environment.code: frozen"
         )
 
 

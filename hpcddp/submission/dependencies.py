@@ -104,7 +104,7 @@ class _RunToWaitFor:
             return None
         if result is not None:
             self._refuse(
-                f"{run.run_id} has ended as {result.status} ({result.reason}), so that it does not finish; "
+                f"{run.run_id} has ended as {result.status} ({result.reason}), so it will not finish; "
                 f"continue it first: {resume_command(run)}, or use {AFTER_ANY}"
             )
         submission = read_submission(run)
@@ -135,15 +135,15 @@ class _RunToWaitFor:
             self._refuse_unknown(job_id)
         if self.option == AFTER and state != "COMPLETED":
             self._refuse(
-                f"job {job_id} is {state}, so that the run does not finish; continue it first, with hpcddp submit "
+                f"job {job_id} is {state}, so the run will not finish; continue it first, with hpcddp submit "
                 f"--resume RUN, or use {AFTER_ANY}"
             )
         return False
 
     def _refuse_unknown(self, job_id: str) -> NoReturn:
         self._refuse(
-            f"Slurm does not know job {job_id} any more, and what waits for it would start at once; see what became of "
-            f"the run, and leave {self.option} out"
+            f"Slurm does not know job {job_id} any more, and a job that waits for it would start at once; find out "
+            f"how the run ended, and leave {self.option} out"
         )
 
     def _refuse(self, why: str) -> NoReturn:

@@ -113,7 +113,7 @@ def _python(spec: JobSpec, python: str, environment: Mapping[str, str]) -> Itera
     prepared = section.modules or section.setup or "PATH" in section.env
     if shutil.which(python, path=environment.get("PATH", os.defpath)) is None:
         yield Obstacle(
-            sentence=f"environment.python is {python!r}, and this machine has no such program; "
+            sentence=f"environment.python is {python!r}, but this machine has no program of that name; "
             "correct it, or leave it out",
             certain=not prepared,
         )
@@ -126,8 +126,8 @@ def _virtual(
 ) -> Iterator[Obstacle]:
     python = venv / "bin" / "python"
     if not python.exists():
-        what = f"there is no {python}" if venv.is_dir() else f"there is no directory {venv}"
-        yield Obstacle(sentence=f"environment.{field} is {value!r}, and {what}; {instead}")
+        what = f"{python} does not exist" if venv.is_dir() else f"the directory {venv} does not exist"
+        yield Obstacle(sentence=f"environment.{field} is {value!r}, but {what}; {instead}")
         return
     add = ["uv", "add", "--project", value] if field == "uv" else []
     named = f"environment.{field} is {value!r}, whose python"
@@ -137,7 +137,7 @@ def _virtual(
 def _uv(spec: JobSpec, project: str, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     if not (Path(project) / "pyproject.toml").is_file():
         yield Obstacle(
-            sentence=f"environment.uv is {project!r}, and there is no {project}/pyproject.toml; "
+            sentence=f"environment.uv is {project!r}, but {project}/pyproject.toml does not exist; "
             "give the directory of a uv project"
         )
         return
@@ -172,14 +172,14 @@ def _conda(spec: JobSpec, name: str, environment: Mapping[str, str], *, is_local
     if prefix is None or not prefix.is_dir():
         flag = "--prefix" if "/" in name else "--name"
         yield Obstacle(
-            sentence=f"environment.conda is {name!r}, and conda has no such environment here; correct it (conda env "
-            f"list shows all), or make it: conda create {flag} {shlex.quote(name)} python"
+            sentence=f"environment.conda is {name!r}, but conda does not have that environment here; correct it (conda "
+            f"env list shows all), or make it: conda create {flag} {shlex.quote(name)} python"
         )
         return
     python = prefix / "bin" / "python"
     if not python.exists():
         yield Obstacle(
-            sentence=f"environment.conda is {name!r}, and there is no {python}; install python and hpcddp in it"
+            sentence=f"environment.conda is {name!r}, but {python} does not exist; install python and hpcddp in it"
         )
         return
     yield from _without_hpcddp(f"environment.conda is {name!r}, whose python", python, spec, environment)
@@ -259,8 +259,8 @@ def container_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[st
 def _pyxis(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     if cluster == "local":
         yield Obstacle(
-            sentence="environment.container.runtime is pyxis, which is a part of srun, and this machine is no cluster; "
-            "write runtime: apptainer, or submit to Slurm"
+            sentence="environment.container.runtime is pyxis, which is a part of srun, but a run on this "
+            "machine does not use srun; write runtime: apptainer, or submit to Slurm"
         )
     elif not commands.srun_knows(_PYXIS_OPTION, environment):
         yield Obstacle(
@@ -291,8 +291,8 @@ def _files(container: Container, cluster: Cluster) -> Iterator[Obstacle]:
         )
     if container.image_file is not None and not Path(container.image_file).exists():
         yield Obstacle(
-            sentence=f"environment.container.image is {container.image!r}, and there is no such file; correct it, or "
-            "name an image in a registry (docker://...)"
+            sentence=f"environment.container.image is {container.image!r}, but that file does not exist; correct it, "
+            "or name an image in a registry (docker://...)"
         )
     for mount in container.mounted:
         if not Path(mount.source).exists():

@@ -80,7 +80,8 @@ def choose_cluster(requested: Literal["auto", "slurm", "local", "here"], environ
     if configuration and not Path(configuration).is_file():
         # A user who sets it wants that Slurm and not this machine, and Slurm's commands would fail.
         raise SubmissionError(
-            f"SLURM_CONF is {configuration!r}, and there is no such file; correct or unset it, or use --cluster local"
+            f"SLURM_CONF is {configuration!r}, but that file does not exist; correct or unset it, or use "
+            "--cluster local"
         )
     search_path = environment.get("PATH")
     missing = None

@@ -307,7 +307,7 @@ def find_template(name: str | None) -> Path:
         path = Path(name)
         if path.is_file():
             return path
-        problem = "which is not a regular file" if path.exists() else "and there is no such file"
+        problem = "which is not a regular file" if path.exists() else "but that file does not exist"
         raise TemplateError(f"--template is {name!r}, {problem}; give the path of a template")
     folder = shipped_directory("templates")
     path = folder / f"{name}{SUFFIX}"
@@ -315,7 +315,7 @@ def find_template(name: str | None) -> Path:
         return path
     names = ", ".join(sorted(entry.name.removesuffix(SUFFIX) for entry in folder.glob(f"*{SUFFIX}")))
     raise TemplateError(
-        f"--template is {name!r}, and there is no such template; write one of {names}, or a file's path"
+        f"--template is {name!r}, but no template has that name; write one of {names}, or a file's path"
     )
 
 
@@ -323,7 +323,7 @@ def _text_of(file: Path) -> str:
     """Return the text of a template.
 
     Raises:
-        TemplateError: it cannot be read, or is no text of at most 1 MB.
+        TemplateError: it cannot be read, or is not a text of at most 1 MB.
     """
     text = read_text(file)
     if isinstance(text, Problem):
@@ -355,7 +355,7 @@ class _FolderLoader(BaseLoader):
 def _environment(folder: Path) -> SandboxedEnvironment:
     """Return the environment of a folder's templates, which compiles a template again after a change.
 
-    They extend the default template by the name ``hpcddp/sbatch.sh.j2``, which is none of a file beside them.
+    They extend the default template by the name ``hpcddp/sbatch.sh.j2``, which no file beside them can have.
     """
     shipped = _FolderLoader(shipped_directory("templates"))
     environment = SandboxedEnvironment(

@@ -116,7 +116,7 @@ def why_used_up(requeues: Mapping[Cause, int], requeue: Requeue, cause: Cause) -
         return None
     if limit == 0:
         return f"{budget.field} is 0"
-    return f"{budget.field} is {limit}, all used up"
+    return f"{budget.field} is {limit}, and that is used up"
 
 
 def why_cascade(events: Sequence[Event], attempt: int) -> str | None:

@@ -17,9 +17,9 @@ class ActionKind(StrEnum):
     """What the supervisor does."""
 
     FINISH = "finish"
-    """Nothing: the run's result is there."""
+    """Do nothing, because the run has its result."""
     FENCED = "fenced"
-    """Nothing at all: a newer attempt owns the run."""
+    """Do nothing and write nothing, because a newer attempt owns the run."""
     RESTART = "restart"
     """Start the tasks again in this job."""
     REQUEUE = "requeue"

@@ -350,7 +350,7 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
 
 
 def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done: Requeued, *, by: str) -> Ending:
-    """Make sure that a requeue lasts, and record what came of it; ``by`` is who requeued the job, if not its user."""
+    """Make sure that a requeue lasts, and record the result; ``by`` is who requeued the job, if not its user."""
     requeue = attempt_facts.spec.requeue
     # Slurm repairs a requeue that it has forgotten, if Requeue is 1 and the script has ended.
     must_stay = not requeue.left_to_slurm

@@ -25,7 +25,7 @@ class JobNodes:
         self._lost: set[str] = set()
 
     def use(self, node: str) -> None:
-        """Note that a rank runs on a node, which is no spare one then."""
+        """Note that a rank runs on a node, which is then not a spare one."""
         self._used.add(node)
         if node in self._spare:
             self._spare.remove(node)

@@ -335,7 +335,7 @@ class MemberService:
             if member.is_done or self._phase == "ended":
                 return
             if self._phase == "gathering":
-                self.end(f"rank {member.number} has gone while the ranks met")
+                self.end(f"rank {member.number} was lost while the ranks met")
             else:
                 self._break({member.number: None})
 
@@ -351,7 +351,7 @@ class MemberService:
         if not lost or self._phase == "ended":
             return
         if self._phase == "gathering":
-            self.end(f"rank {min(lost)} has gone while the ranks met")
+            self.end(f"rank {min(lost)} was lost while the ranks met")
         else:
             self._break(dict.fromkeys(lost, NODE_LOST))
 
@@ -400,7 +400,7 @@ class MemberService:
         if exited:
             self.end(f"rank {exited[0]} has ended by itself ({dead[exited[0]]})")
         elif unexplained and now > self._change.explain_until:
-            self.end(f"rank {unexplained[0]} has gone, and srun does not say why")
+            self.end(f"rank {unexplained[0]} has ended, and srun does not say why")
         elif not unexplained and all(member.left is not None for member in self._members.values()):
             self._go_on()
         elif now > self._change.deadline:

@@ -162,7 +162,7 @@ def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, s
 def wait_and_requeue(
     job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, before: Requeued
 ) -> Requeued:
-    """Stay after a request in vain, until Slurm requeues a preempted job itself or slurmctld answers again.
+    """Stay after a request without effect, until Slurm requeues a preempted job itself or slurmctld answers again.
 
     A job whose script ends within the grace time of a preemption, or while slurmctld is away, may never be requeued
     (measured).

@@ -59,7 +59,7 @@ class Newcomers:
         self._refused: dict[int, str] = {}
 
     def start(self, number: int, task: Mapping[str, str]) -> None:
-        """Start a process for a rank on the node where it has been; the others do without if that is impossible.
+        """Start a process for a rank on the node where it has been; the others go on without it if that is impossible.
 
         Args:
             number: the number of the rank.

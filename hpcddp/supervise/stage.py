@@ -1,6 +1,6 @@
 """Copy data to a disk of this node before the tasks start (``environment.stage``); srun starts it once on each node.
 
-The data gets the name of the target when it is complete, with a mark that says of which source it is. An attempt that
+The data gets the name of the target when it is complete, with a mark that names its source. An attempt that
 finds the mark copies nothing. A directory without a mark, or of another user, is not used.
 """
 
@@ -36,7 +36,7 @@ _OF_OTHERS: Final = 0o022
 
 
 class StageError(HpcddpError):
-    """The data cannot be copied, and could not be another time."""
+    """The data cannot be copied, and another try would fail too."""
 
     kind = "stage"
     exit_code: ClassVar[int] = ExitCode.USER_CODE
@@ -125,7 +125,7 @@ def _stage(wanted: Stage, environment: Mapping[str, str]) -> str:
     status = source.stat()
     mark = Staged(source=wanted.source, size=status.st_size, modified_ns=status.st_mtime_ns)
     if _is_there(target, mark):
-        return f"{target} has it from an earlier attempt or job"
+        return f"{target} has the data from an earlier attempt or job"
     began = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
     # The name is that of job and node, so that an attempt removes what the one before it has left.
@@ -144,7 +144,7 @@ def _stage(wanted: Stage, environment: Mapping[str, str]) -> str:
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return f"{target} has it after {time.monotonic() - began:.1f} s"
+    return f"{target} has the data after {time.monotonic() - began:.1f} s"
 
 
 def _is_there(target: Path, mark: Staged) -> bool:
@@ -158,7 +158,7 @@ def _is_there(target: Path, mark: Staged) -> bool:
     status = target.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & _OF_OTHERS or not target.is_dir() or target.is_symlink():
         raise StageError(
-            f"{target} is there already, and is no directory that only you can change; write another "
+            f"{target} exists already, and is not a directory that only you can change; write another "
             "environment.stage.target"
         )
     try:
@@ -167,13 +167,13 @@ def _is_there(target: Path, mark: Staged) -> bool:
         raise StageError(error.message) from error
     if held is None:
         raise StageError(
-            f"{target} is there already, and environment.stage has not made it; remove it on that node, or write "
+            f"{target} exists already, but environment.stage did not make it; remove it on that node, or write "
             "another environment.stage.target"
         )
     if held != mark:
         raise StageError(
-            f"{target} holds {held.source} as it was before, or another source; remove it on that node, or write "
-            "another environment.stage.target"
+            f"{target} holds a copy of {held.source}, which has changed since or is not the source any more; remove it "
+            "on that node, or write another environment.stage.target"
         )
     return True
 

@@ -1,4 +1,4 @@
-"""Watch srun while the tasks run: end it where it waits in vain, and warn the tasks of their end.
+"""Watch srun while the tasks run: end it where it waits for tasks that have ended, and warn the tasks of their end.
 
 srun learns from a slurmstepd on each node that its tasks have ended. If a slurmstepd was killed, srun waits until the
 time limit of the job (measured with Slurm 22.05.8), and the nodes stay taken. At the limit Slurm kills the batch script
@@ -179,7 +179,7 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """A sign that srun may be waiting in vain.
+    """A sign that srun may be waiting for tasks that have ended.
 
     Args:
         sentence: what has happened.

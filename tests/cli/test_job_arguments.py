@@ -267,7 +267,7 @@ def test_a_command_without_two_hyphens_is_recognised(
     for name in ("submit", "render"):
         assert boundary.run(app, [name, *given]) == 2
         message = golden.message(capsys.readouterr().err)
-        assert message.startswith(f"hpcddp: {first} is a program, and no job file;")
+        assert message.startswith(f"hpcddp: {first} is a program, not a job file;")
         assert message.endswith(f": hpcddp {name} {meant}\n")
 
 

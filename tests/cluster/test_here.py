@@ -109,7 +109,7 @@ def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
         sandbox.wait(shell.job_id)
         done = sandbox.run(*HPCDDP, "submit", str(job), *HERE, cwd=tmp_path, check=False, env=env)
         assert done.returncode == 2
-        assert f"SLURM_JOB_ID is {shell.job_id}, and that job does not run; submit" in done.stderr
+        assert f"SLURM_JOB_ID is {shell.job_id}, but that job is not running; submit" in done.stderr
 
 
 def test_a_run_that_is_cancelled_or_loses_its_allocation_is_saved_and_resumed(

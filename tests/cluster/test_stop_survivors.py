@@ -191,7 +191,7 @@ def test_a_run_whose_failures_are_used_up_saves_its_step_and_ends(scenario_resul
     (saved,) = [event for event in scenario_result.events("save") if event.reason == "other ranks have gone"]
     assert saved.step == records(scenario_result.run)[-1]["step"]
     (failure,) = scenario_result.events("failure")
-    assert "requeue.max_failures is 1, all used up" in scenario_result.log()
+    assert "requeue.max_failures is 1, and that is used up" in scenario_result.log()
     assert failure.attempt == 0
     # Not rank 1, whose death the others survived.
     assert "rank 2 on n4" in scenario_result.result["reason"]

@@ -174,7 +174,7 @@ BAD = {
         f"{GOOD}resources: {{time_limit: 1:75}}\n",
         (
             "job.yaml:4: resources.time_limit: is '1:75'",
-            "75 stands where",
+            "75 as minutes or seconds",
             "below 60",
             "write minutes (90), 90min, 2h",
         ),

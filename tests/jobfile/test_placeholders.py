@@ -113,7 +113,7 @@ def test_a_sweep_and_the_tasks_fill_in_one_command(load: Load, refuse: Refuse) -
 
 def test_a_sweep_of_whole_commands_checks_each(refuse: Refuse) -> None:
     (line,) = refuse("command: [t]\nsweep: {command: [[t, '{run_dir}'], [t, '{run_dir} {']]}\n", good=MINE)
-    assert_facts(line, "sweep.command: makes element 1", "'{run_dir} {{'")
+    assert_facts(line, "sweep.command: leads to an error in element 1", "'{run_dir} {{'")
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_profile_that_is_missing_is_named_where_it_is_asked_for(
     (line,) = refuse("profile: cluster_b\n", profiles=profiles)
     assert_facts(line, "job.yaml:4: profile: is 'cluster_b'", "did you mean cluster-a?")
     (line,) = refuse(sets=("profile=x",), profiles=profiles)
-    assert_facts(line, "--set profile: is 'x'", "there are cluster-a")
+    assert_facts(line, "--set profile: is 'x'", "the profiles are cluster-a")
     (line,) = refuse("profile: x\n", profiles=tmp_path / "none")
     assert_facts(line, "job.yaml:4: profile: is 'x'", "none/x.toml with hpcddp init x", "leave profile out")
     (line,) = refuse("profile: x\n")

@@ -98,7 +98,7 @@ IN_TRAIN = {
     "precision: tf32": ("train.precision: is tf32", "write bf16 or fp32", "ask for GPUs"),
     "num_classes: 5": ("train.num_classes: is 5", "digits has 10 classes", "write 10 or more", "leave it out"),
     "model_args: {num_classes: 10}": ("train.model_args.num_classes: is given", "write train.num_classes"),
-    "dataset_args: {size: 3}": ("train.dataset_args.size: is no argument of dataset digits", "remove it"),
+    "dataset_args: {size: 3}": ("train.dataset_args.size: is not an argument of dataset digits", "remove it"),
     "optimizer: {nesterov: true}": (
         "train.optimizer.nesterov: is true",
         "momentum is 0",

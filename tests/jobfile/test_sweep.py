@@ -50,7 +50,7 @@ WRONG = {
     ),
     "sweep: {train.seed: 0..9999, train.epochs: 1..11}": (
         "sweep: has 110000 elements",
-        "100000 are the most",
+        "at most 100000",
         "split it into several sweeps",
     ),
     "sweep: {train.sed: [1]}": ("sweep.train.sed: is not a field of train", "did you mean train.seed?"),
@@ -88,14 +88,14 @@ WRONG = {
         "put double quotes around it",
     ),
     "sweep: {learning_rate.schedule: [cosine], learning_rate.min: [0.05, 0.3], train.seed: [0, 1]}": (
-        "sweep.learning_rate.min: makes elements 2, 3",
+        "sweep.learning_rate.min: leads to an error in elements 2, 3",
         'learning_rate.schedule="cosine"',
         "learning_rate.min is 0.3",
         "learning_rate.base 0.1",
         "write less than that",
     ),
     "sweep: {environment.env.RANDOM: [x]}": (
-        "sweep.environment.env.RANDOM: makes element 0",
+        "sweep.environment.env.RANDOM: leads to an error in element 0",
         "names RANDOM, which bash reserves",
         "remove it",
     ),
@@ -167,8 +167,8 @@ def refused(load: Load, more: str, sets: tuple[str, ...]) -> bool:
 def test_elements_with_the_same_error_are_named_together_with_what_they_have_in_common(refuse: Refuse) -> None:
     rate = "learning_rate.schedule: [cosine, step], learning_rate.milestones: [[]]"
     (line,) = refuse(f"sweep: {{train.seed: [0, 1, 2, 3], {rate}}}\n")
-    assert_facts(line, "job.yaml:4: sweep.learning_rate.milestones: makes elements 1, 3, 5 and 1 more")
-    assert_facts(line, 'with learning_rate.schedule="step", learning_rate.milestones=[], where')
+    assert_facts(line, "job.yaml:4: sweep.learning_rate.milestones: leads to an error in elements 1, 3, 5 and 1 more")
+    assert_facts(line, 'with learning_rate.schedule="step", learning_rate.milestones=[]:')
     assert_facts(line, "learning_rate.milestones is empty", "write the epochs", "[30, 60, 80]")
 
 

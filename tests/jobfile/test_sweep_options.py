@@ -108,7 +108,7 @@ def test_several_axes_are_a_grid_in_place_of_the_job_files(tmp_path: Path) -> No
         (("train.seed=\0",), ("--sweep train.seed: contains a NUL character", "remove it")),
         (
             ("train.seed=0..9999", "train.epochs=1..11"),
-            ("--sweep: has 110000 elements", "100000 are the most", "split it into several sweeps"),
+            ("--sweep: has 110000 elements", "at most 100000", "split it into several sweeps"),
         ),
     ],
 )

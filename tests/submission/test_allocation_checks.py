@@ -42,7 +42,7 @@ def answer(here: Path, text: str) -> None:
     ("variables", "problem"),
     [
         ({}, "SLURM_JOB_ID is not set"),
-        ({"SLURM_JOB_ID": "12;id"}, "SLURM_JOB_ID is '12;id', which is no job id"),
+        ({"SLURM_JOB_ID": "12;id"}, "SLURM_JOB_ID is '12;id', which is not a job id"),
         ({"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}, "srun has started this shell as a step of job 12"),
     ],
 )
@@ -60,9 +60,9 @@ def test_a_shell_without_an_allocation_is_told_how_to_get_one(
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        ("RUNNING", "COMPLETED", "that job does not run"),
-        ("RUNNING", "PENDING", "that job does not run"),
-        (f"({os.getuid()})", f"({os.getuid() + 1})", "of another user"),
+        ("RUNNING", "COMPLETED", "that job is not running"),
+        ("RUNNING", "PENDING", "that job is not running"),
+        (f"({os.getuid()})", f"({os.getuid() + 1})", "belongs to another user"),
     ],
     ids=["completed", "pending", "of another user"],
 )
@@ -72,7 +72,7 @@ def test_an_allocation_that_cannot_be_used_is_named(
     answer(here, DETAILS.replace(before, after))
     (error,) = errors_of(here, {}, "here", {"SLURM_JOB_ID": "12"}, resources=RESOURCES)
     message = golden.message(error)
-    assert "SLURM_JOB_ID is 12, and that" in message
+    assert "SLURM_JOB_ID is 12, but that" in message
     assert problem in message
     assert SALLOC in message
 
@@ -89,7 +89,7 @@ def test_an_allocation_that_slurm_does_not_show_is_named_with_slurms_reason(here
     (error,) = errors_of(here, {}, "here", {"SLURM_JOB_ID": "12"}, resources=RESOURCES)
     message = golden.message(error)
     assert "SLURM_JOB_ID is 12, " in message
-    assert "that job does not run" in message
+    assert "that job is not running" in message
     assert SALLOC in message
 
 
@@ -97,9 +97,9 @@ def test_an_allocation_that_slurm_does_not_show_is_named_with_slurms_reason(here
     ("resources", "facts"),
     [
         ({"nodes": 4}, ("resources.nodes is 4", "has 3;", "--nodes=4 ")),
-        ({"nodes": 3, "tasks_per_node": 3}, ("3 CPUs on each of 3 nodes", "on 2 only;", "--ntasks-per-node=3 ")),
+        ({"nodes": 3, "tasks_per_node": 3}, ("3 CPUs on each of 3 nodes", "on only 2 nodes;", "--ntasks-per-node=3 ")),
         ({"cpus_per_task": 5}, ("5 CPUs on its node", "at most 4 on a node;", "--cpus-per-task=5;")),
-        ({"nodes": 3, "gpus_per_node": 1}, ("1 GPU on each of 3 nodes", "on 2 only;", "--gres=gpu:1 ")),
+        ({"nodes": 3, "gpus_per_node": 1}, ("1 GPU on each of 3 nodes", "on only 2 nodes;", "--gres=gpu:1 ")),
         ({"nodes": 2, "gpus_per_node": 4}, ("4 GPUs on each of 2 nodes", "at most 2 on a node;", "--gres=gpu:4 ")),
     ],
 )

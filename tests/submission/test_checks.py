@@ -31,7 +31,7 @@ def test_everything_that_is_missing_is_said_at_once(here: Path, golden: GoldenMe
     assert venv.startswith("environment.venv is 'gone', ")
     assert "(python -m venv gone)" in venv
     assert data.startswith("train.data_dir is 'nowhere', ")
-    assert "no such directory" in data
+    assert "that directory does not exist" in data
 
 
 @pytest.mark.parametrize("nodelist", ["n1,n2", "n[1-2]", "n1,n2,n1"])

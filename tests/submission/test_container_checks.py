@@ -14,7 +14,7 @@ def test_pyxis_needs_slurm_and_is_asked_of_srun(here: Path, golden: GoldenMessag
     container = {"container": {"image": "nvcr.io#nvidia/pytorch:24.05-py3"}}
     (error,) = errors_of(here, container, "local")
     assert golden.message(error).startswith("environment.container.runtime is pyxis, ")
-    assert "this machine is no cluster" in error
+    assert "a run on this machine does not use srun" in error
     assert "; write runtime: apptainer, " in error
     program(here, "srun")
     (warning,) = warnings_of(here, container)

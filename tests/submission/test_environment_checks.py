@@ -29,7 +29,7 @@ def test_a_virtual_environment_without_an_interpreter_is_named(here: Path, golde
     Path("empty").mkdir()
     (error,) = errors_of(here, {"venv": "empty"})
     assert golden.message(error).startswith("environment.venv is 'empty', ")
-    assert "no empty/bin/python; " in error
+    assert "but empty/bin/python does not exist; " in error
     assert "(python -m venv empty)" in error
 
 
@@ -87,7 +87,7 @@ def test_an_interpreter_of_the_users_own_is_looked_at_too(here: Path, golden: Go
     for name in ("/no/such/python", "python9.99"):
         (error,) = errors_of(here, {"python": name})
         assert golden.message(error).startswith(f"environment.python is {name!r}, ")
-        assert "no such program; " in error
+        assert "no program of that name; " in error
     # Modules may add it on the node.
     (*_, note) = warnings_of(here, {"python": "python9.99", "modules": ["python/9.99"]})
     assert note == error
@@ -99,15 +99,15 @@ def test_a_uv_project_says_what_to_run(here: Path, golden: GoldenMessages) -> No
         assert golden.message(error, {REQUIREMENT: "HPCDDP"}).startswith("environment.uv is 'project', ")
         return error
 
-    assert "no project/pyproject.toml; " in refusal()
+    assert "but project/pyproject.toml does not exist; " in refusal()
     Path("project").mkdir()
     Path("project/pyproject.toml").touch()
     error = refusal()
-    assert "no directory project/.venv; " in error
+    assert "the directory project/.venv does not exist; " in error
     assert "(python -m pip install uv)" in error
     assert error.endswith(" run: uv sync --project project")
     program(here, "uv")
-    assert refusal().endswith("project/.venv; run: uv sync --project project")
+    assert refusal().endswith("project/.venv does not exist; run: uv sync --project project")
     virtual(Path("project/.venv"), with_hpcddp=False)
     assert refusal().endswith(f"; run: uv add --project project {REQUIREMENT}")
 
@@ -149,7 +149,7 @@ def test_conda_environments_are_found_by_name_and_by_directory(here: Path) -> No
     [
         ("gone", "make it: conda create --name gone python"),
         ("./gone", "make it: conda create --prefix ./gone python"),
-        ("empty", "no {here}/conda/envs/empty/bin/python; install python and hpcddp in it"),
+        ("empty", "{here}/conda/envs/empty/bin/python does not exist; install python and hpcddp in it"),
     ],
 )
 def test_a_conda_environment_that_cannot_be_used_is_named(

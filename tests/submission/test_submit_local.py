@@ -145,13 +145,13 @@ def test_a_pickle_that_was_changed_is_not_loaded(tmp_path: Path) -> None:
             ["--set", "environment.python=/no/such/python"],
             "x",
             "environment.python is '/no/such/python', ",
-            "no such program; ",
+            "no program of that name; ",
         ),
         (
             ["--set", "train.dataset=cifar10", "--set", "train.data_dir=nowhere"],
             "x",
             "train.data_dir is 'nowhere', ",
-            "no such directory; ",
+            "that directory does not exist; ",
         ),
     ],
 )

@@ -271,7 +271,7 @@ def test_a_sweep_of_too_many_processes_is_refused(
         submit_sweep(swept(257))
     message = golden.message(caught.value)
     assert message.startswith("the sweep has 257 elements, ")
-    assert " 256 are the most; split it " in message
+    assert "at most 256 are allowed; split it " in message
     assert not (tmp_path / "runs").exists()
 
 

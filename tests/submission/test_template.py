@@ -308,7 +308,7 @@ def test_a_path_without_a_file_is_named(golden: GoldenMessages, name: str) -> No
         find_template(name)
     message = golden.message(caught.value)
     assert message.startswith(f"--template is {name!r}, ")
-    assert " no such file; " in message
+    assert "that file does not exist; " in message
 
 
 def test_templates_lie_beside_the_package_in_a_checkout() -> None:

@@ -91,7 +91,7 @@ def test_a_run_without_progress_says_how_long_and_which_field(golden: GoldenMess
     [
         ({Cause.PREEMPTION: 1000}, Cause.PREEMPTION, None),
         ({Cause.TIME_LIMIT: 1}, Cause.TIME_LIMIT, None),
-        ({Cause.TIME_LIMIT: 2}, Cause.TIME_LIMIT, "requeue.max_time_limits is 2, all used up"),
+        ({Cause.TIME_LIMIT: 2}, Cause.TIME_LIMIT, "requeue.max_time_limits is 2, and that is used up"),
         ({}, Cause.CRASH, "requeue.max_failures is 0"),
         ({Cause.CRASH: 5, Cause.NODE_FAILURE: 5}, Cause.NODE_FAILURE, None),
         ({Cause.TIME_LIMIT: 9, Cause.REQUEUED: 9}, Cause.REQUEUED, None),

@@ -266,7 +266,7 @@ def test_an_infrastructure_failure_within_its_budget_is_requeued(tmp_path: Path,
     append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=1, step=3)
     ending = scenario.end()
     assert ending.exit_code == 71
-    assert "requeue.max_failures is 1, all used up" in ending.text
+    assert "requeue.max_failures is 1, and that is used up" in ending.text
 
 
 def test_a_lost_node_is_no_failure_of_the_run(

@@ -162,7 +162,7 @@ def test_tasks_that_are_killed_each_time_are_run_again_as_often_as_max_failures_
     command.leave(-15, notice="terminated")
     ending = command.end()
     assert (ending.exit_code, slurm.calls) == (71, ["requeue 7"])
-    assert "requeue.max_failures is 1, all used up" in ending.text
+    assert "requeue.max_failures is 1, and that is used up" in ending.text
 
 
 def test_tasks_that_were_told_to_end_while_slurm_shows_no_reason_are_a_failure(

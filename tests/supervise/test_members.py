@@ -331,7 +331,7 @@ def test_an_end_that_srun_does_not_explain_is_not_survived(cluster: Cluster) -> 
     later = time.monotonic() + 6
     cluster.now = lambda: later
     cluster.settle()
-    assert cluster.reasons() == ["rank 1 has gone, and srun does not say why"] * 3
+    assert cluster.reasons() == ["rank 1 has ended, and srun does not say why"] * 3
 
 
 def test_a_rank_that_does_not_leave_in_time_ends_the_generation(cluster: Cluster) -> None:

@@ -83,7 +83,7 @@ def test_restarts_and_requeues_have_one_budget(scenario: Scenario) -> None:
     append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=2, step=3)
     ending = scenario.end()
     assert (ending.exit_code, ending.next_attempt) == (71, None)
-    assert "requeue.max_failures is 2, all used up" in ending.text
+    assert "requeue.max_failures is 2, and that is used up" in ending.text
 
 
 def test_a_restart_that_did_not_help_is_followed_by_a_requeue(scenario: Scenario, slurm: FakeSlurm) -> None:

@@ -75,14 +75,14 @@ def test_an_archive_is_unpacked_once(
     source = archive(tmp_path / name, {"train/cat/1.jpg": "a cat", "val/dog/2.jpg": "a dog"}, kind)
     target = tmp_path / "node" / "images"
     code, said = run(attempt, source, target)
-    assert (code, said.startswith(f"{target} has it after ")) == (0, True)
+    assert (code, said.startswith(f"{target} has the data after ")) == (0, True)
     assert (target / "train" / "cat" / "1.jpg").read_text() == "a cat"
     # An archive may say that all users may write.
     assert target.stat().st_mode & 0o777 == 0o700
     kept = (target / "val" / "dog" / "2.jpg").stat().st_mtime_ns
     code, said = run(attempt, source, target)
     assert code == 0
-    assert_facts(golden.message(said), f"{target} has it", "an earlier attempt")
+    assert_facts(golden.message(said), f"{target} has the data", "an earlier attempt")
     assert (target / "val" / "dog" / "2.jpg").stat().st_mtime_ns == kept
     assert [path.name for path in target.parent.iterdir()] == ["images"]
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_used_is_a_failure_record_and_one_sentence(
     mine.mkdir(mode=0o700)
     assert run(attempt, source, mine, SLURM_PROCID="3", SLURMD_NODENAME="n4")[0] == 70
     message = golden.message(failure_sentence(attempt, read_failures(attempt)))
-    assert_facts(message, "environment.stage on n4", f"{mine} is there already")
+    assert_facts(message, "environment.stage on n4", f"{mine} exists already")
     assert_facts(message, "remove it on that node", "another environment.stage.target")
     assert failed(attempt).rank == 3
     assert list(mine.iterdir()) == []
@@ -127,13 +127,13 @@ def test_what_cannot_be_used_is_a_failure_record_and_one_sentence(
     assert run(attempt, source, target)[0] == 0
     os.utime(source, ns=(0, 0))
     assert run(attempt, source, target)[0] == 70
-    assert_facts(golden.message(failed(attempt).message), f"{target} holds {source}", "as it was before", "remove it")
+    assert_facts(golden.message(failed(attempt).message), f"{target} holds a copy of {source}", "has changed since", "remove it")
     (target / MARK).write_text("{")
     assert run(attempt, source, target)[0] == 70
     assert_facts(golden.message(failed(attempt).message), str(target), "remove the directory on that node")
     target.chmod(0o777)
     assert run(attempt, source, target)[0] == 70
-    assert_facts(golden.message(failed(attempt).message), f"{target} is there already", "only you can change")
+    assert_facts(golden.message(failed(attempt).message), f"{target} exists already", "only you can change")
 
     assert run(attempt, source, "$NOT_SET_HERE/a") == (70, failed(attempt).message)
     # Another node may see the file.
