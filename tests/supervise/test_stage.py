@@ -127,7 +127,9 @@ def test_what_cannot_be_used_is_a_failure_record_and_one_sentence(
     assert run(attempt, source, target)[0] == 0
     os.utime(source, ns=(0, 0))
     assert run(attempt, source, target)[0] == 70
-    assert_facts(golden.message(failed(attempt).message), f"{target} holds a copy of {source}", "has changed since", "remove it")
+    assert_facts(
+        golden.message(failed(attempt).message), f"{target} holds a copy of {source}", "has changed since", "remove it"
+    )
     (target / MARK).write_text("{")
     assert run(attempt, source, target)[0] == 70
     assert_facts(golden.message(failed(attempt).message), str(target), "remove the directory on that node")
