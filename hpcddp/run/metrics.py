@@ -119,7 +119,7 @@ def read_metrics(path: Path, size: int) -> Lines[MetricsLine]:
 
     Args:
         path: its ``metrics.jsonl``; it need not exist.
-        size: how many bytes are read at most.
+        size: how many bytes are read; more where they hold no record and only a few lines.
 
     Raises:
         RecordError: it cannot be read.

@@ -26,6 +26,10 @@ LARGEST_RECORD: Final = 1 << 28
 """Bytes; no writer makes one as large, and a file of a damaged size is not read into memory."""
 LATEST_TIME: Final = float(1 << 33)
 """Seconds since the epoch; later is no time at which anything of a run happened."""
+_MOST_SEARCHED: Final = 1 << 24
+"""Bytes at the end of a log in which a record is looked for behind lines that are none."""
+_MOST_DAMAGED: Final = 20
+"""Where so many lines are no records, those before them are most likely none either."""
 _KEY: Final = "format"
 
 
@@ -202,15 +206,22 @@ def read_last_lines(path: Path, kind: type[RecordT], size: int) -> Lines[RecordT
 
     Args:
         path: the log.
-        size: how many bytes are read at most.
+        size: how many bytes are read; more, up to 16 MiB, where they hold no record and only a few lines.
 
     Raises:
         RecordError: it cannot be read.
     """
     size = min(size, LARGEST_RECORD - 1)
-    # The byte before says whether the first line is whole.
-    content = read_last_bytes(path, size + 1)
-    return parse_lines(content, kind, begins_within=len(content) > size)
+    while True:
+        # The byte before says whether the first line is whole.
+        content = read_last_bytes(path, size + 1)
+        begins_within = len(content) > size
+        lines = parse_lines(content, kind, begins_within=begins_within)
+        is_searched = size >= _MOST_SEARCHED or lines.damaged >= _MOST_DAMAGED
+        if lines.records or not begins_within or is_searched:
+            return lines
+        # A very long line, or a damaged one, hides no record before it.
+        size *= 4
 
 
 def read_last_bytes(path: Path, size: int = LARGEST_RECORD) -> bytes:

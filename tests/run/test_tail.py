@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcddp.run import record
 from hpcddp.run.files import begin_of_last_lines
 from hpcddp.run.metrics import read_metrics
 from hpcddp.run.record import RecordError
@@ -33,7 +34,23 @@ def test_only_what_is_damaged_is_counted(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"step": 2}\n7\n{"step": 3}\n{"st')
     assert read_metrics(path, 1000).damaged == 1
     # The torn lines at both ends are not.
-    assert read_metrics(path, 15).damaged == 0
+    assert read_metrics(path, 17).damaged == 0
+
+
+@pytest.mark.parametrize("last", ['{"step": 4, "x": "%s"', '{"step": 4, "x": "%s\n', "%s\n"])
+def test_a_very_long_line_that_is_damaged_hides_no_record_before_it(tmp_path: Path, last: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n' + last % ("x" * 200_000))
+    assert steps(path)[-1] == 2
+
+
+def test_a_log_without_any_record_is_not_read_to_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    monkeypatch.setattr(record, "_MOST_SEARCHED", 5000)
+    path.write_text('{"step": 1}\n' + "x" * 100_000)
+    assert steps(path) == []
+    path.write_text('{"step": 1}\n' + '{"loss": 1}\n' * 200)
+    assert steps(path) == []
 
 
 def test_any_name_may_be_one_of_the_users_own_numbers(tmp_path: Path) -> None:
