@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.rehearse.cause import likely_cause
 from hpcddp.rehearse.compare import Comparison, compare
 from hpcddp.rehearse.faults import FAULTS, REQUEUE, SANDBOX_FAULTS, Fault
+from hpcddp.rehearse.guard import clean_up, guarded
 from hpcddp.rehearse.interrupts import interrupted_by_signals
 from hpcddp.rehearse.plan import Place, gpus_here, make_small
 from hpcddp.rehearse.project import read_project
@@ -25,12 +25,9 @@ from hpcddp.rehearse.trial import (
     Disturbed,
     Stage,
     Undisturbed,
-    end_jobs,
-    end_processes,
     run_disturbed,
     run_undisturbed,
 )
-from hpcddp.run.index import forget_missing_runs
 
 Verdict = Literal["equal", "rounding", "came back", "differs", "starts over", "not compared", "not tried", "lost"]
 """``rounding``: equal but for the rounding of sums. ``came back``: the good end with another world size. ``lost``: it
@@ -247,21 +244,17 @@ def _directory_of_rehearsal(keep: Path | None, run_root: Path | None) -> Iterato
             raise UserError(
                 f"--keep is {keep}, and this directory cannot be made ({error.strerror}); name one that does not exist"
             ) from None
-    try:
-        with interrupted_by_signals():
-            yield root
-    finally:
+    is_kept = keep is not None
+    with guarded(root, is_kept=is_kept):
         try:
-            end_jobs(root)
-            end_processes(root)
+            with interrupted_by_signals():
+                yield root
         finally:
-            if keep is None:
-                shutil.rmtree(root, ignore_errors=True)
-                forget_missing_runs(root)
-                if run_root is not None:
-                    with suppress(OSError):
-                        # It is empty if it was made for this rehearsal.
-                        run_root.rmdir()
+            clean_up(root, is_kept=is_kept)
+            if run_root is not None and not is_kept:
+                with suppress(OSError):
+                    # It is empty if it was made for this rehearsal.
+                    run_root.rmdir()
 
 
 def _judge(fault: Fault, reference: Undisturbed, disturbed: Disturbed) -> TrialReport:

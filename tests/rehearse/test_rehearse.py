@@ -141,6 +141,23 @@ def test_whoever_ends_a_rehearsal_ends_all_that_it_started(project: Path, tmp_pa
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_rehearsal_that_is_killed_leaves_nothing_that_it_has_not_promised_to_keep(
+    project: Path, tmp_path: Path, *, keeps: bool
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    kept = ("--keep", str(scratch / "kept")) if keeps else ()
+    words = [sys.executable, "-m", "hpcddp", "rehearse", *kept, "--", sys.executable, "program.py", "waits"]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with subprocess.Popen(words, cwd=project, env=environment, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: processes_below(scratch), "the processes of the rehearsal")
+        process.kill()
+    wait_until(lambda: not processes_below(scratch), "their end")
+    left = ["kept"] if keeps else []
+    wait_until(lambda: [path.name for path in scratch.iterdir()] == left, "the end of the clean-up")
+
+
 @pytest.mark.parametrize(
     ("words", "way_out"),
     [
