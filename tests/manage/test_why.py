@@ -295,6 +295,27 @@ def test_a_run_that_was_forgotten_before_it_began_says_so(made: FakeRun, golden:
     assert "job 7 is unknown to Slurm" in sentence
 
 
+@pytest.mark.parametrize("reason", ["JobLaunchFailure", "RaisedSignal:53(Real-time_signal_19)"])
+def test_a_directory_that_the_nodes_do_not_see_is_told(made: FakeRun, reason: str) -> None:
+    answer = why(made.submitted(), queued(state="FAILED", reason=reason))
+    assert answer.why == (
+        f"its script did not start, because Slurm could not open {made.run.batch_log}: the nodes do not see this "
+        "directory, or may not write there; submit the job again with a run_root on a file system that all nodes share"
+    )
+    # It would end in the same way.
+    assert answer.command is None
+
+
+@pytest.mark.parametrize("reason", ["JobLaunchFailure", "NonZeroExitCode"])
+def test_a_job_that_could_write_or_failed_otherwise_is_not_said_to_lack_its_directory(
+    made: FakeRun, reason: str
+) -> None:
+    made.submitted()
+    if reason == "JobLaunchFailure":
+        made.run.batch_log.write_text("")
+    assert "Slurm says that job 7 is FAILED" in why(made, queued(state="FAILED", reason=reason)).why
+
+
 def test_what_slurm_still_knows_of_a_run_without_a_result_is_told(made: FakeRun, golden: GoldenMessages) -> None:
     made.submitted().started().failed(3, step=20).event("train")
     answer = why(made, queued(state="OUT_OF_MEMORY"))
