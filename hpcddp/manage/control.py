@@ -18,7 +18,7 @@ from hpcddp.manage.run_files import Job
 from hpcddp.manage.status import RunStatus, left_behind
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
-from hpcddp.run.files import user_name
+from hpcddp.run.files import user_name, write_errors_printed
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import RequeueRequest, request_requeue
 from hpcddp.run.record import RecordError
@@ -165,13 +165,15 @@ def _conclude(status: RunStatus) -> int:
     run = status.run
     attempt = status.files.attempt
     sweep = None if run.path.exists() else sweep_of(run)
-    if sweep is not None:
-        begin_element(sweep, index_of(run))
     saved_step = newest_saved_step(read_events(run.events))
     reason = _NEVER_RAN if attempt is None else _CANCELLED_BETWEEN_ATTEMPTS
     result = unfinished_result(run, "cancelled", reason, ExitCode.INTERRUPTED, attempt=attempt, saved_step=saved_step)
-    write_result(run, result)
-    _append_stop_event(run, attempt or 0, reason, now=status.now)
+    # Its job or its process has been ended already.
+    with write_errors_printed(run.result):
+        if sweep is not None:
+            begin_element(sweep, index_of(run))
+        write_result(run, result)
+        _append_stop_event(run, attempt or 0, reason, now=status.now)
     return saved_step
 
 
@@ -213,7 +215,8 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
         if not element.state.has_nodes and element.run.path.is_dir():
             _conclude(element)
     # Elements that have not begun have no directory of their own.
-    _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
+    with write_errors_printed(sweep.directory.events):
+        _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
     return _sentence_about_sweep(sweep, alive, is_local=not job_ids, signalled=signalled)
 
 

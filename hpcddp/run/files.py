@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
 
+from hpcddp.errors import write_message
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -96,6 +98,15 @@ def make_reserves(reserves: Iterable[Path]) -> None:
 def is_full(error: OSError) -> bool:
     """Return whether a file system has no block or no inode left, or the user's quota is used up."""
     return error.errno in _FULL
+
+
+@contextmanager
+def write_errors_printed(path: Path) -> Iterator[None]:
+    """Print that a file could not be written, and continue: a full disk prevents no requeue, and no cancellation."""
+    try:
+        yield
+    except OSError as error:
+        write_message(f"{path} cannot be written ({error.strerror})")
 
 
 def full_disk(directory: Path) -> str | None:

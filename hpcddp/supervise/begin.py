@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar, get_args
 
-from hpcddp.errors import HpcddpError, UserError, printable, write_message
+from hpcddp.errors import HpcddpError, UserError, counted, printable, write_message
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import OtherDefaultsError, dump_job, parse_from_script
 from hpcddp.polling import wait_until
@@ -54,6 +54,8 @@ from hpcddp.supervise.requeue_found_at_start import cause_of_requeue, record_req
 from hpcddp.supervise.requeue_job import forbid_requeue
 
 _POLL_S: Final = 5.0
+# No time limit and no signal ends the wait of a run on this machine: bash handles a signal after begin.
+_LOCAL_PATIENCE_S: Final = 60.0
 T = TypeVar("T")
 
 
@@ -133,7 +135,7 @@ def begin(
         PredecessorError: a run that must finish before has ended in another way.
         CodeError: the code has changed, and it is frozen.
         DirectoryAwayError: the directory that the run had before is not there after ten minutes.
-        DiskFullError: the disk is still full after ten minutes.
+        DiskFullError: the disk is still full after ten minutes, on this machine after one.
         OtherDefaultsError: another version with other defaults has rendered the script, and no job file has them all.
     """
     job_id = slurm_job_id(environment)
@@ -167,7 +169,7 @@ def begin(
         is_by_hand=run_id is None,
         warnings=warnings,
     )
-    attempt = _when_there_is_space(run, partial(_begin_unless_finished, script))
+    attempt = _when_there_is_space(run, environment, partial(_begin_unless_finished, script))
     return "" if attempt is None else str(attempt.path)
 
 
@@ -184,7 +186,7 @@ def begin_again(attempt: AttemptDirectory, spec: JobSpec, environment: Mapping[s
     Raises:
         FencedError: another script has begun the next attempt.
         CodeError: the code has changed, and it is frozen; the result is written.
-        DiskFullError: the disk is still full after ten minutes; the result is written.
+        DiskFullError: the disk is still full after ten minutes, on this machine after one; the result is written.
         RecordError: the start of the attempt that has ended cannot be read.
     """
     previous = read_start(attempt)
@@ -201,7 +203,9 @@ def begin_again(attempt: AttemptDirectory, spec: JobSpec, environment: Mapping[s
     )
     code_changes = compare_code(attempt.run, spec)
     try:
-        following = _when_there_is_space(attempt.run, lambda: _create_attempt(attempt.run, start, attempt.number + 1))
+        following = _when_there_is_space(
+            attempt.run, environment, lambda: _create_attempt(attempt.run, start, attempt.number + 1)
+        )
     except _NumberTakenError:
         raise_if_fenced(attempt.run, attempt.number)
         raise
@@ -274,13 +278,18 @@ def _begin_unless_finished(script: _Script) -> AttemptDirectory | None:
             continue
 
 
-def _when_there_is_space(run: RunDirectory, begin_attempt: Callable[[], T]) -> T:
+def _when_there_is_space(run: RunDirectory, environment: Mapping[str, str], begin_attempt: Callable[[], T]) -> T:
     """Return what ``begin_attempt`` returns; call it again while the disk of the run is full.
 
+    Args:
+        environment: the batch script's environment.
+
     Raises:
-        DiskFullError: the disk is still full after ten minutes.
+        DiskFullError: the disk is still full after ten minutes, on this machine after one.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    patience_s = PATIENCE_S if slurm_job_id(environment) else _LOCAL_PATIENCE_S
+    patience = counted(round(patience_s / 60), "minute")
+    deadline = time.monotonic() + patience_s
     is_first = True
     while True:
         try:
@@ -290,16 +299,15 @@ def _when_there_is_space(run: RunDirectory, begin_attempt: Callable[[], T]) -> T
                 raise
             full = full_disk_sentence(run.path, error)
             if time.monotonic() >= deadline:
-                raise _given_up(run, full) from error
+                raise _given_up(run, f"{full}, and no space became free in {patience}") from error
         if is_first:
-            write_message(f"{full}; waiting up to {PATIENCE_S / 60:g} minutes for space")
+            write_message(f"{full}; waiting up to {patience} for space")
         is_first = False
         time.sleep(_POLL_S)
 
 
-def _given_up(run: RunDirectory, full: str) -> DiskFullError:
+def _given_up(run: RunDirectory, why: str) -> DiskFullError:
     """Return the error about a disk that stays full, and write it as the result of the run."""
-    why = f"{full}, and no space became free in {PATIENCE_S / 60:g} minutes"
     with suppress(OSError):
         write_unfinished(run, "stopped", f"it was not started again: {why}", ExitCode.INFRASTRUCTURE)
     return DiskFullError(f"run {run.run_id} is not started: {why}; make room, and resume: {resume_command(run)}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -18,6 +16,7 @@ from hpcddp.run.code import CodeError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import CONTINUATIONS, EventKind, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import describe_failure, failure_sentence
+from hpcddp.run.files import write_errors_printed
 from hpcddp.run.job_records import ProgramEnd, read_start
 from hpcddp.run.ownership import FencedError, fenced_sentence
 from hpcddp.run.record import RecordError
@@ -174,11 +173,11 @@ def _give_up(attempt: AttemptDirectory, error: RecordError) -> Ending:
         code = ExitCode.INFRASTRUCTURE
         saved = _saved_step(run)
         result = unfinished_result(run, "stopped", error.message, code, attempt=attempt.number, saved_step=saved)
-        with _write_errors_printed(run.result):
+        with write_errors_printed(run.result):
             # A damaged one stays: it may be of a run that has finished.
             if error.path != run.result:
                 write_result(run, result)
-        with _write_errors_printed(run.events):
+        with write_errors_printed(run.events):
             append_event(run.events, kind="stop", time=time.time(), attempt=attempt.number, reason=error.message)
     text = f"attempt {attempt.number} of run {run.run_id} has ended, and it will not be requeued: {error.message}"
     return Ending(exit_code=ExitCode.INFRASTRUCTURE, text=text)
@@ -206,7 +205,7 @@ def _conclude_program(attempt_facts: AttemptFacts, program: ProgramEnd) -> None:
     if attempt_facts.is_fenced:
         return
     attempt = attempt_facts.attempt
-    with _write_errors_printed(attempt.run.path):
+    with write_errors_printed(attempt.run.path):
         if program.finished:
             result = Result(
                 status=FINISHED,
@@ -300,7 +299,7 @@ def _restart(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     from hpcddp.supervise.begin import DiskFullError, begin_again
 
     attempt = attempt_facts.attempt
-    with _write_errors_printed(attempt.run.result):
+    with write_errors_printed(attempt.run.result):
         attempt.run.result.unlink(missing_ok=True)
     _append_stop(attempt_facts)
     _append(attempt_facts, "restart", _why(attempt_facts), cause=str(attempt_facts.cause), by="hpcddp")
@@ -377,13 +376,13 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
     """Record the requeue, set the start time, and return the summary."""
     run = attempt_facts.attempt.run
     job_id = attempt_facts.job_id or ""
-    with _write_errors_printed(run.result):
+    with write_errors_printed(run.result):
         run.result.unlink(missing_ok=True)
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=str(attempt_facts.counted_cause), job_id=job_id, by=by)
     requeue = attempt_facts.spec.requeue
     if requeue.avoid_failed_nodes:
-        with _write_errors_printed(run.events):
+        with write_errors_printed(run.events):
             avoid_failing_nodes(attempt_facts.attempt, job_id, attempt_facts.environment)
     left = requeue_job.leave(
         job_id,
@@ -497,7 +496,7 @@ def _conclude(attempt_facts: AttemptFacts, status: str, reason: str, exit_code: 
     if attempt_facts.full_disk is not None:
         reason = f"{reason}; {attempt_facts.full_disk}"
     result = unfinished_result(attempt.run, status, reason, exit_code, attempt=attempt.number, saved_step=saved_step)
-    with _write_errors_printed(attempt.run.result):
+    with write_errors_printed(attempt.run.result):
         write_result(attempt.run, result)
 
 
@@ -517,7 +516,7 @@ def _append(
         facts["error"] = error
     if kind in CONTINUATIONS and attempt_facts.node_faults:
         facts["node_faults"] = attempt_facts.node_faults
-    with _write_errors_printed(attempt.run.events):
+    with write_errors_printed(attempt.run.events):
         append_event(
             attempt.run.events,
             kind=kind,
@@ -528,12 +527,3 @@ def _append(
             cause=cause,
             **facts,
         )
-
-
-@contextmanager
-def _write_errors_printed(path: Path) -> Iterator[None]:
-    """Print what could not be written, and continue: a full disk must not prevent a requeue."""
-    try:
-        yield
-    except OSError as error:
-        write_message(f"{path} cannot be written ({error.strerror})")

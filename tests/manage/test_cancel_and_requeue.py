@@ -23,6 +23,7 @@ from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
 from tests.manage.runs import NOON, FakeRun, make, queued
 from tests.messages import GoldenMessages
+from tests.small_disk import fill_inodes, small_disk
 
 TRAINING = "name: digits\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n"
 PROGRAM = 'name: digits\ncommand: ["true"]\n'
@@ -103,6 +104,18 @@ def test_a_run_that_waits_is_concluded_here_for_nobody_else_could(
     assert result["attempts"] == int(started)
     assert result["reason"] == f"cancelled by its user before it {'ran again' if started else 'started'}"
     assert look(made).state == "cancelled"
+
+
+def test_a_run_on_a_full_disk_is_cancelled_and_its_result_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        made, slurm = make(disk).submitted(), Slurm()
+        fill_inodes(disk)
+        said = cancel(look(made, queued(state="PENDING")), end=slurm.end)
+        assert slurm.calls == ["end ['7']"]
+        assert "run run-1 is cancelled (job 7)" in said
+        assert f"{made.run.result} cannot be written (No space left on device)" in capsys.readouterr().err
 
 
 def test_a_run_that_has_ended_is_left_alone(tmp_path: Path, golden: GoldenMessages) -> None:

@@ -20,6 +20,7 @@ from hpcddp.run.job_records import read_decision, read_start
 from hpcddp.run.result import FINISHED, Result, finish_run, read_result
 from hpcddp.stop.reasons import StopReason
 from hpcddp.supervise.__main__ import main
+from hpcddp.supervise.begin import DiskFullError
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 from tests.small_disk import FILLS, make_room, small_disk
@@ -198,6 +199,17 @@ def test_a_disk_that_stays_full_ends_the_start_with_one_sentence(
     assert (result.status, result.exit_code) == ("stopped", 71)
     assert_facts(golden.message(result.reason), "not started again", full_disk(scenario), "10 minutes")
     assert run.newest_attempt() == 0
+
+
+def test_a_start_on_this_machine_which_no_signal_reaches_waits_for_a_minute(
+    disk: Path, slurm: FakeSlurm, fill: Fill, tmp_path: Path
+) -> None:
+    elsewhere = Scenario(tmp_path, LOCAL)
+    elsewhere.directory = disk
+    fill(disk)
+    with pytest.raises(DiskFullError, match="no space became free in 1 minute; make room"):
+        elsewhere.begin(LOCAL)
+    assert slurm.waited == pytest.approx(60, abs=5)
 
 
 def test_a_directory_that_is_away_for_a_time_is_waited_for(
