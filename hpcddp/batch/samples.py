@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,8 @@ def _run(command: list[str], directory: Path, timeout_s: float) -> tuple[str, st
             os.killpg(child.pid, signal.SIGKILL)
             return "", "", None
         except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
+            # At Ctrl-C, communicate waits for a moment, and the child may have ended.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             raise
         return output, errors, child.returncode

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -160,7 +160,9 @@ def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, code: SubmissionCode
             _record_submission(request, processes[0])
         except BaseException:
             for process in processes:
-                os.kill(int(process), signal.SIGKILL)
+                # It may have ended.
+                with suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
             raise
     return SweepSubmission(sweep=sweep, processes=tuple(processes), notes=notes)
 

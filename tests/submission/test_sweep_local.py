@@ -292,6 +292,26 @@ def test_a_submission_that_fails_leaves_no_process_and_no_file(tmp_path: Path, m
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_end_of_a_process_does_not_hide_why_a_submission_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    started: list[Any] = []
+
+    def ends_at_once(*arguments: Any) -> Any:
+        if started:
+            started[0].job._process.kill()
+            started[0].job._process.wait(timeout=_TIMEOUT_S)
+            raise OSError(28, "No space left on device")
+        started.append(submit_script(*arguments))
+        return started[0]
+
+    monkeypatch.setattr(submission, "submit_script", ends_at_once)
+    with pytest.raises(OSError, match="No space left"):
+        submit_sweep(swept(2))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_element_that_waits_on_another_machine_is_not_lost(local: LocalSweep) -> None:
     sweep = local.submit(2)
     local.wait_for_begun(1)
