@@ -489,8 +489,12 @@ def _configured_kind(launch: LauncherCommand, environment: Mapping[str, str]) ->
     """Return the kind of training in accelerate's configuration file; None without one."""
     files = [Path(launch.configuration)] if launch.configuration else _default_configurations(environment)
     for file in files:
-        with suppress(OSError, UnicodeDecodeError), file.open(encoding="utf-8") as text:
-            match = _DISTRIBUTED_TYPE.search(text.read(_LONGEST_CONFIGURATION))
+        with suppress(OSError, UnicodeDecodeError):
+            if not file.is_file():
+                # What a pipe holds is for accelerate, and its opening may wait for ever.
+                continue
+            with file.open(encoding="utf-8") as text:
+                match = _DISTRIBUTED_TYPE.search(text.read(_LONGEST_CONFIGURATION))
             return None if match is None else match[1]
     return None
 

@@ -195,9 +195,9 @@ def lines_of(source: LogSource) -> Iterator[LogLine]:
     end = sys.maxsize if source.end is None else source.end
     times = Times(sizes=(), times=(0.0,))
     try:
+        times = read_times(source.path)
         if source.path.is_fifo():
             raise NotRegularError(errno.EINVAL, "it is a named pipe", str(source.path))
-        times = read_times(source.path)
         yield from _timed(source, lines_from(source.path, source.begin, end=end, with_last=True), times)
     except OSError as error:
         yield LogLine(time=times.times[-1], source=source, text=f"(this log cannot be read: {why_unreadable(error)})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,12 @@ def test_the_kind_of_training_in_a_configuration_of_accelerate_stays(
     (tmp_path / "accelerate" / "default_config.yaml").write_text(text)
     at_home = replace(WORLD, environment={"HF_HOME": str(tmp_path)})
     assert filled_in("accelerate launch a.py", at_home) == f"accelerate launch {ACCELERATE}{options} a.py"
+
+
+def test_a_configuration_that_is_a_pipe_is_left_to_accelerate(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    words = f"--config_file {tmp_path}/pipe.yaml a.py"
+    assert filled_in(f"accelerate launch {words}") == f"accelerate launch {ACCELERATE} --multi_gpu {words}"
 
 
 def job_of(words: str, **resources: int) -> JobSpec:

@@ -55,6 +55,16 @@ def test_what_was_written_last_has_the_time_of_the_logs_last_change(made: FakeRu
     assert (last.text, last.time - NOON) == ("killed in the middle of", 50)
 
 
+def test_a_pipe_in_the_place_of_a_log_has_the_time_of_its_last_change(made: FakeRun) -> None:
+    log = made.attempt().rank_log(1)
+    log.unlink()
+    times_of(log).unlink()
+    os.mkfifo(log)
+    os.utime(log, (NOON + 4, NOON + 4))
+    (line,) = [line for line in merged(sources(made.attempt())) if line.source.rank == 1]
+    assert line.time - NOON == 4
+
+
 def test_a_log_without_times_has_that_of_its_last_change(made: FakeRun) -> None:
     times_of(made.attempt().rank_log(1)).unlink()
     assert "".join(line.text for line in merged(sources(made.attempt()))) == "abecdf"
