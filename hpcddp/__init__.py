@@ -7,9 +7,11 @@ line does not wait for torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 from hpcddp.version import __version__
+
+# A type checker takes it for true. The import of typing would be the longest one before hpcddp.__main__ handles Ctrl-C.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from hpcddp.api import Run, Sweep, plan, render, runs, submit

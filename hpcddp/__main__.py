@@ -11,11 +11,12 @@ _INTERRUPTED = 130
 def main() -> None:
     """Load the command line, run it, and exit with its code."""
     try:
-        # It takes long enough for Ctrl-C.
+        # The import takes long enough for Ctrl-C.
         from hpcddp.cli.main import main as run
+
+        run()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
-    run()
 
 
 if __name__ == "__main__":

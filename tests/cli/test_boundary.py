@@ -272,10 +272,12 @@ def test_a_command_of_another_name_is_answered_with_the_one_that_does_it(
     assert capsys.readouterr().err == f"hpcddp: there is no command {word}; write hpcddp {meant}\n"
 
 
-def test_an_interrupt_while_the_command_line_is_loaded_is_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+@pytest.mark.parametrize("module", ["typing", "typer"])
+def test_an_interrupt_while_the_command_line_is_loaded_is_no_traceback(tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     done = subprocess.run(
-        [sys.executable, "-m", "hpcddp", "status"],
+        # Without site, which may import typing before hpcddp does.
+        [sys.executable, "-S", "-m", "hpcddp", "status"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
         capture_output=True,
         text=True,
