@@ -518,6 +518,9 @@ class MemberService:
 
     def _may_break_again(self, step: int) -> bool:
         """Count the newest deaths as one; tell the ranks to end, and return False, if that were one too many."""
+        if all(how == NODE_LOST for how in self._change.dead.values()):
+            # It says nothing about the step, and there are fewer nodes each time.
+            return True
         if step != self._step_of_deaths:
             self._step_of_deaths = step
             self._deaths_at_step = 0
@@ -537,8 +540,6 @@ class MemberService:
                 "next one"
             )
             return False
-        if all(how == NODE_LOST for how in self._change.dead.values()):
-            return True
         if self._failures_left == 0:
             why = "requeue.max_failures is used up"
             if self._broken_at_step > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,7 @@ from hpcddp.processes import Process, find
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.failure import exits_of_tasks, failed_nodes
+from hpcddp.run.files import TAIL_BYTES
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import PublishedAddress, known_hosts, publish_members_address, read_start
 from hpcddp.slurm import commands
@@ -35,6 +37,10 @@ _SIGNALS: Final[Mapping[int, str]] = {134: "Aborted", 135: "Bus error", 137: "Ki
 _END_PATIENCE_S: Final = 60.0
 # What the batch log says of tasks that have ended may be on a file system that many jobs share.
 _LOOK_EVERY_S: Final = 2.0
+# What srun says where Slurm refuses the step of a process, or slurmctld does not answer (22.05 to 26.05).
+_NO_STEP: Final = b"Unable to create step"
+_START_AGAIN_AFTER_S: Final = 30.0
+_MOST_STARTS_AGAIN: Final = 10
 _LAUNCHER: Final = 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1'
 
 
@@ -54,7 +60,11 @@ class Newcomers:
         self._environment = environment
         self._cpus_per_task = cpus_per_task
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._nodes: dict[int, str] = {}
+        self._tasks: dict[int, Mapping[str, str]] = {}
+        # When the newest srun of each number was started, where its log begins, and how often it was started again.
+        self._started_at: dict[int, float] = {}
+        self._log_begins: dict[int, int] = {}
+        self._starts_again: Counter[int] = Counter()
         self._told: set[int] = set()
         self._refused: dict[int, str] = {}
 
@@ -65,6 +75,31 @@ class Newcomers:
             number: the number of the rank.
             task: the variables of srun of its task.
         """
+        self._told.discard(number)
+        self._refused.pop(number, None)
+        self._starts_again[number] = 0
+        self._tasks[number] = task
+        self._start(number)
+
+    def start_again(self, members: Collection[int]) -> None:
+        """Start those again for which Slurm has refused a step, as while slurmctld is away: ten times, 30 s apart."""
+        now = time.monotonic()
+        for number in self._processes.keys() - members:
+            is_due = now - self._started_at[number] >= _START_AGAIN_AFTER_S
+            if is_due and self._starts_again[number] < _MOST_STARTS_AGAIN and self._has_no_step(number):
+                self._starts_again[number] += 1
+                self._start(number)
+
+    def _has_no_step(self, number: int) -> bool:
+        if self.exit_of(number) in {None, NODE_LOST}:
+            return False
+        with suppress(OSError), self._attempt.newcomer_log(number).open("rb") as log:
+            log.seek(self._log_begins[number])
+            return _NO_STEP in log.read(TAIL_BYTES)
+        return False
+
+    def _start(self, number: int) -> None:
+        task = self._tasks[number]
         words = [
             "srun",
             "--overlap",
@@ -81,11 +116,10 @@ class Newcomers:
             _LAUNCHER,
             *self._command,
         ]
-        self._told.discard(number)
-        self._refused.pop(number, None)
-        self._nodes[number] = task["SLURMD_NODENAME"]
+        self._started_at[number] = time.monotonic()
         try:
             with self._attempt.newcomer_log(number).open("ab") as log:
+                self._log_begins[number] = log.tell()
                 self._processes[number] = subprocess.Popen(
                     words, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
@@ -100,7 +134,7 @@ class Newcomers:
         """Return how the newest process of a rank has ended, in srun's words, or None while it is not known."""
         if number in self._refused:
             return self._refused[number]
-        node = self._nodes.get(number) or _host_of(self._attempt, number)
+        node = self._tasks[number]["SLURMD_NODENAME"] if number in self._tasks else _host_of(self._attempt, number)
         # Slurm ends the tasks of a node that it has given up.
         if node in failed_nodes(self._attempt):
             return NODE_LOST
@@ -198,6 +232,7 @@ def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, new
         if service.is_training:
             for number, how in newcomers.without_success(service.members).items():
                 _record_without_success(attempt, number, how, len(service.members))
+            newcomers.start_again(service.members)
         if service.must_end and must_end_since is None:
             must_end_since = now
         if must_end_since is not None and now > must_end_since + _END_PATIENCE_S:

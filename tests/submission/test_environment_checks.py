@@ -217,7 +217,7 @@ def test_an_empty_data_directory_is_refused_like_a_missing_one(here: Path, golde
     (here / "data").mkdir()
     train = {"model": "resnet18", "dataset": "cifar10", "data_dir": str(here / "data")}
     (error,) = errors_of(here, {}, train=train)
-    assert golden.message(error).startswith(f"train.data_dir is '{here}/data', and the directory is empty; ")
+    assert golden.message(error).startswith(f"train.data_dir is '{here}/data', but that directory is empty; ")
     (here / "data" / "file").touch()
     assert warnings_of(here, {}, train=train) == []
 

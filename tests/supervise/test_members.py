@@ -520,6 +520,22 @@ def test_three_generations_that_break_at_one_step_are_the_last(new_cluster: Call
     assert cluster.last == [LastGeneration(reason=why, step=7, samples=[31, 4], is_cascade=True)]
 
 
+def test_nodes_that_are_lost_at_one_step_say_nothing_about_its_samples(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(world_size=10, nodes=("n1", "n2", "n3", "n4", "n5"), most_failures=10, min_nodes=1)
+    for generation, first in enumerate((8, 6, 4)):
+        cluster.exits[first + 1] = NODE_LOST
+        cluster.kill(first, NODE_LOST)
+        cluster.kill(first + 1, NODE_LOST)
+        cluster.leave(dict.fromkeys(cluster.channels, 7), generation)
+        assert cluster.formations()[0]["world_size"] == first
+        cluster.form(generation + 1)
+    # Only the deaths of processes count.
+    cluster.kill(3)
+    cluster.leave(dict.fromkeys(cluster.channels, 7), generation=3)
+    assert cluster.formations()[0]["world_size"] == 3
+    assert cluster.last == []
+
+
 def test_ranks_whose_states_after_the_same_step_differ_end_and_save_none(cluster: Cluster) -> None:
     cluster.kill(1)
     cluster.leave({0: 7, 2: 8, 3: 8}, checksums={0: 1, 2: 2, 3: 3})

@@ -10,6 +10,7 @@ import pytest
 
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.supervise import serve_members
 from hpcddp.supervise.serve_members import Newcomers
 
 TASK = {"SLURMD_NODENAME": "n2", "SLURM_PROCID": "3"}
@@ -62,6 +63,54 @@ def test_a_new_process_that_ends_before_it_joins_is_told_once(
     assert wait_until(lambda: new.without_success({0, 1, 2}), timeout_s=30, poll_s=0.01) == {3: how}
     assert new.without_success({0, 1, 2}) == {}
     assert new.without_success({0, 1, 2, 3}) == {}
+
+
+def test_a_process_for_which_slurm_has_no_step_is_started_again_and_told_once(
+    attempt: AttemptDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = "srun: error: Unable to create step for job 7: Unable to contact slurm controller"
+    # The controller is back when the file is there; then the process ends by itself.
+    srun = f'echo start >>"$RECORD"; [ -e "$RECORD.back" ] && exit 3; echo "{refusal}" >&2; exit 1'
+    new = newcomers(attempt, environment(tmp_path, srun))
+    record = tmp_path / "record"
+
+    def starts() -> int:
+        return record.read_text().count("start")
+
+    def has_ended() -> str | None:
+        return new.exit_of(3)
+
+    new.start(3, TASK)
+    assert wait_until(lambda: new.without_success({0, 1, 2}), timeout_s=30, poll_s=0.01) == {
+        3: "Exited with exit code 1"
+    }
+    new.start_again({0, 1, 2})
+    assert starts() == 1
+    monkeypatch.setattr(serve_members, "_START_AGAIN_AFTER_S", 0.0)
+    new.start_again({0, 1, 2, 3})
+    assert starts() == 1
+    new.start_again({0, 1, 2})
+    assert wait_until(has_ended, timeout_s=30, poll_s=0.01) == "Exited with exit code 1"
+    assert (starts(), new.without_success({0, 1, 2})) == (2, {})
+    record.with_name("record.back").touch()
+    new.start_again({0, 1, 2})
+    assert wait_until(has_ended, timeout_s=30, poll_s=0.01) == "Exited with exit code 3"
+    # That end is the process's own.
+    new.start_again({0, 1, 2})
+    assert starts() == 3
+
+
+def test_a_process_for_which_slurm_never_has_a_step_is_started_again_ten_times(
+    attempt: AttemptDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_members, "_START_AGAIN_AFTER_S", 0.0)
+    new = newcomers(attempt, environment(tmp_path, 'echo start >>"$RECORD"; echo "Unable to create step" >&2; exit 1'))
+    new.start(3, TASK)
+    for _ in range(20):
+        assert wait_until(lambda: new.exit_of(3), timeout_s=30, poll_s=0.01)
+        new.start_again({0, 1, 2})
+    assert wait_until(lambda: new.exit_of(3), timeout_s=30, poll_s=0.01)
+    assert (tmp_path / "record").read_text().count("start") == 11
 
 
 def test_where_no_process_can_be_started_the_others_do_without(
