@@ -302,7 +302,7 @@ def test_a_program_that_is_not_there_is_refused_at_once(tmp_path: Path, golden: 
     document = submit(tmp_path, "--", "no-such-program", "x", code=2)
     message = golden.message(document["error"]["message"])
     assert message.startswith("command is no-such-program x, ")
-    assert "no program 'no-such-program' on PATH" in message
+    assert "no program 'no-such-program' is on PATH" in message
     assert not (tmp_path / "runs").exists()
 
 
