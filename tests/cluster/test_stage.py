@@ -55,7 +55,7 @@ def test_each_node_copies_once_and_keeps_the_data_over_a_requeue(sandbox: Sandbo
     log = run.batch_log.read_text()
     for node in ("n1", "n2"):
         place = tmp_path / node / "images"
-        there = f"hpcddp: environment.stage on {node}: {place} has it"
+        there = f"hpcddp: environment.stage on {node}: {place} has the data"
         assert log.count(f"{there} after ") == 1, log
         assert log.count(f"{there} from an earlier attempt or job") == 1, log
         assert [path.name for path in place.parent.iterdir()] == ["images"]
