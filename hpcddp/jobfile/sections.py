@@ -304,7 +304,7 @@ class Requeue(Section):
     )
     max_time_limits: int = Field(50, ge=0, description="Largest number of requeues after the time limit.")
     max_failures: int = Field(
-        0, ge=0, description="Infrastructure failures after which the run goes on, by a restart or a requeue."
+        0, ge=0, description="Infrastructure failures after which the run goes on, in one of the ways of `recovery`."
     )
     recovery: Literal["auto", "restart", "requeue"] = Field(
         "auto",

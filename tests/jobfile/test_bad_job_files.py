@@ -14,6 +14,7 @@ import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
+from hpcddp.jobfile.datasets import DATASETS
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 
@@ -154,7 +155,7 @@ BAD = {
         f"{NAME}{BATCH}train: {{model: resnet18, dataset: mnist}}\n",
         (
             "job.yaml:3: train.dataset: is 'mnist'",
-            "digits, cifar10, imagefolder, synthetic",
+            ", ".join(DATASETS),
             "write pkg.module:function",
         ),
     ),
