@@ -43,11 +43,17 @@ def bash_error(text: str) -> BashError | None:
     if bash is None:
         return None
     read_text = _text_until_exit(text)
+    # The patterns of extglob are no error, because a line of the text may turn them on; without them, "!(" begins a
+    # subshell, as in "if !(test -d data) then".
+    error = _error_of(bash, "-O", read_text)
+    return None if error is None or _error_of(bash, "+O", read_text) is None else error
+
+
+def _error_of(bash: str, extglob: str, read_text: str) -> BashError | None:
     try:
-        # The patterns of extglob are no error, because a line of the text may turn them on. bash names the lines of a
-        # file, not those of its standard input.
+        # bash names the lines of a file, not those of its standard input.
         done = subprocess.run(
-            [bash, "-O", "extglob", "-n", "/dev/stdin"],
+            [bash, extglob, "extglob", "-n", "/dev/stdin"],
             input=read_text.encode(errors="replace"),
             capture_output=True,
             env={"LC_ALL": "C"},
@@ -66,8 +72,11 @@ def bash_error(text: str) -> BashError | None:
 
 
 def _text_until_exit(text: str) -> str:
-    """Return the text without what stands behind its first certain ``exit``, which bash never reads."""
+    """Return the text without what stands behind its first certain ``exit`` or ``exec PROGRAM``, never read."""
     for statement in read_shell(text)[0]:
-        if statement.command is not None and statement.command.texts[:1] == ("exit",):
+        words = () if statement.command is None else statement.command.words
+        # A variable behind exec may be empty, and exec then only redirects.
+        is_exec = len(words) > 1 and words[0].text == "exec" and re.match(r"[\w./]", words[1].text)
+        if is_exec or (words and words[0].text == "exit"):
             return "\n".join(text.split("\n")[: statement.last_line])
     return text

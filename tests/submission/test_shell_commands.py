@@ -171,6 +171,7 @@ def test_a_script_that_is_a_pipe_or_large_is_not_read() -> None:
     [
         (("bash", "-e", "run.sh"), "#!/bin/bash\nif true; then\n  echo\n", "run.sh is not valid bash (line 3: "),
         (("./run.sh",), "#!/bin/sh\nfi\n", "./run.sh is not valid bash (line 2: syntax error near unexpected token"),
+        (("bash", "run.sh"), 'exec > log\nexec "$@"\nexec ""\nfi\n', "run.sh is not valid bash (line 4: "),
         (("bash", "-ce", 'echo "a'), "", "the text of bash -c is not valid bash (line 1: "),
     ],
 )
@@ -185,6 +186,8 @@ def test_shell_text_with_a_syntax_error_is_refused(command: tuple[str, ...], scr
     ("command", "script"),
     [
         (("bash", "run.sh"), "shopt -s extglob\nls !(a)\nexit 0\nif this is a note\n"),
+        (("bash", "run.sh"), "exec > log\nexec ./train.py 1\nthis isn't shell\n"),
+        (("bash", "run.sh"), "if !(test -d data) then\n  echo\nfi\n"),
         (("zsh", "run.sh"), "for i (1 2) echo $i\n"),
         (("bash", "-c", "f() {{ echo {run_dir}; }}; f"), ""),
     ],
