@@ -27,6 +27,8 @@ class Argument:
 
     def problem_of(self, value: object) -> str | None:
         """Return what is wrong with a value, and what to write instead; None if the argument takes it."""
+        if value is None and self.default is None:
+            return None
         if isinstance(self.default, bool):
             return None if isinstance(value, bool) else "is neither true nor false; write one of them"
         is_size = isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-
-from hpcddp.script.shell import read_shell
 
 BASH_SYNTAX: Final = frozenset({"bash", "sh"})
 """The shells whose text bash can judge."""
 _TIMEOUT_S: Final = 10.0
 # A here-document without its end is a warning.
 _ERROR: Final = re.compile(r"^[^:\n]*: line (?P<line>[0-9]+): (?!warning: )(?P<message>.+)", re.MULTILINE)
+# A variable behind exec may be empty, and exec then only redirects.
+_LAST_LINE: Final = re.compile(r"(?:[^{(|&#]*;)?\s*(?:exit\b[^|&]*|exec\s+[\w./].*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,41 +43,48 @@ def bash_error(text: str) -> BashError | None:
     bash = shutil.which("bash")
     if bash is None:
         return None
-    read_text = _text_until_exit(text)
-    # The patterns of extglob are no error, because a line of the text may turn them on; without them, "!(" begins a
-    # subshell, as in "if !(test -d data) then".
-    error = _error_of(bash, "-O", read_text)
-    return None if error is None or _error_of(bash, "+O", read_text) is None else error
-
-
-def _error_of(bash: str, extglob: str, read_text: str) -> BashError | None:
-    try:
-        # bash names the lines of a file, not those of its standard input.
-        done = subprocess.run(
-            [bash, extglob, "extglob", "-n", "/dev/stdin"],
-            input=read_text.encode(errors="replace"),
-            capture_output=True,
-            env={"LC_ALL": "C"},
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode == 0:
-        return None
-    error = _ERROR.search(done.stderr.decode(errors="replace"))
+    error = _ERROR.search(_complaint(bash, text))
     if error is None:
         return None
-    last_line = read_text.rstrip("\n").count("\n") + 1
-    return BashError(line=min(int(error["line"]), last_line), message=error["message"])
+    lines = text.rstrip("\n").split("\n")
+    line = min(int(error["line"]), len(lines))
+    if _ends_before(bash, lines[: line - 1]):
+        return None
+    return BashError(line=line, message=error["message"])
 
 
-def _text_until_exit(text: str) -> str:
-    """Return the text without what stands behind its first certain ``exit`` or ``exec PROGRAM``, never read."""
-    for statement in read_shell(text)[0]:
-        words = () if statement.command is None else statement.command.words
-        # A variable behind exec may be empty, and exec then only redirects.
-        is_exec = len(words) > 1 and words[0].text == "exec" and re.match(r"[\w./]", words[1].text)
-        if is_exec or (words and words[0].text == "exit"):
-            return "\n".join(text.split("\n")[: statement.last_line])
-    return text
+def _complaint(bash: str, text: str) -> str:
+    """Return what bash says of a text that it cannot read; empty if it can, with or without the patterns of extglob.
+
+    A line of the text may turn them on. Without them, "!(" begins a subshell, as in "if !(test -d data) then".
+    """
+    complaints = []
+    for extglob in ("-O", "+O"):
+        try:
+            # bash names the lines of a file, not those of its standard input.
+            done = subprocess.run(
+                [bash, extglob, "extglob", "-n", "/dev/stdin"],
+                input=text.encode(errors="replace"),
+                capture_output=True,
+                env={"LC_ALL": "C"},
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        complaints.append(done.stderr.decode(errors="replace"))
+    return complaints[0] if all(complaints) else ""
+
+
+def _ends_before(bash: str, lines: Sequence[str]) -> bool:
+    """Return whether a text ends in these lines by ``exit`` or ``exec PROGRAM``: bash never reads what is behind that.
+
+    A line inside a condition, a loop or a here-document does not end it: bash cannot read the text up to there alone.
+    """
+    for count, line in enumerate(lines, start=1):
+        is_continued = count > 1 and lines[count - 2].rstrip().endswith(("||", "&&", "|", "\\"))
+        if is_continued or not _LAST_LINE.fullmatch(line):
+            continue
+        if not _complaint(bash, "\n".join(lines[:count]) + "\n"):
+            return True
+    return False

@@ -241,7 +241,9 @@ def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[
     if holds_files(Path(path)):
         return
     shown = "" if path == data_dir else f", which is {path!r} here"
-    what = "that directory is empty" if Path(path).is_dir() else "that directory does not exist"
+    what = "that directory does not exist"
+    if Path(path).exists():
+        what = "that directory is empty" if Path(path).is_dir() else "that is not a directory"
     yield Obstacle(
         sentence=f"train.data_dir is {data_dir!r}{shown}, but {what}; give the directory that holds the data"
     )

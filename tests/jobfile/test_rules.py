@@ -241,6 +241,11 @@ def test_a_size_of_a_data_set_is_a_whole_number_from_1_on(name: str, value: str,
     assert_facts(line, f"job.yaml:3: train.dataset_args.{name}: is no whole number from 1 on", "write one")
 
 
+def test_a_size_without_a_number_for_its_default_may_be_null(load: Load) -> None:
+    train = "{model: resnet18, dataset: imagefolder, data_dir: /data, dataset_args: {resize: null}}"
+    assert load(good=f"{TOP}train: {train}\n").spec.train is not None
+
+
 def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
     good = f"{TOP}train: {{model: resnet18, dataset: 'a:b', dataset_args: {{split: train}}}}\n"
     (line,) = refuse(good=good)

@@ -220,6 +220,8 @@ def test_an_empty_data_directory_is_refused_like_a_missing_one(here: Path, golde
     assert golden.message(error).startswith(f"train.data_dir is '{here}/data', but that directory is empty; ")
     (here / "data" / "file").touch()
     assert warnings_of(here, {}, train=train) == []
+    (error,) = errors_of(here, {}, train=train | {"data_dir": str(here / "data" / "file")})
+    assert golden.message(error).startswith(f"train.data_dir is '{here}/data/file', but that is not a directory; ")
 
 
 OTHER_PYTHON = "#!/bin/sh\necho {version} torch sklearn\n"

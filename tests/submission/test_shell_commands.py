@@ -172,6 +172,8 @@ def test_a_script_that_is_a_pipe_or_large_is_not_read() -> None:
         (("bash", "-e", "run.sh"), "#!/bin/bash\nif true; then\n  echo\n", "run.sh is not valid bash (line 3: "),
         (("./run.sh",), "#!/bin/sh\nfi\n", "./run.sh is not valid bash (line 2: syntax error near unexpected token"),
         (("bash", "run.sh"), 'exec > log\nexec "$@"\nexec ""\nfi\n', "run.sh is not valid bash (line 4: "),
+        (("bash", "run.sh"), "cd . || exit 1\nif [ -d a ]; then\nexit 1\n", "run.sh is not valid bash (line 3: "),
+        (("bash", "run.sh"), "cat <<END\nexit 0\nEND\necho 'a\n", "run.sh is not valid bash (line 4: "),
         (("bash", "-ce", 'echo "a'), "", "the text of bash -c is not valid bash (line 1: "),
     ],
 )
@@ -188,6 +190,8 @@ def test_shell_text_with_a_syntax_error_is_refused(command: tuple[str, ...], scr
         (("bash", "run.sh"), "shopt -s extglob\nls !(a)\nexit 0\nif this is a note\n"),
         (("bash", "run.sh"), "exec > log\nexec ./train.py 1\nthis isn't shell\n"),
         (("bash", "run.sh"), "if !(test -d data) then\n  echo\nfi\n"),
+        (("bash", "run.sh"), "(( n = 1 << 2 ))\ntrue; exit $?\nthis isn't shell\n"),
+        (("bash", "run.sh"), "x=$(ls # it's here\n)\nexit 0\nthis isn't shell\n"),
         (("zsh", "run.sh"), "for i (1 2) echo $i\n"),
         (("bash", "-c", "f() {{ echo {run_dir}; }}; f"), ""),
     ],
