@@ -221,7 +221,7 @@ def read_last_lines(path: Path, kind: type[RecordT], size: int) -> Lines[RecordT
         if lines.records or not begins_within or is_searched:
             return lines
         # A very long line, or a damaged one, hides no record before it.
-        size *= 4
+        size = min(4 * size, _MOST_SEARCHED)
 
 
 def read_last_bytes(path: Path, size: int = LARGEST_RECORD) -> bytes:

@@ -47,7 +47,7 @@ def test_a_very_long_line_that_is_damaged_hides_no_record_before_it(tmp_path: Pa
 def test_a_log_without_any_record_is_not_read_to_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     monkeypatch.setattr(record, "_MOST_SEARCHED", 5000)
-    path.write_text('{"step": 1}\n' + "x" * 100_000)
+    path.write_text('{"step": 1}\n' + "x" * 10_000)
     assert steps(path) == []
     path.write_text('{"step": 1}\n' + '{"loss": 1}\n' * 200)
     assert steps(path) == []

@@ -94,7 +94,7 @@ def _refuse_useless(loss: Loss, batch: Batch, data: str) -> None:
     """
     whole = loss.evaluate(batch)
     if not whole.finite:
-        what = "its gradient is not finite" if math.isfinite(whole.value) else f"is {whole.value}"
+        what = "has a gradient that is not finite" if math.isfinite(whole.value) else f"is {whole.value}"
         raise NoLossError(
             f"{loss.name} {what} on a batch of {data} ({batch.describe()}), and nothing can be compared with that; "
             "give it batches like your own with --data module:function"
