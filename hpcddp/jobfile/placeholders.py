@@ -63,6 +63,22 @@ def shell_text_index(words: Sequence[str]) -> int | None:
     Args:
         words: a command that begins with a shell.
     """
+    index, is_text = _shell_operand(words)
+    return index if is_text and index < len(words) else None
+
+
+def shell_script(words: Sequence[str]) -> str | None:
+    """Return the script that a shell is given, as in ``bash -o pipefail SCRIPT``; None for a text, and for nothing.
+
+    Args:
+        words: a command that begins with a shell.
+    """
+    index, is_text = _shell_operand(words)
+    return words[index] if not is_text and index < len(words) else None
+
+
+def _shell_operand(words: Sequence[str]) -> tuple[int, bool]:
+    """Return where the first word behind the options of a shell would stand, and whether an option makes it a text."""
     has_text = False
     index = 1
     while index < len(words) and words[index].startswith(("-", "+")):
@@ -77,7 +93,7 @@ def shell_text_index(words: Sequence[str]) -> int | None:
         has_text = has_text or (option.startswith("-") and "c" in option)
         # Each o and O takes a word behind them, the name of an option.
         index += option.count("o") + option.count("O")
-    return index if has_text and index < len(words) else None
+    return index, has_text
 
 
 def shell_text_indices(command: Sequence[str]) -> set[int]:

@@ -28,7 +28,7 @@ from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues, Source
 from hpcddp.jobfile.overrides import Override, read_override
 from hpcddp.jobfile.paths import expand_paths
-from hpcddp.jobfile.placeholders import SHELLS, shell_text_index, shell_text_indices
+from hpcddp.jobfile.placeholders import SHELLS, shell_script, shell_text_indices
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.profiles import Profile, Settings, SettingsError, read_profile, read_project
 from hpcddp.jobfile.validation import check_values
@@ -302,13 +302,10 @@ def name_of_command(command: Sequence[str]) -> str:
 
 def _program_name(command: Sequence[str]) -> str:
     """Return the name of a program; of a shell, that of its script, if it is given one."""
-    program, *arguments = command
-    if PurePath(program).name not in SHELLS:
-        return PurePath(program).name
-    if shell_text_index(command) is not None:
-        return ""
-    operand = next((word for word in arguments if not word.startswith(("-", "+"))), "")
-    return PurePath(operand).stem
+    program = PurePath(command[0]).name
+    if program not in SHELLS:
+        return program
+    return PurePath(shell_script(command) or "").stem
 
 
 def _with_shell_text(command: Sequence[str]) -> Iterator[Sequence[str]]:

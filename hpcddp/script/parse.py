@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.document import BYTE_ORDER_MARK, read_text
 from hpcddp.jobfile.problems import Problem
 from hpcddp.script.directives import DirectiveLine, Flag, is_blank_or_comment, read_directive_lines
 from hpcddp.script.shell import Command, Comment, Statement, read_shell
+from hpcddp.script.syntax import interpreter_of
 
 
 class ScriptError(UserError):
@@ -48,8 +49,7 @@ class Script:
     @property
     def interpreter(self) -> str:
         """The name of the program that its first line names, also behind ``env``; empty without one."""
-        names = [PurePosixPath(word).name for word in (self.shebang or "").split() if not word.startswith("-")]
-        return next((name for name in names if name != "env"), "")
+        return interpreter_of(self.shebang or "")
 
     @property
     def flags(self) -> tuple[Flag, ...]:

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePosixPath
 from typing import Final
 
 BASH_SYNTAX: Final = frozenset({"bash", "sh"})
@@ -34,6 +36,16 @@ class BashError:
         return f"line {self.line}: {self.message}"
 
 
+def interpreter_of(shebang: str) -> str:
+    """Return the name of the program that runs a script, also behind ``env``; empty without one.
+
+    Args:
+        shebang: the text behind ``#!`` in its first line.
+    """
+    names = [PurePosixPath(word).name for word in shebang.split() if not word.startswith("-")]
+    return next((name for name in names if name != "env"), "")
+
+
 def bash_error(text: str) -> BashError | None:
     """Return the first syntax error that bash would come to; None if there is none, or no bash here.
 
@@ -53,10 +65,12 @@ def bash_error(text: str) -> BashError | None:
     return BashError(line=line, message=error["message"])
 
 
+@lru_cache(maxsize=16)
 def _complaint(bash: str, text: str) -> str:
     """Return what bash says of a text that it cannot read; empty if it can, with or without the patterns of extglob.
 
     A line of the text may turn them on. Without them, "!(" begins a subshell, as in "if !(test -d data) then".
+    The elements of a sweep often share one script.
     """
     complaints = []
     for extglob in ("-O", "+O"):
@@ -72,8 +86,11 @@ def _complaint(bash: str, text: str) -> str:
             )
         except (OSError, subprocess.TimeoutExpired):
             return ""
-        complaints.append(done.stderr.decode(errors="replace"))
-    return complaints[0] if all(complaints) else ""
+        complaint = done.stderr.decode(errors="replace")
+        if not complaint:
+            return ""
+        complaints.append(complaint)
+    return complaints[0]
 
 
 def _ends_before(bash: str, lines: Sequence[str]) -> bool:

@@ -303,7 +303,8 @@ def _has_wandb_key(variables: Mapping[str, str]) -> bool:
     files += [Path(home) / name for name in (".netrc", "_netrc") if home]
     for file in files:
         try:
-            if netrc(file).authenticators(host) is not None:
+            # A named pipe would be waited for.
+            if file.is_file() and netrc(file).authenticators(host) is not None:
                 return True
         except OSError:
             continue

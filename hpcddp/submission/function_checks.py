@@ -182,12 +182,16 @@ def _no_function(spec: ModuleSpec, module: str, function: str, use: _Use | None)
 
 
 def _parse(spec: ModuleSpec, module: str) -> Module | None:
-    """Return the source of a module; None for a compiled one."""
+    """Return the source of a module; None for a compiled one, and for one that is nested too deeply for ``ast``."""
     source = spec.loader.get_source(spec.name) if isinstance(spec.loader, InspectLoader) else None
     if source is None:
         return None
     is_package = spec.submodule_search_locations is not None
-    return Module(name=module, is_package=is_package, body=ast.parse(source).body)
+    try:
+        body = ast.parse(source).body
+    except (RecursionError, MemoryError):
+        return None
+    return Module(name=module, is_package=is_package, body=body)
 
 
 def _calls_collectives(module: Module, name: str, *, read_module: ReadModule) -> str | None:

@@ -14,7 +14,13 @@ from typing import Final
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import Launcher, launcher_of
-from hpcddp.jobfile.placeholders import RUN_PLACEHOLDERS, SHELLS, fill_run_placeholders, shell_text_index
+from hpcddp.jobfile.placeholders import (
+    RUN_PLACEHOLDERS,
+    SHELLS,
+    fill_run_placeholders,
+    shell_script,
+    shell_text_index,
+)
 from hpcddp.run.files import open_regular
 from hpcddp.script.shell import Statement, read_shell
 from hpcddp.script.syntax import BASH_SYNTAX, bash_error
@@ -83,7 +89,7 @@ def shell_text_of(command: Sequence[str]) -> ShellText | None:
     text_index = shell_text_index(words)
     if text_index is not None:
         return ShellText(name=f"the text of {words[0]} -c", shell=shell, text=words[text_index])
-    file = next((word for word in words[1:] if not word.startswith(("-", "+"))), None)
+    file = shell_script(words)
     return None if file is None else ShellText(name=file, shell=shell, text=read_program(file), file=file)
 
 

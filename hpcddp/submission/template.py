@@ -32,7 +32,7 @@ from hpcddp.errors import HpcddpError, UserError, printable
 from hpcddp.jobfile.document import read_text
 from hpcddp.jobfile.problems import Problem
 from hpcddp.packages import shipped_directory
-from hpcddp.script.syntax import bash_error
+from hpcddp.script.syntax import BASH_SYNTAX, bash_error, interpreter_of
 from hpcddp.slurm.directives import Directive, quote_value, refuse_unwritable
 
 NOT_IN_A_WORD: Final = {"\0": "a NUL character"}
@@ -257,7 +257,10 @@ def refuse_broken_shell(text: str, template: str | None) -> None:
     Raises:
         TemplateError: has bash's first error.
     """
-    error = bash_error(text) if "bash" in text.partition("\n")[0] else None
+    first_line = text.partition("\n")[0]
+    if interpreter_of(first_line.removeprefix("#!")) not in BASH_SYNTAX:
+        return
+    error = bash_error(text)
     if error is not None:
         raise TemplateError(
             f"the template {template} makes a script that bash cannot parse ({error}); correct the line before it, "

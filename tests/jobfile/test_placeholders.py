@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.placeholders import fill_run_placeholders, shell_text_index
+from hpcddp.jobfile.placeholders import fill_run_placeholders, shell_script, shell_text_index
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import dump_job, parse_resolved
 from tests.facts import assert_facts
@@ -135,3 +135,17 @@ def test_a_sweep_of_whole_commands_checks_each(refuse: Refuse) -> None:
 )
 def test_the_text_of_a_shell_is_the_first_word_behind_its_options(words: tuple[str, ...], index: int | None) -> None:
     assert shell_text_index(words) == index
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (("bash", "x", "-c", "y"), "x"),
+        (("bash", "-eo", "pipefail", "x"), "x"),
+        (("bash", "--rcfile", "y", "x"), "x"),
+        (("bash", "-c", "x"), None),
+        (("bash", "-e"), None),
+    ],
+)
+def test_the_script_of_a_shell_is_the_first_word_behind_its_options(words: tuple[str, ...], script: str | None) -> None:
+    assert shell_script(words) == script

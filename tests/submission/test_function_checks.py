@@ -99,6 +99,12 @@ def test_a_function_that_may_be_there_is_accepted_and_its_module_is_not_imported
     assert not {"own_models", "own_package"} & (set(sys.modules) - before)
 
 
+@pytest.mark.parametrize("expression", [f"{'-' * 100_000}1", f"a{'.a' * 100_000}"])
+def test_a_module_that_is_nested_too_deeply_to_be_parsed_is_not_judged(here: Path, expression: str) -> None:
+    (here / "deep.py").write_text(f"x = {expression}\n\n\ndef build(num_classes): ...\n")
+    assert check_submittable(request_of(job(train={"model": "deep:build"}), cluster="slurm")) == ()
+
+
 TAKES = """
 import functools
 def build(num_classes, depth, width=64): ...

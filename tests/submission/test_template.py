@@ -322,6 +322,13 @@ def test_a_block_that_does_not_end_its_last_line_is_refused(template: Path, gold
     assert "write {% endblock %} on a line of its own" in message
 
 
+@pytest.mark.parametrize("interpreter", ["/bin/sh", "/usr/bin/env -S bash -l"])
+def test_a_script_of_sh_or_behind_env_is_parsed_too(interpreter: str, template: Path) -> None:
+    template.write_text(f"#!{interpreter}\nif true; then\necho\n")
+    with pytest.raises(TemplateError, match="bash cannot parse"):
+        rendered(str(template))
+
+
 def test_a_script_that_bash_cannot_parse_is_refused_before_it_is_submitted(
     template: Path, golden: GoldenMessages
 ) -> None:

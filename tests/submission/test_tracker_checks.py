@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,5 @@ def test_wandb_without_a_key_is_refused(
     assert "no key" in refusal(named, **elsewhere)
     (tmp_path / "other").write_text("machine wandb.example.org login user password x\n")
     check(named, {**elsewhere, "NETRC": str(tmp_path / "other")})
+    os.mkfifo(tmp_path / "pipe")
+    assert "no key" in refusal(named, **elsewhere, NETRC=str(tmp_path / "pipe"))
