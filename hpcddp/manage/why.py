@@ -22,7 +22,6 @@ from hpcddp.run.events import RECENT_BYTES, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures, rest_of_message
 from hpcddp.run.files import exists, read_tail
 from hpcddp.run.find import run_of_job
-from hpcddp.run.moved import resume_command_with_job
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
 from hpcddp.slurm.commands import QueuedJob
@@ -277,7 +276,7 @@ def _explain_missing_result(status: RunStatus) -> Answer:
     command = resume_command(run) if run.path.is_dir() and not _is_log_missing(status) else None
     if status.files.attempt is None and _reason_of_script(status) is not None:
         # Its own script would most likely end in the same way.
-        command = resume_command_with_job(run)
+        command = resume_command(run, with_job=True)
     return Answer(
         status=status,
         why=_why_without_result(status),

@@ -120,7 +120,7 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
     if not owner.script.exists():
         raise RunDirectoryError(
             f"the script of the run {run.path} does not exist; if the run is an element of a sweep, put the directory "
-            f"of its sweep beside it, or give the job file too: {resume_command_with_job(run)}"
+            f"of its sweep beside it, or give the job file too: {resume_command(run, with_job=True)}"
         )
     script = read_script(owner)
     in_script = _parse_script(script)
@@ -129,7 +129,7 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
         if recorded is not None and not is_same_directory(recorded, owner.path):
             raise RunDirectoryError(
                 f"the run {run.path} was moved, and its script, which is of a template of your own, cannot be updated; "
-                f"give the job file too: {resume_command_with_job(run)}"
+                f"give the job file too: {resume_command(run, with_job=True)}"
             )
         return run, directory
     path = directory / in_script.path
@@ -141,7 +141,7 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
         if above is None or in_script.path.is_absolute():
             raise RunDirectoryError(
                 f"the run {run.path} was submitted from {directory}, which no longer exists; give the job file "
-                f"too, in the directory that the code is in now: {resume_command_with_job(run)}"
+                f"too, in the directory that the code is in now: {resume_command(run, with_job=True)}"
             )
         return run, above
     write_text(owner.script, moved_script(script, in_script, owner))
@@ -209,8 +209,3 @@ def is_same_directory(first: Path, other: Path) -> bool:
     with suppress(OSError):
         return first == other or first.samefile(other)
     return False
-
-
-def resume_command_with_job(run: RunDirectory) -> str:
-    """Return the command that continues a run with its job file."""
-    return shlex.join(["hpcddp", "submit", "JOB", "--resume", str(run.path)])

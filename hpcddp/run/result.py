@@ -252,17 +252,18 @@ _REASONS: Mapping[StopReason, str] = MappingProxyType(
 )
 
 
-def resume_command(run: RunDirectory, *, after: Sequence[Path] = ()) -> str:
+def resume_command(run: RunDirectory, *, with_job: bool = False, after: Sequence[Path] = ()) -> str:
     """Return the one command that continues a run.
 
     A run whose script was submitted by hand needs its job file, and one with a template of the user's own needs both.
 
     Args:
+        with_job: whether its job file must be given in any case, because the script cannot be used again.
         after: the directories of the runs that must finish first.
     """
     words = ["hpcddp", "submit"]
     template = _template_of(run)
-    if template is not None or not run.submission.exists():
+    if with_job or template is not None or not run.submission.exists():
         words.append("JOB")
     words += ["--resume", str(run.path)]
     if template is not None:

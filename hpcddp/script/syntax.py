@@ -16,6 +16,8 @@ BASH_SYNTAX: Final = frozenset({"bash", "sh"})
 _TIMEOUT_S: Final = 10.0
 # A here-document without its end is a warning.
 _ERROR: Final = re.compile(r"^[^:\n]*: line (?P<line>[0-9]+): (?!warning: )(?P<message>.+)", re.MULTILINE)
+# bash is run for each line that may end a text: 30 take less than half a second.
+_MOST_CANDIDATES: Final = 30
 # A variable behind exec may be empty, and exec then only redirects.
 _LAST_LINE: Final = re.compile(r"(?:[^{(|&#]*;)?\s*(?:exit\b[^|&]*|exec\s+[\w./].*)")
 
@@ -98,10 +100,15 @@ def _ends_before(bash: str, lines: Sequence[str]) -> bool:
 
     A line inside a condition, a loop or a here-document does not end it: bash cannot read the text up to there alone.
     """
+    candidates = 0
     for count, line in enumerate(lines, start=1):
         is_continued = count > 1 and lines[count - 2].rstrip().endswith(("||", "&&", "|", "\\"))
         if is_continued or not _LAST_LINE.fullmatch(line):
             continue
+        candidates += 1
+        if candidates > _MOST_CANDIDATES:
+            # Nobody knows where a text ends that has so many: it is not judged.
+            return True
         if not _complaint(bash, "\n".join(lines[:count]) + "\n"):
             return True
     return False

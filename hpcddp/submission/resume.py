@@ -27,7 +27,7 @@ from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, locked, open_regular, user_name, why_unreadable, write_bytes
 from hpcddp.run.job_file import read_exported_values, read_script, read_submitted_job
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
-from hpcddp.run.moved import original_of, resume_command_with_job, script_owner, update_script_path
+from hpcddp.run.moved import original_of, script_owner, update_script_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training, runs_script
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
@@ -521,7 +521,7 @@ def _refuse_custom_template(run: RunDirectory, submission: SubmissionRecord) -> 
     if template is not None and not is_default_template(template):
         raise SubmissionError(
             f"the run {run.run_id} was submitted with --template {template}, whose script may hold more than its job; "
-            f"give the job file and the template too: {resume_command_with_job(run)} --template {template}"
+            f"give the job file and the template too: {resume_command(run, with_job=True)}"
         )
 
 
@@ -529,7 +529,7 @@ def _refuse_missing_directory(run: RunDirectory, previous: SubmissionRecord) -> 
     if not Path(previous.directory).is_dir():
         raise SubmissionError(
             f"the run {run.path} was submitted from {previous.directory}, which no longer exists; give the job file "
-            f"too, in the directory that the code is in now: {resume_command_with_job(run)}"
+            f"too, in the directory that the code is in now: {resume_command(run, with_job=True)}"
         )
 
 

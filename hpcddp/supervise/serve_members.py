@@ -65,7 +65,7 @@ class Newcomers:
         self._started_at: dict[int, float] = {}
         self._log_begins: dict[int, int] = {}
         self._starts_again: Counter[int] = Counter()
-        self._told: set[int] = set()
+        self._told: dict[int, str] = {}
         self._refused: dict[int, str] = {}
 
     def start(self, number: int, task: Mapping[str, str]) -> None:
@@ -75,7 +75,7 @@ class Newcomers:
             number: the number of the rank.
             task: the variables of srun of its task.
         """
-        self._told.discard(number)
+        self._told.pop(number, None)
         self._refused.pop(number, None)
         self._starts_again[number] = 0
         self._tasks[number] = task
@@ -144,13 +144,14 @@ class Newcomers:
         return exits_of_tasks(self._attempt).get(number)
 
     def without_success(self, members: Collection[int]) -> dict[int, str]:
-        """Return how new processes have ended that are no members, by number; each is returned once."""
+        """Return how new processes have ended that are no members, by number; each way is returned once."""
         ended: dict[int, str] = {}
-        for number in self._processes.keys() - members - self._told:
+        for number in self._processes.keys() - members:
             how = self.exit_of(number)
-            if how is not None:
+            # One that was started again may end in another way.
+            if how is not None and how != self._told.get(number):
                 ended[number] = how
-                self._told.add(number)
+                self._told[number] = how
         return ended
 
     def end(self) -> None:

@@ -96,6 +96,7 @@ def test_a_process_for_which_slurm_has_no_step_is_started_again_and_told_once(
     new.start_again({0, 1, 2})
     assert wait_until(has_ended, timeout_s=30, poll_s=0.01) == "Exited with exit code 3"
     # That end is the process's own.
+    assert new.without_success({0, 1, 2}) == {3: "Exited with exit code 3"}
     new.start_again({0, 1, 2})
     assert starts() == 3
 

@@ -250,8 +250,8 @@ def _parse_module(name: str) -> Module | None:
         return None
     try:
         body = ast.parse(Path(file).read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
-        # A compiled module.
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        # A compiled module, or one that is nested too deeply for the parser.
         return None
     return Module(name=name, is_package=hasattr(imported, "__path__"), body=body)
 
