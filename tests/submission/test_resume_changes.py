@@ -486,7 +486,7 @@ def test_a_run_of_a_template_of_its_own_needs_its_job_file(slurm: FakeSlurm, gol
     command = f"hpcddp submit JOB --resume {run.path} --template ./mine.sh.j2"
     assert message.endswith(f": {command}")
     # What why, cancel and the result say.
-    assert resume_command(run) == command
+    assert resume_command(run) == resume_command(run, with_job=True) == command
 
 
 def test_a_run_whose_directory_of_submission_is_gone_needs_its_job_file(
