@@ -5,7 +5,8 @@
 Contenders, with the same data set of the user's own (map-style, in memory), model, optimizer and global batch of 32:
 
     hpcddp      the built-in training
-    keeping     the same with requeue.max_failures 1, so that no rank updates before it can record the step
+    keeping     the same with requeue.max_failures 1, so that no rank updates before it can record the step, and its
+                waits can be ended when another rank dies
     ddp         DistributedDataParallel, DistributedSampler, DataLoader, one JSON line with the loss per step
     plain       the same without DDP; one rank only
     accelerate  Accelerator.prepare, the same log
@@ -40,6 +41,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from benchmarks.turns import Case, in_turn, main
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import RunDirectory
+from hpcddp.train.waits import WAITS
 
 BATCH: Final = 32
 STEPS: Final = {"mlp": 1500, "wide": 500, "resnet18": 20}
@@ -226,6 +228,8 @@ def rank_main(way: str, model_name: str, log: Path) -> None:
         "keeping": partial(with_hpcddp, max_failures=1),
         "accelerate": with_accelerate,
     }
+    if way == "keeping":
+        WAITS.begin()
     if way in functions:
         functions[way](model_name, log)
     else:

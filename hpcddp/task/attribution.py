@@ -37,6 +37,8 @@ PEER_LOSS: Final = (
 _DISTRIBUTED: Final = "/torch/distributed/"
 # How a traceback names them: ``RuntimeError: ...``, ``torch.distributed.DistBackendError: ...``.
 _RAISED_BY_TORCH: Final = ("RuntimeError: ", "torch.distributed.")
+# torch puts this before the error of a callback, and Python's frames after it.
+_IN_CALLBACK: Final = "Got the following error when running the callback: RuntimeError: "
 
 _ADVICE: Final[Mapping[int, str]] = MappingProxyType(
     {
@@ -115,11 +117,18 @@ def failure_record(
         exit_code = declared if declared in tuple(ExitCode) else ExitCode.USER_CODE
     return process_state.record(
         kind=getattr(error, "kind", None) or type(error).__name__,
-        message=error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__,
+        message=_message(error),
         traceback=text,
         exit_code=exit_code,
         secondary=secondary,
     )
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, HpcddpError):
+        return error.message
+    text = str(error).removeprefix(_IN_CALLBACK).partition("\n\nAt:\n")[0]
+    return text or type(error).__name__
 
 
 def standstill_record(seconds: float, text: str, process_state: ProcessState = PROCESS_STATE) -> FailureRecord:

@@ -122,6 +122,7 @@ class Member:
         self.states_differ = False
         """Whether it must end because ranks have different states after the same step."""
         self._group_lock = threading.Lock()
+        self._end_waits: Callable[[], None] | None = None
         threading.Thread(target=self._listen, name="hpcddp-member", daemon=True).start()
 
     @property
@@ -133,9 +134,15 @@ class Member:
         """Return whether the service asks the ranks to leave their generation after a step."""
         return self._paused.is_set()
 
-    def open_group(self) -> None:
-        """Say, before this process opens the process group of its generation, that it does so."""
+    def open_group(self, end_waits: Callable[[], None]) -> None:
+        """Say, before this process opens the process group of its generation, that it does so.
+
+        Args:
+            end_waits: ends what the main thread waits for in that group; called in another thread when the generation
+                is broken, after the connections are shut down.
+        """
         with self._group_lock:
+            self._end_waits = end_waits
             self._sockets_before = open_sockets()
             self._sockets = None
 
@@ -245,6 +252,9 @@ class Member:
                 # The descriptor may be that of another socket by now.
                 if now.get(name) == descriptor:
                     _shut_down(descriptor)
+            end_waits = self._end_waits
+        if end_waits is not None:
+            end_waits()
 
     def _sockets_since(self) -> dict[str, int]:
         """Return the sockets that this process has opened since it began to open the process group."""

@@ -227,12 +227,14 @@ class _TrainingRank:
             RendezvousError: it could not be opened.
         """
         from hpcddp.train.distributed import Forming, process_group
+        from hpcddp.train.waits import WAITS
 
         member = self._member
         spec = self._inputs.spec
         forming = None
         if member is not None:
-            member.open_group()
+            WAITS.begin()
+            member.open_group(WAITS.end)
             if generation.connect_timeout_s is not None:
                 forming = Forming(
                     connect_timeout=timedelta(seconds=generation.connect_timeout_s),

@@ -18,6 +18,7 @@ from hpcddp.task.channel import connect
 from hpcddp.task.member import Formation, Member, Position
 from hpcddp.task.rendezvous import RendezvousError, bind_port
 from hpcddp.train import distributed
+from hpcddp.train.waits import WAITS
 
 KEY = b"the token"
 
@@ -76,7 +77,8 @@ def form(port: int, dies: str, rank: int) -> int:
 def _sum_of_numbers(
     member: Member, formation: Formation, listener: socket.socket, rank: int, place: str | None
 ) -> float:
-    member.open_group()
+    WAITS.begin()
+    member.open_group(WAITS.end)
     if place == "store":
         die()
     if place == "late":

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from hpcddp.run.checkpoints import Checkpoint, Manifest
 from hpcddp.train.data.identity import tensor_bytes
+from hpcddp.train.waits import WAITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,11 @@ def broadcast_checkpoint(checkpoint: MemoryCheckpoint | None, source: int) -> Me
         torch.save({"manifest": asdict(checkpoint.manifest), "contents": dict(checkpoint.contents)}, stream)
         content = stream.getvalue()
     size = torch.tensor([len(content)])
-    dist.broadcast(size, src=source)
+    WAITS.wait(dist.broadcast(size, src=source, async_op=True))
     data = torch.empty(int(size), dtype=torch.uint8)
     if content:
         data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    dist.broadcast(data, src=source)
+    WAITS.wait(dist.broadcast(data, src=source, async_op=True))
     if checkpoint is not None and dist.get_rank() == source:
         return checkpoint
     document = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.stop.reasons import StopReason
+from hpcddp.train.waits import WAITS
 
 # The vector has these numbers of each step.
 _LOSS: Final = 0
@@ -191,7 +192,7 @@ class PendingAgreement:
         if self._copied is not None:
             self._copied.synchronize()
         elif self._work is not None:
-            self._work.wait()
+            WAITS.wait(self._work)
 
 
 def _step_numbers(parts: Sequence[StepPart]) -> list[float]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hpcddp.train.buffers import as_real, broadcast_buffers, copy_buffers, restore_buffers
 from hpcddp.train.model.normalisation import local_batch_norms
+from hpcddp.train.waits import WAITS
 
 
 class OrderedStatistics:
@@ -146,7 +147,7 @@ class SharedStatistics:
     def keep(self) -> None:
         """Wait for what was gathered last: from now on ``rows`` returns it."""
         if self._work is not None:
-            self._work.wait()
+            WAITS.wait(self._work)
             self._rows = torch.stack(self._gathered)
 
     def rows(self) -> RankRows | None:

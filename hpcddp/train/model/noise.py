@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batch.noise_scale import larger_batch_text
 from hpcddp.train.buffers import as_real
+from hpcddp.train.model.average import Bucket, average, use_hook
 
 # About 500 steps: steadier estimates need more steps than the noise scale stays the same for.
 _DECAY: Final = 0.998
@@ -90,31 +91,22 @@ def nonfinite_gradient(model: nn.Module) -> Tensor:
     return torch.isfinite(largest).logical_not().double()
 
 
-class _Bucket(Protocol):
-    """What is used of ``torch.distributed.GradBucket``, which torch's types leave out."""
-
-    def buffer(self) -> Tensor: ...
-
-
 class GradientNorms:
     """Norm of this rank's own gradient, measured by a DDP communication hook before the gradients are averaged.
 
     Args:
-        parallel: the model in DDP; it averages as without the hook, up to rounding.
+        parallel: the model in DDP; it averages as without the hook.
     """
 
     def __init__(self, parallel: DistributedDataParallel) -> None:
         self._ranks = dist.get_world_size()
         self._squares: list[Tensor] = []
-        # DDP checks annotations and expects types, but ours are strings: a lambda has none.
-        parallel.register_comm_hook(None, lambda _, bucket: self._average(bucket))
+        use_hook(parallel, self._average)
 
-    def _average(self, bucket: _Bucket) -> Future[Tensor]:
+    def _average(self, bucket: Bucket) -> Future[Tensor]:
         buffer = as_real(bucket.buffer())
         self._squares.append(torch.linalg.vector_norm(buffer, dtype=torch.float64).square())
-        buffer.mul_(1 / self._ranks)
-        work = dist.all_reduce(buffer, async_op=True)
-        return work.get_future().then(lambda _: bucket.buffer())
+        return average(bucket)
 
     def begin(self) -> None:
         """Discard the norms of the last step."""

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.jobfile.sections import Optimizer, Train
 from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.errors import ModelError, UserCodeError
+from hpcddp.train.model.average import average, use_hook
 from hpcddp.train.model.compiler import leave_compiler_out
 from hpcddp.train.model.merging import OrderedStatistics, SharedStatistics, merged_buffers
 from hpcddp.train.model.noise import GradientNorms
@@ -274,7 +275,14 @@ def build_replica(
         leave_compiler_out()
     # The averaged statistics of a dead rank are not known.
     shares_statistics = keeps_steps and ema is None and not fixed_micro_batch
-    parallel = model if dist.get_world_size() == 1 else _in_ddp(model, device, unused_parameters=unused_parameters)
+    parallel: nn.Module = model
+    norms = None
+    if dist.get_world_size() > 1:
+        parallel = _in_ddp(model, device, unused_parameters=unused_parameters)
+        if train.noise_scale:
+            norms = GradientNorms(parallel)
+        elif keeps_steps:
+            use_hook(parallel, average)
     replica = Replica(
         model=model,
         parallel=parallel,
@@ -283,7 +291,7 @@ def build_replica(
         precision=precision,
         placeholder=placeholder,
         ema=ema,
-        norms=GradientNorms(parallel) if isinstance(parallel, DistributedDataParallel) and train.noise_scale else None,
+        norms=norms,
         statistics=OrderedStatistics(model) if fixed_micro_batch and dist.get_world_size() > 1 else None,
         shared_statistics=SharedStatistics(model) if shares_statistics and local_batch_norms(model) else None,
         needed=() if unused_parameters else tuple(p for p in model.parameters() if p.requires_grad),
