@@ -106,7 +106,8 @@ def test_run_does_not_go_on_with_another_training(sandbox: Sandbox, tmp_path: Pa
 
 def test_a_job_of_two_to_four_nodes_starts_with_two_and_goes_on_with_four(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(SLOW_MODEL)
-    job = write_job(tmp_path, tasks=1, epochs=3, sections={**SAVES, "resources": {"nodes": "2-4"}})
+    # So many epochs that the run has not finished when it is requeued.
+    job = write_job(tmp_path, tasks=1, epochs=5, sections={**SAVES, "resources": {"nodes": "2-4"}})
     with sandbox_with(*QUICK) as sandbox:
         other = sandbox.submit("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
         sandbox.wait(other, states={"RUNNING"})
@@ -123,8 +124,8 @@ def test_a_job_of_two_to_four_nodes_starts_with_two_and_goes_on_with_four(tmp_pa
     assert [len(set(known_hosts(run.attempt(number)) or [])) for number in range(2)] == [2, 4]
     assert 'nodes: "2-4"' in run.job_file.read_text()
     result = result_of(run)
-    assert (result["attempts"], result["world_size"], result["steps"]) == (2, 4, 69)
+    assert (result["attempts"], result["world_size"], result["steps"]) == (2, 4, 115)
     expected = RunDirectory(Path(one["run_dir"]))
-    assert float((weights(run, 69) - weights(expected, 69)).abs().max()) <= 1e-12
+    assert float((weights(run, 115) - weights(expected, 115)).abs().max()) <= 1e-12
     pairs = zip(losses(run), losses(expected), strict=True)
     assert max(abs(found["loss"] - wanted["loss"]) for found, wanted in pairs) <= 1e-12
