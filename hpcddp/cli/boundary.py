@@ -50,29 +50,19 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
 
 
 def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
-    as_json = "--json" in _options(arguments)
-    debug = "--debug" in _options(arguments)
+    options = _options(arguments)
+    as_json = "--json" in options
+    debug = "--debug" in options
     try:
         code = app(args=_debug_first(arguments), prog_name="hpcddp", standalone_mode=False)
     except HpcddpError as error:
         if debug:
             _print_traceback()
-        on_stdout = as_json and not isinstance(error, OutputError)
-        between = f"\n{_PREFIX} " if error.kind == "job_file" else "\n"
-        sentence = f"{_PREFIX} {error.message.replace(chr(10), between)}"
-        _report(error.as_json(), sentence, error.hint, as_json=on_stdout)
+        _report_error(error, as_json=as_json)
         # The exit codes of jobs mean nothing here: what has one is a damaged file of a run, which the message names.
         return min(error.exit_code, _FIXABLE)
     except USAGE_ERROR as error:
-        message = _usage_message(error, arguments)
-        hint = _usage_hint(error)
-        meant = message.partition("; ")[2] if hasattr(error, "option_name") else ""
-        document = {"error": {"kind": "usage", "message": message, "hint": _as_sentence(meant) or hint}}
-        if type(error).__name__ == _HELP:
-            # The message is the help, which needs neither prefix nor hint.
-            _report(document, message, None, as_json=as_json)
-        else:
-            _report(document, f"hpcddp: {message}", hint, as_json=as_json)
+        _report_usage_error(error, arguments, as_json=as_json)
         return int(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -83,11 +73,38 @@ def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001  the outermost boundary; --debug prints the traceback
         if debug:
             _print_traceback()
-        sentence, hint = _unforeseen(error)
-        document = {"error": {"kind": "unforeseen", "message": sentence, "hint": hint}}
-        _report(document, f"hpcddp: {sentence}", hint, as_json=as_json)
+        message, hint = _unforeseen(error)
+        document = {"error": {"kind": "unforeseen", "message": message, "hint": hint}}
+        _report(document, f"{_PREFIX} {message}", hint, as_json=as_json)
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _report_error(error: HpcddpError, *, as_json: bool) -> None:
+    text = f"{_PREFIX} {error.message}"
+    if error.kind == "job_file":
+        # Each line is a problem of its own.
+        text = text.replace("\n", f"\n{_PREFIX} ")
+    if isinstance(error, OutputError):
+        # Standard output is what could not be written.
+        as_json = False
+    _report(error.as_json(), text, error.hint, as_json=as_json)
+
+
+def _report_usage_error(error: ClickObject, arguments: Sequence[str], *, as_json: bool) -> None:
+    message = _usage_message(error, arguments)
+    see_help = _usage_hint(error)
+    hint = see_help
+    if hasattr(error, "option_name"):
+        # Of "there is no option --folow; did you mean --follow?" the second half.
+        _, _, way_out = message.partition("; ")
+        hint = _as_sentence(way_out) or see_help
+    document = {"error": {"kind": "usage", "message": message, "hint": hint}}
+    if type(error).__name__ == _HELP:
+        # The message is the help, which needs neither prefix nor hint.
+        _report(document, message, None, as_json=as_json)
+    else:
+        _report(document, f"{_PREFIX} {message}", see_help, as_json=as_json)
 
 
 def _options(arguments: Sequence[str]) -> Sequence[str]:
@@ -131,7 +148,10 @@ def _has_working_directory() -> bool:
 
 
 def _as_sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith("?") or not text else ".")
+    if not text:
+        return ""
+    end = "" if text.endswith("?") else "."
+    return f"{text[0].upper()}{text[1:]}{end}"
 
 
 def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
@@ -156,35 +176,49 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     Args:
         option: as it was given, without a value.
         names: the options of the command; one of a job has ``--set``.
-        arguments: the command line.
     """
     from hpcddp.errors import nearest
+    from hpcddp.jobfile.resources import FLAG_PATTERN
+
+    nearest_option = nearest(option, names)
+    did_you_mean = "" if nearest_option is None else f"; did you mean {nearest_option}?"
+    if "--set" not in names:
+        return did_you_mean
+    instead = _instead_of_sbatch(option, arguments) or _instead_of_field(option, names, arguments) or did_you_mean
+    if instead:
+        return instead
+    if re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
+        assignment = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
+        return f"; if it is an option of sbatch, write --set {assignment}"
+    return ""
+
+
+def _instead_of_field(option: str, names: Sequence[str], arguments: Sequence[str]) -> str | None:
+    """Return what to write in place of an option with the name of a field, or of one that a field replaces."""
+    from hpcddp.jobfile.messages import field_named
+    from hpcddp.jobfile.resources import why_no_flag
+
+    field = field_named(option.removeprefix("--"))
+    equal_option = _OTHER_OPTIONS.get(option) if field is None else _option_of(field)
+    if equal_option in names:
+        return f"; did you mean {equal_option}?"
+    why = why_no_flag(option)
+    if why is not None:
+        return f": {why}"
+    if field is not None:
+        assignment = f"{field}{_separator_of(field)}{_value_of(option, arguments)}"
+        return f"; write --set {assignment}, which is the field of the job file"
+    return None
+
+
+def _separator_of(field: str) -> str:
+    """Return what stands between a field and its value; the value for a mapping begins with a name in it: ``A=1``."""
     from hpcddp.jobfile.document import path_of
     from hpcddp.jobfile.job import ValueKind, find_key
-    from hpcddp.jobfile.messages import field_named
-    from hpcddp.jobfile.resources import FLAG_PATTERN, why_no_flag
 
-    of_job = "--set" in names
-    field = field_named(option.removeprefix("--")) if of_job else None
-    meant = _OTHER_OPTIONS.get(option, option) if field is None else _option_of(field)
-    if of_job and (instead := _instead_of_sbatch(option, arguments)) is not None:
-        return instead
-    near = meant if meant in names else nearest(option, names)
-    is_meant = near is not None and near == meant
-    if of_job and not is_meant and (why := why_no_flag(option)) is not None:
-        return f": {why}"
-    if field is not None and not is_meant:
-        key_type = find_key(path_of(field))
-        # What follows the field of a mapping is a name in it: --env A=1.
-        separator = "." if key_type is not None and key_type.kind is ValueKind.MAPPING else "="
-        assignment = f"{field}{separator}{_value_of(option, arguments)}"
-        return f"; write --set {assignment}, which is the field of the job file"
-    if near is not None:
-        return f"; did you mean {near}?"
-    if of_job and re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
-        given = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
-        return f"; if it is an option of sbatch, write --set {given}"
-    return ""
+    key_type = find_key(path_of(field))
+    is_mapping = key_type is not None and key_type.kind is ValueKind.MAPPING
+    return "." if is_mapping else "="
 
 
 def _option_of(field: str) -> str | None:
