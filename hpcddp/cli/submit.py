@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import Cluster
     from hpcddp.jobfile.overrides import Override
     from hpcddp.manage.follow import Outcome
+    from hpcddp.manage.overview import SweepStatus
     from hpcddp.run.directory import RunDirectory
     from hpcddp.run.result import Result
     from hpcddp.run.sweep import Sweep
     from hpcddp.submission.request import CodeChoice, SubmitRequest
+    from hpcddp.submission.resume_sweep import SweepResumption
     from hpcddp.submission.submit import Submission
     from hpcddp.submission.sweep import SweepSubmission
 
@@ -131,10 +133,7 @@ def submit(  # noqa: PLR0913  each is an option
     from hpcddp.submission.submit import submit as submit_new
 
     output = _Output(follow=follow, quiet=quiet, as_json=as_json)
-    if quiet and (follow or dry_run or as_json):
-        raise UserError("--quiet prints the run id and nothing else; leave it out, or --follow, --dry-run and --json")
-    if code is not None and resume is None:
-        raise UserError("--code says with which code a run is resumed, and a new run has the code of now; leave it out")
+    _refuse_contradictions(output, code, resume, dry_run=dry_run)
     code_choice: CodeChoice | None = None if code is None else code.value
     arguments = job_arguments(context)
     environment = dict(os.environ)
@@ -142,32 +141,44 @@ def submit(  # noqa: PLR0913  each is an option
     run_root = arguments.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
     sweep = read_sweep_options(axes, sweep_file, max_parallel)
     run = None if resume is None else _find(resume, run_root, named=arguments.run_root is not None, dry_run=dry_run)
-    is_changed = job_file is not None or not arguments.is_empty or overrides or sweep or template
-    unchanged = not is_changed and cluster is ClusterChoice.AUTO
-    whole = read_sweep(run.path) if run is not None and unchanged else None
-    if whole is not None:
-        dependency = _wait_for(after, after_any, run_root, environment)
-        _resume_sweep(whole, environment, dependency, output, dry_run=dry_run, force=force, code=code_choice)
-        return
+    is_same_job = job_file is None and arguments.is_empty and not (overrides or sweep or template)
+    if run is not None and is_same_job and cluster is ClusterChoice.AUTO:
+        submitted_sweep = read_sweep(run.path)
+        if submitted_sweep is not None:
+            dependency = _wait_for(after, after_any, run_root, environment)
+            _resume_sweep(
+                submitted_sweep, environment, dependency, output, dry_run=dry_run, force=force, code=code_choice
+            )
+            return
+        if not dry_run:
+            dependency = _wait_for(after, after_any, run_root, environment)
+            resumed = resume_run(run, environment=environment, dependency=dependency, force=force, code=code_choice)
+            _show(resumed, output)
+            return
+    request = _request_of(run, job_file, arguments, cluster, template, overrides, sweep, environment)
+    dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
+    request = replace(request, dependency=dependency, force=force, code=code_choice)
     submission: Submission | None = None
-    if run is not None and unchanged and not dry_run:
-        dependency = _wait_for(after, after_any, run_root, environment)
-        submission = resume_run(run, environment=environment, dependency=dependency, force=force, code=code_choice)
+    if dry_run:
+        _print_preview(request, run, as_json=as_json)
+    elif run is not None:
+        submission = resume_with_job(run, request)
+    elif request.job.spec.sweep is not None:
+        _submit_sweep(request, output)
     else:
-        request = _request_of(run, job_file, arguments, cluster, template, overrides, sweep, environment)
-        dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
-        request = replace(request, dependency=dependency, force=force, code=code_choice)
-        if dry_run:
-            _print_preview(request, run, as_json=as_json)
-        elif run is None and request.job.spec.sweep is not None:
-            _submit_sweep(request, output)
-        else:
-            submission = submit_new(request) if run is None else resume_with_job(run, request)
-        # A job that is refused gets the one sentence about that.
-        if run is None and not quiet:
-            _print_findings(job_file, request)
+        submission = submit_new(request)
+    # A job that is refused gets the one sentence about that.
+    if run is None and not quiet:
+        _print_findings(job_file, request)
     if submission is not None:
         _show(submission, output)
+
+
+def _refuse_contradictions(output: _Output, code: CodeOption | None, resume: str | None, *, dry_run: bool) -> None:
+    if output.quiet and (output.follow or dry_run or output.as_json):
+        raise UserError("--quiet prints the run id and nothing else; leave it out, or --follow, --dry-run and --json")
+    if code is not None and resume is None:
+        raise UserError("--code says with which code a run is resumed, and a new run has the code of now; leave it out")
 
 
 def _print_findings(job_file: Path | None, request: SubmitRequest) -> None:
@@ -251,32 +262,61 @@ def _resume_sweep(
         raise UserError(_NOT_FOLLOWED)
     status, unanswered = sweep_status_now(sweep, environment)
     indices = status.elements_to_resume(unanswered)
-    counts = {"finished": status.count_finished, "alive": status.count_alive}
     if dry_run:
         request, notes = prepare_sweep(sweep, indices, environment=environment, dependency=dependency, force=force)
-        ids = [sweep.run_id(index) for index in indices]
-        document = {"sweep_id": sweep.sweep_id, "sweep_dir": str(sweep.path), "cluster": request.cluster}
-        if output.as_json:
-            echo(json.dumps({**document, "elements": [{"run_id": run_id} for run_id in ids], **counts}, indent=2))
-            return
-        _print_remarks((), notes)
-        count = counted(len(indices), "element")
-        echo(
-            f"dry run: would go to {request.cluster}, {count} of sweep directory {sweep.path}; {status.rest}", err=True
-        )
-        echo("\n".join(ids))
+        run_ids = [sweep.run_id(index) for index in indices]
+        _print_preview_of_resumed_sweep(status, run_ids, notes, request.cluster, as_json=output.as_json)
         return
     resumed = resume_sweep(sweep, indices, environment=environment, dependency=dependency, force=force, code=code)
     if output.quiet:
         echo(sweep.sweep_id)
+    else:
+        _print_resumed_sweep(status, resumed, as_json=output.as_json)
+
+
+def _print_preview_of_resumed_sweep(
+    status: SweepStatus, run_ids: Sequence[str], notes: Iterable[str], cluster: Cluster, *, as_json: bool
+) -> None:
+    """Print which elements of a sweep would continue.
+
+    Args:
+        status: the state of the sweep, before the resumption.
+        run_ids: the ids of these elements.
+    """
+    sweep = status.sweep
+    if as_json:
+        document = {
+            "sweep_id": sweep.sweep_id,
+            "sweep_dir": str(sweep.path),
+            "cluster": cluster,
+            "elements": [{"run_id": run_id} for run_id in run_ids],
+            "finished": status.count_finished,
+            "alive": status.count_alive,
+        }
+        echo(json.dumps(document, indent=2))
         return
-    if output.as_json:
-        echo(json.dumps({**resumed.as_json(), **counts}, indent=2))
+    _print_remarks((), notes)
+    count = counted(len(run_ids), "element")
+    echo(f"dry run: would go to {cluster}, {count} of sweep directory {sweep.path}; {status.rest}", err=True)
+    echo("\n".join(run_ids))
+
+
+def _print_resumed_sweep(status: SweepStatus, resumed: SweepResumption, *, as_json: bool) -> None:
+    """Print which elements of a sweep continue.
+
+    Args:
+        status: the state of the sweep, before the resumption.
+    """
+    if as_json:
+        document = {**resumed.as_json(), "finished": status.count_finished, "alive": status.count_alive}
+        echo(json.dumps(document, indent=2))
         return
     _print_remarks(resumed.dropped, resumed.warnings)
-    verb = "continues" if len(indices) == 1 else "continue"
-    echo(f"{counted(len(indices), 'element')} {verb}; {status.rest}")
+    count = len(resumed.jobs)
+    verb = "continues" if count == 1 else "continue"
+    echo(f"{counted(count, 'element')} {verb}; {status.rest}")
     echo(f"job id           {_first_words(resumed.job_ids)}")
+    sweep = status.sweep
     echo(f"sweep directory  {sweep.path}")
     _print_copy("code             ", sweep.directory)
     echo(f"next             {shlex.join(['hpcddp', 'status', run_argument(sweep.path)])}")
@@ -331,29 +371,31 @@ def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json:
     from hpcddp.submission.resume import prepare_resumption
     from hpcddp.submission.submit import prepare
 
-    resumption = None if run is None else prepare_resumption(run, request)
-    if resumption is None:
+    consequences: Sequence[str] = ()
+    if run is None:
         prepared = prepare(request)
         take_code(request)
     else:
+        resumption = prepare_resumption(run, request)
         prepared = resumption.job
-    consequences = () if resumption is None else resumption.consequences
+        consequences = resumption.consequences
     for warning in prepared.notes:
         warn(warning)
     _print_changes(consequences)
-    preview = {**prepared.as_json(), **({"changes": list(consequences)} if consequences else {})}
+    preview = prepared.as_json()
     if as_json:
-        echo(json.dumps(preview, indent=2))
+        changes = {"changes": list(consequences)} if consequences else {}
+        echo(json.dumps({**preview, **changes}, indent=2))
         return
-    runs = f"{counted(len(preview['elements']), 'run')}, sweep" if "elements" in preview else "run"
     place = "this allocation" if preview["cluster"] == "here" else preview["cluster"]
+    runs = f"{counted(len(preview['elements']), 'run')}, sweep" if "elements" in preview else "run"
     echo(f"dry run: would go to {place}, {runs} directory {preview['run_dir']}", err=True)
     elements = preview.get("elements", ())
     for index, values in enumerate(elements[:_PREVIEWED]):
         texts = " ".join(f"{key}={argument_text(value)}" for key, value in values.items())
         echo(f"run {index}: {one_line(texts)}", err=True)
-    if (more := len(elements) - _PREVIEWED) > 0:
-        echo(f"and {more} more", err=True)
+    if len(elements) > _PREVIEWED:
+        echo(f"and {len(elements) - _PREVIEWED} more", err=True)
     write(preview["script"], nl=False)
 
 
@@ -436,7 +478,7 @@ def _facts(result: Result) -> Iterator[str]:
 def print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) -> None:
     """Print how a followed run ended, and what to do next."""
     from hpcddp.manage.overview import status_now
-    from hpcddp.manage.why import explain, remedy
+    from hpcddp.manage.why import explain
 
     result = outcome.result
     if as_json:
@@ -455,19 +497,35 @@ def print_outcome(submission: Submission, outcome: Outcome, *, as_json: bool) ->
         echo(f"finished: {', '.join(_facts(result))}")
         echo(f"result {submission.run.result}")
         return
-    elif outcome.status == "failed":
-        echo(f"failed with exit code {outcome.exit_code}: {result.reason}")
     else:
-        saved = f"; step {result.saved_step} is saved" if result.saved_step else ""
-        reason_names_status = str(result.reason).startswith(outcome.status)
-        reason = "" if reason_names_status else f": {result.reason}"
-        echo(f"{outcome.status}{reason}{saved}")
-    if result is not None and result.resume:
-        command, later = remedy(submission.run, result, short_argument(submission.run))
-        echo(f"to go on: {command}" if later is None else f"the error: {command}")
-        if later is not None:
-            echo(f"when its cause is removed, resume with: {later}")
+        echo(_unfinished_sentence(outcome, result))
+        if result.resume:
+            _print_way_on(submission.run, result)
     echo(f"the whole story: {submission.run.batch_log}")
+
+
+def _unfinished_sentence(outcome: Outcome, result: Result) -> str:
+    """Return how a run ended that has not finished."""
+    if outcome.status == "failed":
+        return f"failed with exit code {outcome.exit_code}: {result.reason}"
+    sentence: str = outcome.status
+    if not str(result.reason).startswith(outcome.status):
+        sentence += f": {result.reason}"
+    if result.saved_step:
+        sentence += f"; step {result.saved_step} is saved"
+    return sentence
+
+
+def _print_way_on(run: RunDirectory, result: Result) -> None:
+    """Print the command that resumes a run; before it, the command that shows the error that must be removed first."""
+    from hpcddp.manage.why import remedy
+
+    command, later = remedy(run, result, short_argument(run))
+    if later is None:
+        echo(f"to go on: {command}")
+    else:
+        echo(f"the error: {command}")
+        echo(f"when its cause is removed, resume with: {later}")
 
 
 def _wait_for(
