@@ -7,15 +7,20 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcddp.api import read_job
 from hpcddp.cli.options import RUN_ROOT, AsJson, JobFile, Overrides, RunRoot
 from hpcddp.cli.output import echo
+
+if TYPE_CHECKING:
+    from hpcddp.doctor.install.machine import Finding
+    from hpcddp.jobfile.job import JobSpec
 
 doctor = typer.Typer(
     name="doctor",
@@ -157,30 +162,39 @@ def install(
 
     Example: hpcddp doctor install --on-nodes --json
     """
-    from hpcddp.doctor.install.machine import examine_machine
-    from hpcddp.doctor.install.nodes import examine_nodes
     from hpcddp.jobfile.overrides import read_options
 
-    # Before anything is measured, because it may be wrong.
     job = None
     if on_nodes:
+        # Read before anything is measured, because it may be wrong.
         size = ["resources.nodes=2", *(overrides or ())]
         job = read_job(None, size, options=read_options({}, ("true",))).spec
     findings = []
-    for finding in examine_machine(run_root, os.environ):
-        # Whether the nodes see the run root is not a question any more.
-        if on_nodes and finding.name == "run root" and finding.verdict == "warning":
-            continue
+    for finding in _findings(run_root, job, wait_s=wait):
         findings.append(finding)
         if not as_json:
             echo(str(finding))
+    has_error = any(finding.verdict == "error" for finding in findings)
+    if as_json:
+        echo(json.dumps({"ok": not has_error, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    raise typer.Exit(1 if has_error else 0)
+
+
+def _findings(run_root: Path, job: JobSpec | None, *, wait_s: float) -> Iterator[Finding]:
+    """Yield what is found on this machine, and on the nodes of a job.
+
+    Args:
+        job: the job; None examines this machine alone.
+        wait_s: how long the job may wait for its nodes, in seconds.
+    """
+    from hpcddp.doctor.install.machine import examine_machine
+    from hpcddp.doctor.install.nodes import examine_nodes
+
+    for finding in examine_machine(run_root, os.environ):
+        warns_of_run_root = finding.name == "run root" and finding.verdict == "warning"
+        # The job shows whether the nodes see the run root, so nothing has to be warned of.
+        if job is None or not warns_of_run_root:
+            yield finding
     if job is not None:
         python = job.environment.interpreter or sys.executable
-        for finding in examine_nodes(job, run_root, python=python, environment=os.environ, wait_s=wait):
-            findings.append(finding)
-            if not as_json:
-                echo(str(finding))
-    failed = any(finding.verdict == "error" for finding in findings)
-    if as_json:
-        echo(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in findings]}, indent=2))
-    raise typer.Exit(1 if failed else 0)
+        yield from examine_nodes(job, run_root, python=python, environment=os.environ, wait_s=wait_s)

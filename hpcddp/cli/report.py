@@ -69,28 +69,27 @@ def report(
     if not reports:
         raise UserError("the sweep has no elements, so there is nothing to report; name another run")
     if sort is None:
-        metric, order = ranked(reports)
+        metric, ordered_reports = ranked(reports)
     else:
         ranking = rank_only(overview.lines, sort, command="report")
         metric = sort
-        order = [reports[element.index] for element in ranking.elements]
+        ordered_reports = [reports[element.index] for element in ranking.elements]
     if as_json:
-        document = {"ranked_by": metric if len(reports) > 1 else None, "runs": [report.as_json() for report in order]}
+        ranked_by = metric if len(reports) > 1 else None
+        document = {"ranked_by": ranked_by, "runs": [report.as_json() for report in ordered_reports]}
         echo(json.dumps(document, indent=2))
         return
-    from hpcddp.manage.overview import SweepStatus
     from hpcddp.manage.report_page import page
 
-    sweeps = [line.sweep for line in overview.lines if isinstance(line, SweepStatus)]
-    only = sweeps[0] if len(overview.lines) == 1 and sweeps else None
-    first = reports[0].run.path
-    run_or_sweep_id = first.name if only is None else only.sweep_id
-    title = f"{first.parent.name} / {run_or_sweep_id}"
+    sweep = _only_sweep(overview)
+    first_run = reports[0].run.path
+    run_or_sweep_id = first_run.name if sweep is None else sweep.name
+    title = f"{first_run.parent.name} / {run_or_sweep_id}"
     if len(overview.lines) > 1:
         title += f" and {len(overview.lines) - 1} more"
-    path = output or Path(page_name(reports, None if only is None else only.path))
+    path = output or Path(page_name(reports, sweep))
     _refuse_unwritable(path)
-    _write(path, page(order, title=title, now=time.time(), is_sweep=only is not None, sorted_by=sort))
+    _write(path, page(ordered_reports, title=title, now=time.time(), is_sweep=sweep is not None, sorted_by=sort))
     echo(str(path))
 
 
@@ -101,6 +100,16 @@ def _look(runs: Sequence[str | None], run_root: Path) -> Overview:
     environment = dict(os.environ)
     chosen = dict.fromkeys(chosen_run(run, run_root) for run in runs)
     return overview_now([entry_of(run) for run in chosen], environment)
+
+
+def _only_sweep(overview: Overview) -> Path | None:
+    """Return the directory of the sweep if nothing else is reported; None for a run, or for several runs or sweeps."""
+    from hpcddp.manage.overview import SweepStatus
+
+    if len(overview.lines) > 1:
+        return None
+    (status,) = overview.lines
+    return status.sweep.path if isinstance(status, SweepStatus) else None
 
 
 def _refuse_unwritable(path: Path) -> None:

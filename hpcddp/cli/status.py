@@ -7,10 +7,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
@@ -111,9 +110,8 @@ def status(  # noqa: PLR0913  each is an option
         raise UserError(f"{run!r} names one run, and --all, --state, --name, --since and --scan choose among all runs")
     if scan is not None:
         _scan(scan)
-    look = _looker(run, run_root, everything=everything, wanted=wanted)
     while True:
-        overview = look()
+        overview = _look(run, run_root, everything=everything, wanted=wanted)
         ranking = None
         if sort is not None:
             ranking = rank_only(overview.lines if run else (), sort, command="status")
@@ -121,8 +119,13 @@ def status(  # noqa: PLR0913  each is an option
             sweeps = {} if ranking is None else {"sweeps": [ranking.as_json()]}
             echo(json.dumps({**overview.as_json(), **sweeps}, indent=2))
         else:
-            nothing = partial(_nothing, run_root, everything=everything, wanted=wanted)
-            _show(overview, run, again=watch, ranking=ranking, nothing=nothing)
+            if run is not None:
+                lines = _lines_of_one(overview, ranking)
+            elif overview.lines:
+                lines = _table(overview)
+            else:
+                lines = [_nothing(run_root, everything=everything, wanted=wanted)]
+            _print(lines, overview, clears_screen=watch and sys.stdout.isatty())
         if not watch:
             return
         time.sleep(interval)
@@ -183,52 +186,54 @@ def _scan(directory: Path) -> None:
     echo(f"{counted(len(runs), 'run')} found under {directory.absolute()}", err=True)
 
 
-def _looker(run: str | None, run_root: Path, *, everything: bool, wanted: Filter) -> Callable[[], Overview]:
+def _look(run: str | None, run_root: Path, *, everything: bool, wanted: Filter) -> Overview:
     from hpcddp.manage.overview import entry_of, overview, overview_now
     from hpcddp.run.find import find_run
     from hpcddp.slurm.commands import queue
 
     environment = dict(os.environ)
-
-    def look() -> Overview:
-        if run is None:
-            return overview(
-                run_root, ask=lambda: queue(environment), now=time.time(), everything=everything, wanted=wanted
-            )
-        entry = entry_of(find_run(run, run_root))
-        return overview_now([entry], environment)
-
-    return look
+    if run is not None:
+        return overview_now([entry_of(find_run(run, run_root))], environment)
+    return overview(run_root, ask=lambda: queue(environment), now=time.time(), everything=everything, wanted=wanted)
 
 
-def _show(
-    overview: Overview, run: str | None, *, again: bool, ranking: Ranking | None, nothing: Callable[[], str]
-) -> None:
+def _table(overview: Overview) -> list[str]:
+    from hpcddp.manage.overview_text import table
+
+    return table(overview.lines, width=_width(), paint=_styled)
+
+
+def _lines_of_one(overview: Overview, ranking: Ranking | None) -> list[str]:
+    """Return the details of the only run, or of the only sweep with its elements.
+
+    Args:
+        ranking: the order of the elements; None is that of the sweep.
+    """
     from hpcddp.manage.format import one_line
-    from hpcddp.manage.overview import SweepStatus
-    from hpcddp.manage.overview_text import details, elements_table, table
+    from hpcddp.manage.overview_text import details, elements_table
     from hpcddp.manage.status import RunStatus
 
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if terminal else None
-    lines = table(overview.lines, width=width, paint=_styled) if overview.lines else [nothing()]
-    if run is not None:
-        (only,) = overview.lines
-        if isinstance(only, RunStatus):
-            lines = details(only, paint=_styled)
-        elif isinstance(only, SweepStatus):
-            name = one_line(only.sweep.sweep_id)
-            if ranking is None:
-                lines = [f"sweep {name}: {only.sentence}", *elements_table(only, width=width, paint=_styled)]
-            else:
-                order = one_line(ranking.sentence)
-                lines = [f"sweep {name}: {only.sentence}; {order}", *ranking.table(width=width, paint=_styled)]
+    (status,) = overview.lines
+    if isinstance(status, RunStatus):
+        return details(status, paint=_styled)
+    heading = f"sweep {one_line(status.sweep.sweep_id)}: {status.sentence}"
+    if ranking is None:
+        return [heading, *elements_table(status, width=_width(), paint=_styled)]
+    return [f"{heading}; {one_line(ranking.sentence)}", *ranking.table(width=_width(), paint=_styled)]
+
+
+def _width() -> int | None:
+    """Return the columns of the terminal; None where the output goes to a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _print(lines: list[str], overview: Overview, *, clears_screen: bool) -> None:
+    """Print lines about an overview, and what is missing in it."""
     if overview.left_out:
-        lines.append(f"{overview.left_out} older runs have ended; --all shows them too")
-    if again and terminal:
-        lines[0] = f"{_CLEAR}{lines[0]}"
+        lines = [*lines, f"{overview.left_out} older runs have ended; --all shows them too"]
+    text = "\n".join(lines)
     # The lines have colours of their own; names in them are escaped.
-    write("\n".join(lines))
+    write(f"{_CLEAR}{text}" if clears_screen else text)
     if overview.unanswered is not None:
         echo(f"Slurm could not be asked, so these states are as far as files tell: {overview.unanswered}", err=True)
 
