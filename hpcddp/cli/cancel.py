@@ -18,6 +18,7 @@ from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Line
+    from hpcddp.run.directory import RunDirectory
 
 
 def register(app: typer.Typer) -> None:
@@ -61,24 +62,33 @@ def cancel(
         newest = _newest_alive(run_root, environment)
         if newest is None:
             sentence = f"no run under {run_root.absolute()} waits or runs, so there is nothing to cancel"
-            echo(json.dumps({"run_id": None, "sentence": sentence}, indent=2) if as_json else sentence)
+            _print(None, sentence, as_json=as_json)
             return
         if not yes:
             _confirm(newest)
-        run = str(newest.run.path if isinstance(newest, RunStatus) else newest.sweep.path)
-    chosen = chosen_to_act_on(run, run_root)
-    (line,) = overview_now([entry_of(chosen)], environment).lines
+        run = str(_directory_of(newest).path)
+    entry = entry_of(chosen_to_act_on(run, run_root))
+    (status,) = overview_now([entry], environment).lines
 
     def end(job_ids: Sequence[str]) -> None:
         commands.cancel(job_ids, environment)
 
-    if isinstance(line, RunStatus):
-        run_id = line.run.run_id
-        sentence = cancel_run(line, end=end)
+    if isinstance(status, RunStatus):
+        sentence = cancel_run(status, end=end)
+        _print(status.run.run_id, sentence, as_json=as_json)
     else:
-        run_id = line.sweep.sweep_id
-        sentence = cancel_sweep(line, end=end, now=time.time())
+        sentence = cancel_sweep(status, end=end, now=time.time())
+        _print(status.sweep.sweep_id, sentence, as_json=as_json)
+
+
+def _print(run_id: str | None, sentence: str, *, as_json: bool) -> None:
     echo(json.dumps({"run_id": run_id, "sentence": sentence}, indent=2) if as_json else sentence)
+
+
+def _directory_of(line: Line) -> RunDirectory:
+    from hpcddp.manage.status import RunStatus
+
+    return line.run if isinstance(line, RunStatus) else line.sweep.directory
 
 
 def _newest_alive(run_root: Path, environment: Mapping[str, str]) -> Line | None:
@@ -103,17 +113,13 @@ def _confirm(line: Line) -> None:
     """Ask whether a run or sweep is to be cancelled."""
     from hpcddp.manage.status import RunStatus
 
-    if isinstance(line, RunStatus):
-        run = line.run
-        state: str = line.state
-    else:
-        run = line.sweep.directory
-        state = line.sentence
-    called = run_argument(run.path)
+    state = line.state if isinstance(line, RunStatus) else line.sentence
+    directory = _directory_of(line).path
+    argument = run_argument(directory)
     if not sys.stdin.isatty():
-        raise UserError(f"no RUN is given; name the run, or add --yes to cancel the newest that is alive, {called}")
+        raise UserError(f"no RUN is given; name the run, or add --yes to cancel the newest that is alive, {argument}")
     try:
-        typer.confirm(f"Cancel {run.path.parent.name}, {state} ({called})?", abort=True, err=True)
+        typer.confirm(f"Cancel {directory.parent.name}, {state} ({argument})?", abort=True, err=True)
     except typer.Abort:
         echo("nothing was cancelled", err=True)
         raise

@@ -102,9 +102,12 @@ def init(
     from hpcddp.jobfile.profiles import DEFAULT_PROFILE, profile_file
     from hpcddp.site.profile_writer import choose
 
+    settings = {"--partition": partition, "--account": account, "--qos": qos}
+    given = [option for option, value in settings.items() if value]
+    if name != DEFAULT_PROFILE:
+        given.insert(0, "NAME")
     if script is not None:
-        given = {"NAME": name != DEFAULT_PROFILE, "--partition": partition, "--account": account, "--qos": qos}
-        _refuse_settings_of_script([option for option, value in given.items() if value])
+        _refuse_settings_of_script(given)
         write_job_of_script(script, job_file, force=force, dry_run=dry_run, as_json=as_json)
         return
     job_file = job_file or Path("job.yaml")
@@ -114,7 +117,7 @@ def init(
     try:
         facts = _query_cluster()
     except NoSlurmError as error:
-        if name != DEFAULT_PROFILE or partition or account or qos:
+        if given:
             raise
         _write_local_job(job_file, error.reason, dry_run=dry_run, as_json=as_json)
         return
@@ -194,23 +197,20 @@ def _write_local_job(job_file: Path, reason: str, *, dry_run: bool, as_json: boo
     """
     from hpcddp.packages import shipped_directory
 
-    shown = shlex.quote(str(job_file))
-    new = not os.path.lexists(job_file)
-    text = (
-        (shipped_directory("jobs") / "quickstart.yaml")
-        .read_text(encoding="utf-8")
-        .replace("jobs/quickstart.yaml", shown)
-    )
-    if not dry_run:
-        _save(job_file, text if new else None, "--job names another file")
-    next_command = f"hpcddp submit {shown} --cluster local --follow"
+    quoted_file = shlex.quote(str(job_file))
+    shipped_text = (shipped_directory("jobs") / "quickstart.yaml").read_text(encoding="utf-8")
+    text = shipped_text.replace("jobs/quickstart.yaml", quoted_file)
+    is_new = not os.path.lexists(job_file)
+    if is_new and not dry_run:
+        _save(job_file, text, "--job names another file")
+    next_command = f"hpcddp submit {quoted_file} --cluster local --follow"
     if as_json:
         document = {
             "profile": None,
             "written": False,
             "no_cluster": reason,
             "job_file": str(job_file),
-            "job_file_written": new and not dry_run,
+            "job_file_written": is_new and not dry_run,
             "text": text,
             "next": next_command,
         }
@@ -218,8 +218,10 @@ def _write_local_job(job_file: Path, reason: str, *, dry_run: bool, as_json: boo
     elif dry_run:
         write(text, nl=False)
     else:
-        kept = "" if new else ", which was there and is kept"
-        echo(f"cluster        none: {reason}\njob file       {job_file}{kept}\nnext           {next_command}")
+        kept = "" if is_new else ", which was there and is kept"
+        echo(f"cluster        none: {reason}")
+        echo(f"job file       {job_file}{kept}")
+        echo(f"next           {next_command}")
 
 
 def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: Choice, *, dry_run: bool) -> _Texts:
@@ -227,35 +229,36 @@ def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: C
     from hpcddp.jobfile.profiles import DEFAULT_PROFILE
     from hpcddp.site.profile_writer import first_job, profile_text
 
-    new = not os.path.lexists(job_file)
-    takes_profile = new or name == DEFAULT_PROFILE
-    words = ["hpcddp", "submit", str(job_file), *([] if takes_profile else ["--set", f"profile={name}"]), "--follow"]
+    is_new = not os.path.lexists(job_file)
+    words = ["hpcddp", "submit", str(job_file)]
+    if not is_new and name != DEFAULT_PROFILE:
+        # A job file that is kept does not name this profile.
+        words += ["--set", f"profile={name}"]
+    words.append("--follow")
     texts = _Texts(
         profile_file=file,
         profile=profile_text(name, facts, choice),
         job_file=job_file,
         job=first_job(str(job_file), name, facts, runs_in=choice.runs_in),
-        writes_job=new,
+        writes_job=is_new,
         next_command=shlex.join(words),
     )
+    if is_new and not dry_run:
+        _save(job_file, texts.job, "--job names another file")
     if not dry_run:
-        _save(job_file, texts.job if new else None, "--job names another file")
         _save(file, texts.profile, "XDG_CONFIG_HOME names another directory, and --dry-run prints it", below=True)
     return texts
 
 
-def _save(file: Path, text: str | None, way_out: str, *, below: bool = False) -> None:
+def _save(file: Path, text: str, way_out: str, *, below: bool = False) -> None:
     """Write a file, through a link where its user keeps it elsewhere.
 
     Args:
-        text: its text; None writes nothing.
         way_out: what to do if it cannot be written.
         below: whether a missing directory is created.
     """
     from hpcddp.run.files import write_text
 
-    if text is None:
-        return
     try:
         real = file.resolve()
         if below:

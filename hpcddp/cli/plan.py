@@ -132,8 +132,10 @@ def plan(  # noqa: PLR0913  each is an option
     if job_file is not None:
         result, text = _plan_job(job_file, overrides, samples, noise, given)
     elif explain_steps is not None:
-        # --noise-scale does not apply here: _explain_steps rejects it by name.
-        result, text = _explain_steps(given | ({} if noise is None else {"--noise-scale": noise}), overrides, samples)
+        if noise is not None:
+            # It does not apply here: _explain_steps rejects it by name.
+            given["--noise-scale"] = noise
+        result, text = _explain_steps(given, overrides, samples)
     else:
         result, text = _plan_numbers(given, overrides, samples, noise)
     echo(json.dumps(result, indent=2) if as_json else text, nl=as_json)
@@ -173,11 +175,13 @@ def _plan_job(
             f"--world-size 4, or run it: {shlex.join(['hpcddp', 'submit', '--', *words_that_run(str(job_file))])}"
         )
     if given:
-        sets = [f"--set {_FIELD_OF[option]}={value}" for option, value in given.items() if option in _FIELD_OF]
-        example = f", or change it with --set, for example {' '.join(sets)}" if sets else ""
+        way_out = "leave the job file out"
+        settings = [f"--set {_FIELD_OF[option]}={value}" for option, value in given.items() if option in _FIELD_OF]
+        if settings:
+            way_out += f", or change it with --set, for example {' '.join(settings)}"
         raise UserError(
             f"{', '.join(given)} cannot be given together with the job file {job_file}, which states the same; "
-            f"leave the job file out{example}"
+            f"{way_out}"
         )
     from hpcddp.batch.explain import explain_range
 
@@ -260,48 +264,45 @@ def _scaling(given: Mapping[str, Any]) -> Scaling | None:
 
     rate = given.get("--base-lr")
     if rate is None:
-        idle = [option for option in ("--base-batch", "--rule", "--optimizer") if option in given]
-        if idle:
+        without_use = [option for option in ("--base-batch", "--rule", "--optimizer") if option in given]
+        if without_use:
             raise UserError(
-                f"{', '.join(idle)} says how a rate is scaled, and none is given; add --base-lr, or drop it"
+                f"{', '.join(without_use)} says how a rate is scaled, and none is given; add --base-lr, or drop it"
             )
         return None
     if not (math.isfinite(rate) and rate > 0):
         raise UserError(f"--base-lr is {rate:g}, and a learning rate is above 0; write for example 0.1")
-    batches = {"global_batch_size": given["--global-batch"], "base_global_batch_size": given.get("--base-batch")}
-    refuse_below_one(**batches)
+    global_batch = given["--global-batch"]
+    base_batch = given.get("--base-batch")
+    refuse_below_one(global_batch_size=global_batch, base_global_batch_size=base_batch)
+    rule = given.get("--rule", RuleChoice.NONE)
     # Without a job file the numbers are not limited by its types.
-    learning_rate = LearningRate.model_construct(
-        base=rate,
-        base_global_batch_size=given.get("--base-batch"),
-        rule=given.get("--rule", RuleChoice.NONE).value,
-    )
+    learning_rate = LearningRate.model_construct(base=rate, base_global_batch_size=base_batch, rule=rule.value)
     optimizer = Optimizer(name=given.get("--optimizer", OptimizerChoice.SGD).value)
-    return scaling_of(learning_rate, optimizer, ema_decay=None, global_batch_size=given["--global-batch"])
+    return scaling_of(learning_rate, optimizer, ema_decay=None, global_batch_size=global_batch)
 
 
 def _explain_steps(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> _Answer:
     from hpcddp.batch.observed import explain_steps
 
     _refuse_overrides(overrides)
-    extra = [option for option in given if option not in ("--explain-steps", "--world-size", "--global-batch")]
-    if extra:
+    without_use = [option for option in given if option not in ("--explain-steps", "--world-size", "--global-batch")]
+    if without_use:
         raise UserError(
-            f"{', '.join(extra)} cannot be given together with --explain-steps, which finds the batch from the steps, "
-            "--samples and --world-size (and --global-batch, the intended batch); leave it out"
+            f"{', '.join(without_use)} cannot be given together with --explain-steps, which finds the batch from the "
+            "steps, --samples and --world-size (and --global-batch, the intended batch); leave it out"
         )
-    if samples is None or "--world-size" not in given:
-        missing = ["--samples"] if samples is None else []
-        if "--world-size" not in given:
-            missing.append("--world-size")
+    required: dict[str, Any] = {"--samples": samples, "--world-size": given.get("--world-size")}
+    missing = [option for option, value in required.items() if value is None]
+    if missing:
         raise UserError(
             f"{' and '.join(missing)} must be given with --explain-steps; write for example hpcddp plan "
             "--explain-steps 5025 --samples 1281167 --world-size 3"
         )
     observation = explain_steps(
         steps=given["--explain-steps"],
-        samples=samples,
-        world_size=given["--world-size"],
+        samples=required["--samples"],
+        world_size=required["--world-size"],
         intended_batch=given.get("--global-batch"),
     )
     return observation.as_json(), observation.explain()

@@ -82,25 +82,29 @@ def rehearse(  # noqa: PLR0913  each is an option
         raise UserError(
             "--sandbox is a Slurm of this machine, and --cluster slurm is the cluster; leave one of them out"
         )
-    places: list[Place] = ["cluster"] if cluster is _ClusterChoice.SLURM else ["here"]
+    places: list[Place] = ["here"]
+    if cluster is _ClusterChoice.SLURM:
+        places = ["cluster"]
     if sandbox:
         places.append("sandbox")
-    chosen = choose_faults(faults or (), places)
-    arguments = job_arguments(context)
-    job = arguments.load(job_file, overrides=overrides)
+    faults_by_place = choose_faults(faults or (), places)
+    job = job_arguments(context).load(job_file, overrides=overrides)
     environment = dict(os.environ)
-    if "cluster" in chosen:
+    if "cluster" in faults_by_place:
         _agree_to_spend(environment, yes=yes)
     reports = []
-    for place, faults_there in chosen.items():
+    for place, faults_of_place in faults_by_place.items():
+        directory_to_keep = keep
+        if keep is not None and len(faults_by_place) > 1:
+            directory_to_keep = keep / place
         with sandbox_of_two_hosts(environment) if place == "sandbox" else nullcontext(environment) as variables:
             report = rehearse_job(
                 job,
                 place=place,
-                faults=faults_there,
+                faults=faults_of_place,
                 directory=Path.cwd(),
                 linked=linked or (),
-                keep=keep if keep is None or len(chosen) == 1 else keep / place,
+                keep=directory_to_keep,
                 python=job.spec.environment.interpreter or sys.executable,
                 environment=variables,
                 timeout_s=timeout,
@@ -110,17 +114,11 @@ def rehearse(  # noqa: PLR0913  each is an option
         if not as_json:
             for line in lines_of(report):
                 echo(line)
+    is_good = all(report.is_good for report in reports)
     if as_json:
-        echo(
-            json.dumps(
-                {
-                    "ok": all(report.is_good for report in reports),
-                    "rehearsals": [report.as_json() for report in reports],
-                },
-                indent=2,
-            )
-        )
-    raise typer.Exit(0 if all(report.is_good for report in reports) else 1)
+        document = {"ok": is_good, "rehearsals": [report.as_json() for report in reports]}
+        echo(json.dumps(document, indent=2))
+    raise typer.Exit(0 if is_good else 1)
 
 
 def _agree_to_spend(environment: Mapping[str, str], *, yes: bool) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpcddp.manage.overview import Overview
+    from hpcddp.run.sweep import Sweep
 
 _PAGE_MARK = b'<meta name="generator" content="hpcddp report">'
 _PAGE_HEAD_BYTES = 1024
@@ -83,11 +84,11 @@ def report(
 
     sweep = _only_sweep(overview)
     first_run = reports[0].run.path
-    run_or_sweep_id = first_run.name if sweep is None else sweep.name
+    run_or_sweep_id = first_run.name if sweep is None else sweep.sweep_id
     title = f"{first_run.parent.name} / {run_or_sweep_id}"
     if len(overview.lines) > 1:
         title += f" and {len(overview.lines) - 1} more"
-    path = output or Path(page_name(reports, sweep))
+    path = output or Path(page_name(reports, None if sweep is None else sweep.path))
     _refuse_unwritable(path)
     _write(path, page(ordered_reports, title=title, now=time.time(), is_sweep=sweep is not None, sorted_by=sort))
     echo(str(path))
@@ -102,14 +103,14 @@ def _look(runs: Sequence[str | None], run_root: Path) -> Overview:
     return overview_now([entry_of(run) for run in chosen], environment)
 
 
-def _only_sweep(overview: Overview) -> Path | None:
-    """Return the directory of the sweep if nothing else is reported; None for a run, or for several runs or sweeps."""
+def _only_sweep(overview: Overview) -> Sweep | None:
+    """Return the sweep if nothing else is reported; None for a run, or for several runs or sweeps."""
     from hpcddp.manage.overview import SweepStatus
 
     if len(overview.lines) > 1:
         return None
     (status,) = overview.lines
-    return status.sweep.path if isinstance(status, SweepStatus) else None
+    return status.sweep if isinstance(status, SweepStatus) else None
 
 
 def _refuse_unwritable(path: Path) -> None:

@@ -90,10 +90,13 @@ def up(
     if as_json:
         echo(json.dumps(running.as_json(), indent=2))
         return
-    end = shlex.join(["hpcddp", "sandbox", "down", *(["--dir", str(directory)] if directory else [])])
+    seconds = time.monotonic() - began
+    words_to_end = ["hpcddp", "sandbox", "down"]
+    if directory:
+        words_to_end += ["--dir", str(directory)]
     echo(
-        f"nodes {' '.join(running.nodes)} ({request.hosts.value}) are up after {time.monotonic() - began:.1f} s, "
-        f"partitions {' '.join(running.partitions)}; {end} ends it",
+        f"nodes {' '.join(running.nodes)} ({request.hosts.value}) are up after {seconds:.1f} s, "
+        f"partitions {' '.join(running.partitions)}; {shlex.join(words_to_end)} ends it",
         err=True,
     )
     _print_exports(running.as_json())

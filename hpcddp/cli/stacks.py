@@ -41,23 +41,27 @@ def stacks(
     from hpcddp.submission.sweep_element import chosen_to_act_on
 
     environment = dict(os.environ)
-    chosen = one_run(chosen_to_act_on(run, run_root))
-    status = status_now(chosen, environment)
-    live = live_run(status)
-    for chosen_rank in rank or ():
-        live.check_rank(chosen_rank)
-    processes = [process for process in stacks_of(live, environment) if not rank or process.rank in rank]
+    directory = one_run(chosen_to_act_on(run, run_root))
+    live = live_run(status_now(directory, environment))
+    ranks = rank or ()
+    for number in ranks:
+        live.check_rank(number)
+    processes = stacks_of(live, environment)
+    if ranks:
+        processes = [process for process in processes if process.rank in ranks]
     if as_json:
         documents = [asdict(process) for process in processes]
-        echo(json.dumps({"run_id": chosen.run_id, "processes": documents}, indent=2))
-    else:
+        echo(json.dumps({"run_id": directory.run_id, "processes": documents}, indent=2))
+    elif processes:
         groups = group_stacks(processes)
         where = summary(groups)
         if where and len(processes) > 1:
             echo(f"{where}\n")
         for group in groups:
             echo("".join(f"{line}\n" for line in group.lines()))
-    if not (processes or as_json):
-        echo(f"no process of run {chosen.run_id} was found on its nodes; it may just have started or ended", err=True)
+    else:
+        echo(
+            f"no process of run {directory.run_id} was found on its nodes; it may just have started or ended", err=True
+        )
     if not any(process.is_known for process in processes):
         raise typer.Exit(1)
