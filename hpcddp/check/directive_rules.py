@@ -40,15 +40,17 @@ def _refused_text(subject: Subject) -> Iterator[Hit]:
             edits=(Edit(line=1, lines=(script.lines[0],)),),
         )
     if script.has_dos_line_breaks:
-        ends = [number for number, line in enumerate(subject.text.split("\n"), 1) if line.endswith("\r")]
+        numbers = [number for number, line in enumerate(subject.text.split("\n"), 1) if line.endswith("\r")]
         yield Hit(
-            line=ends[0],
-            problem=f"{len(ends)} lines end with a carriage return, as on Windows",
+            line=numbers[0],
+            problem=f"{len(numbers)} lines end with a carriage return, as on Windows",
             fix="remove it: dos2unix SCRIPT",
-            edits=tuple(Edit(line=number, lines=(script.lines[number - 1],)) for number in ends),
+            edits=tuple(Edit(line=number, lines=(script.lines[number - 1],)) for number in numbers),
         )
     for line in script.directive_lines:
-        if line.problem is not None and not line.is_ignored and not _may_be_a_plugins(line):
+        if line.is_ignored or line.problem is None:
+            continue
+        if not _may_be_a_plugins(line):
             yield Hit(line=line.number, problem=f"the line {line.problem}", fix=_instead(line))
 
 

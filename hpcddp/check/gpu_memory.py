@@ -63,13 +63,15 @@ def state_bytes(train: Train, parameters: int) -> StateBytes:
     """
     number_bytes = 8 if train.precision == "fp64" else 4
     parts = ["parameters", "gradients"]
+    copies = 2
     if train.optimizer.name == "adamw":
-        parts += ["two moments of AdamW"]
+        parts.append("two moments of AdamW")
+        copies += 2
     elif train.optimizer.momentum:
-        parts += ["momentum"]
-    copies = len(parts) + (1 if train.optimizer.name == "adamw" else 0)
+        parts.append("momentum")
+        copies += 1
     if train.ema_decay is not None:
-        parts += ["averaged weights"]
+        parts.append("averaged weights")
         copies += 1
     description = f"{number_bytes} bytes each for {', '.join(parts[:-1])} and {parts[-1]}"
     return StateBytes(parameters=parameters, total=parameters * copies * number_bytes, description=description)
@@ -112,6 +114,16 @@ os.write(answer, json.dumps(built).encode())
 _MOST_CLASSES: Final = 1000
 
 
+def _class_count(train: Train) -> int:
+    """Return the number of classes: that of the job, else of its data set, else the most that a data set has."""
+    if train.num_classes is not None:
+        return train.num_classes
+    dataset = DATASETS.get(train.dataset)
+    if dataset is not None and dataset.classes is not None:
+        return dataset.classes
+    return _MOST_CLASSES
+
+
 def build_on_meta(spec: JobSpec, *, directory: Path, timeout_s: float = 60.0) -> BuiltModel | None:
     """Build the model of a training on torch's meta device, which gives tensors no memory, in a child process.
 
@@ -126,11 +138,7 @@ def build_on_meta(spec: JobSpec, *, directory: Path, timeout_s: float = 60.0) ->
     if train is None:
         return None
     python = spec.environment.interpreter or sys.executable
-    dataset = DATASETS.get(train.dataset)
-    classes = train.num_classes
-    if classes is None:
-        classes = _MOST_CLASSES if dataset is None or dataset.classes is None else dataset.classes
-    words = [str(directory), train.model, json.dumps(dict(train.model_args)), str(classes)]
+    words = [str(directory), train.model, json.dumps(dict(train.model_args)), str(_class_count(train))]
     try:
         done = subprocess.run(
             [python, "-P", "-c", _PROGRAM, *words],

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import tomlkit
-from tomlkit.items import Item, Key, Table
+from tomlkit.items import InlineTable, Item, Key, Table
 
 from hpcddp.errors import UserError, counted, nearest
-from hpcddp.jobfile.cluster import FACTS, ClusterFacts, Partition
+from hpcddp.jobfile.cluster import FACTS, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.profiles import DEFAULT_PROFILE
 from hpcddp.jobfile.units import HOUR, MINUTE, TimeLimit, UnitError
 
@@ -354,17 +354,24 @@ def _preemption(facts: ClusterFacts) -> Iterator[_Line]:
 def _partition(name: str, partition: Partition, facts: ClusterFacts) -> Iterator[_Line]:
     barred = facts.barred(name)
     yield entry("state", partition.state, f"you may not use it: {barred}" if barred else "")
-    for key in ("default", "hidden"):
-        if getattr(partition, key):
-            yield entry(key, value=True)
+    if partition.default:
+        yield entry("default", value=True)
+    if partition.hidden:
+        yield entry("hidden", value=True)
     yield entry("max_time", partition.max_time)
     if partition.default_time is not None:
         yield entry("default_time", partition.default_time, "of jobs that name no time limit")
     if partition.max_nodes is not None:
         yield entry("max_nodes", partition.max_nodes, "of one job")
-    for key in ("allow_accounts", "deny_accounts", "allow_groups", "allow_qos"):
-        if getattr(partition, key):
-            yield entry(key, getattr(partition, key))
+    who_may_use_it = {
+        "allow_accounts": partition.allow_accounts,
+        "deny_accounts": partition.deny_accounts,
+        "allow_groups": partition.allow_groups,
+        "allow_qos": partition.allow_qos,
+    }
+    for key, names in who_may_use_it.items():
+        if names:
+            yield entry(key, names)
     yield entry("priority_tier", partition.priority_tier)
     yield entry("preempt_mode", partition.preempt_mode)
     yield entry("grace_time_s", partition.grace_time_s)
@@ -372,12 +379,21 @@ def _partition(name: str, partition: Partition, facts: ClusterFacts) -> Iterator
         yield entry("default_mem", partition.default_mem, "of jobs that ask for none")
     kinds = tomlkit.array().multiline(multiline=True)
     for kind in partition.kinds:
-        always = {"nodes": kind.nodes, "available": kind.available, "cpus": kind.cpus, "mem_mb": kind.mem_mb}
-        some = {"gpus": kind.gpus, "gpu_types": kind.gpu_types, "features": kind.features}
-        row = tomlkit.inline_table()
-        row.update(always | {key: value for key, value in some.items() if value})
-        kinds.append(row)
+        kinds.append(_kind_row(kind))
     yield tomlkit.key("kinds"), kinds
+
+
+def _kind_row(kind: NodeKind) -> InlineTable:
+    """Return a kind of nodes, without GPUs and features where it has none."""
+    row = tomlkit.inline_table()
+    row.update({"nodes": kind.nodes, "available": kind.available, "cpus": kind.cpus, "mem_mb": kind.mem_mb})
+    if kind.gpus:
+        row["gpus"] = kind.gpus
+    if kind.gpu_types:
+        row["gpu_types"] = kind.gpu_types
+    if kind.features:
+        row["features"] = kind.features
+    return row
 
 
 _LIMIT_S = 10 * MINUTE
@@ -389,27 +405,27 @@ def first_job(file: str, profile: str, facts: ClusterFacts, *, runs_in: str | No
 
     It trains a ResNet-18 on handwritten digits on CPUs, which needs neither a GPU nor a download.
     """
-    partition = facts.partitions.get(runs_in or "")
-    kinds = partition.kinds if partition is not None else ()
-    tasks = 2 if max((kind.cpus for kind in kinds), default=2) > 1 else 1
+    partition = None if runs_in is None else facts.partitions.get(runs_in)
+    kinds = () if partition is None else partition.kinds
+    most_cpus = max((kind.cpus for kind in kinds), default=2)
+    tasks = 2 if most_cpus > 1 else 1
     lines = [
         f"# A first job on {facts.name}: a ResNet-18 learns handwritten digits on CPUs, which takes a minute or two.",
         "#",
         f"#   hpcddp submit {shlex.quote(file)} --follow    # run it, and watch",
         f"#   hpcddp render {shlex.quote(file)}             # the script that it is",
         "name: first-job",
-        *([] if profile == DEFAULT_PROFILE else [f"profile: {profile}"]),
-        "",
-        "resources:",
-        f"  tasks_per_node: {tasks}        # one task is one rank",
     ]
-    gpus = partition.gpus_per_node if partition is not None else 0
-    if gpus:
+    if profile != DEFAULT_PROFILE:
+        lines.append(f"profile: {profile}")
+    lines += ["", "resources:", f"  tasks_per_node: {tasks}        # one task is one rank"]
+    if partition is not None and partition.gpus_per_node:
+        gpus = partition.gpus_per_node
         lines.append(f"  # gpus_per_node: {gpus}       # in place of tasks_per_node: as many ranks, each with a GPU")
     lines += ["  cpus_per_task: 1", f'  time_limit: "{time_limit_of(partition, _LIMIT_S)}"']
     if facts.memory_is_shared_out:
-        smallest = min((kind.mem_mb for kind in kinds), default=_MEM_MB)
-        memory = "4G" if smallest >= _MEM_MB else f"{smallest}M"
+        smallest_mb = min((kind.mem_mb for kind in kinds), default=_MEM_MB)
+        memory = "4G" if smallest_mb >= _MEM_MB else f"{smallest_mb}M"
         lines.append(f"  mem: {memory}")
     lines += [
         "",
