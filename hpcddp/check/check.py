@@ -40,7 +40,6 @@ class Report:
     """What a check has found.
 
     Args:
-        file: what was checked.
         findings: the findings, in the order of their lines, without those that a comment ignores.
         not_checked: what was not looked at, and why, a sentence each.
         start: when Slurm would start the job now, in its words; None where it was not asked, or would refuse it.
@@ -76,7 +75,6 @@ def check_file(file: Path, overrides: Sequence[str] | None, environment: Mapping
     Args:
         file: the job file or the script.
         overrides: the values of ``--set``, for a job file.
-        environment: the submitter's environment.
 
     Raises:
         UserError: the file cannot be read, or there are overrides for a script.
@@ -179,7 +177,6 @@ def repaired(text: str, directory: Path, environment: Mapping[str, str]) -> str:
     Args:
         text: the script, with its line breaks as they are.
         directory: the directory of submission.
-        environment: the submitter's environment.
     """
     for _ in range(_MOST_REPAIRS):
         subject = Subject(text=text, directory=directory, environment=environment)

@@ -89,7 +89,6 @@ class Subject:
     Args:
         text: the script that sbatch would get.
         directory: the directory of submission.
-        environment: the submitter's environment.
         request: the request of a job file; None for a script of the user's own, and for a job file that is wrong.
         problems: what is wrong with the job file.
         reads_data: whether rules may open the data of the job.
@@ -191,7 +190,6 @@ class Example:
     """A job file or a script that breaks a rule, or keeps it.
 
     Args:
-        text: the file.
         files: other files in the directory, by name, which the rule looks at.
         environment: variables of the submitter.
         given: what the files hold, for its page: ``after a run whose steps took 10 s``.
@@ -233,7 +231,6 @@ class Finding:
     """A place that breaks a rule, as it is reported.
 
     Args:
-        hit: the place.
         file: the file that the line is in.
         line: its line, counted from 1; None if it has none.
     """

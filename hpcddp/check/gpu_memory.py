@@ -58,7 +58,6 @@ def state_bytes(train: Train, parameters: int) -> StateBytes:
     """Return the memory of a training's model, gradients and optimizer.
 
     Args:
-        train: the job's training.
         parameters: parameters of its model.
     """
     number_bytes = 8 if train.precision == "fp64" else 4
@@ -130,7 +129,6 @@ def build_on_meta(spec: JobSpec, *, directory: Path, timeout_s: float = 60.0) ->
     None: this machine does not show whether the model can be built.
 
     Args:
-        spec: the job.
         directory: the directory of submission, in which the user's own modules are found.
         timeout_s: how long building may take, in seconds.
     """

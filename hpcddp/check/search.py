@@ -36,7 +36,6 @@ def findings_of(
 
     Args:
         file: the file that the user wrote.
-        subject: the job.
         of_script: whether the rules look at the script, which is rendered from a job file.
     """
     lines = {} if subject.request is None and not subject.problems else _lines_of_keys(text)

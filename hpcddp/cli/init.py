@@ -45,9 +45,7 @@ class _Texts:
     """Files to write.
 
     Args:
-        job_file: the path of the first job file.
         writes_job: whether it is written; an existing file is kept.
-        next_command: the command to run next.
     """
 
     profile_file: Path
