@@ -600,7 +600,11 @@ def _sleep_until(deadline: float | None, seconds: float) -> bool:
 
 def _load(job: Job, command: Sequence[str | os.PathLike[str]] | None, overrides: Mapping[str, Any]) -> ResolvedJob:
     options = _options(command, overrides)
-    source = _plain_mapping(job) if isinstance(job, Mapping) else None if job is None else Path(job)
+    source: Path | Mapping[str, Any] | None = None
+    if isinstance(job, Mapping):
+        source = _plain_mapping(job)
+    elif job is not None:
+        source = Path(job)
     if source is None and command is None and not overrides:
         raise UserError("no job is given; write the path of a job file, a mapping, or command=[...]")
     return read_job(source, (), options=options)
@@ -619,9 +623,12 @@ def _words(command: Sequence[str | os.PathLike[str]]) -> list[str]:
     """Return the words of a command, a path as a text."""
     if isinstance(command, str):
         raise UserError(f"command is {command!r}, one text; write a list of its words: command={command.split()!r}")
-    words: list[Any] = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in command]
-    if (number := next((word for word in words if not isinstance(word, str)), None)) is not None:
-        raise UserError(f"command holds {number!r}, and each of its words is a text; write {str(number)!r}")
+    words = []
+    for word in command:
+        text: Any = os.fspath(word) if isinstance(word, os.PathLike) else word
+        if not isinstance(text, str):
+            raise UserError(f"command holds {text!r}, and each of its words is a text; write {str(text)!r}")
+        words.append(text)
     return words
 
 

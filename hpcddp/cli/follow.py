@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Self
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from hpcddp.manage.follow import Display, JobPhase, Outcome, Output
+    from hpcddp.run.directory import RunDirectory
     from hpcddp.run.events import Event
     from hpcddp.run.metrics import MetricsLine
     from hpcddp.submission.submit import Submission
@@ -56,32 +58,40 @@ def follow_run(submission: Submission) -> Outcome:
 def _follow(submission: Submission, display: Display) -> Outcome:
     from hpcddp.manage.follow import follow
 
-    local = submission.cluster != "slurm"
+    is_local = submission.cluster != "slurm"
     job_state, waits_for = _job_state(submission)
-    # SIGTERM to the follower of a local run does the same as Ctrl-C.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if local else None
+    stop = None
+    previous = None
+    if is_local:
+        stop = _stopper(submission)
+        # SIGTERM to the follower of a local run does the same as Ctrl-C.
+        previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return follow(
             submission.run,
             display,
             job_state=job_state,
             waits_for=waits_for,
-            interrupted=_stopper(submission) if local else None,
+            interrupted=stop,
             output=_output(submission),
             first_attempt=submission.first_attempt,
         )
     except KeyboardInterrupt:
-        run = run_argument(submission.run.path)
-        # The first Ctrl-C has told a local run to end.
-        outcome = "saves and ends" if local else "goes on"
-        echo(f"\nno longer following; run {submission.run.run_id} {outcome}", err=True)
-        echo(f"to follow it again   {shlex.join(['hpcddp', 'logs', run, '--follow'])}", err=True)
-        if not local:
-            echo(f"to end it            {shlex.join(['hpcddp', 'cancel', run])}", err=True)
+        _print_end_of_following(submission.run, is_local=is_local)
         raise typer.Exit(INTERRUPTED) from None
     finally:
-        if local:
+        if is_local:
             signal.signal(signal.SIGTERM, previous)
+
+
+def _print_end_of_following(run: RunDirectory, *, is_local: bool) -> None:
+    argument = run_argument(run.path)
+    # The first Ctrl-C has told a local run to end.
+    outcome = "saves and ends" if is_local else "goes on"
+    echo(f"\nno longer following; run {run.run_id} {outcome}", err=True)
+    echo(f"to follow it again   {shlex.join(['hpcddp', 'logs', argument, '--follow'])}", err=True)
+    if not is_local:
+        echo(f"to end it            {shlex.join(['hpcddp', 'cancel', argument])}", err=True)
 
 
 def _output(submission: Submission) -> Output | None:
@@ -116,11 +126,9 @@ def _stopper(submission: Submission) -> Callable[[], bool]:
             return False
         stopped = True
         echo("\nstopping: the run gets SIGTERM, saves and ends; Ctrl-C again to stop following it", err=True)
-        try:
+        # Without the process, the run has just ended.
+        with suppress(ProcessLookupError):
             os.kill(int(submission.job_id), signal.SIGTERM)
-        except ProcessLookupError:
-            # The run has just ended.
-            return True
         return True
 
     return stop
@@ -286,10 +294,12 @@ class BarDisplay:
             title = "step" if epoch is None else f"epoch {epoch + 1}/{self._epochs}"
             self._bar = self._progress.add_task(title, total=self._steps_per_epoch, numbers="")
         self._training = step_text(record)
-        # Counted from the end: only epochs before a change of the batch have other numbers of steps.
-        first = self._total_steps - (self._epochs - (epoch or 0)) * (self._steps_per_epoch or 0)
-        done = record.step - (first if self._steps_per_epoch else 0)
-        self._update(self._training, completed=done)
+        steps_before_epoch = 0
+        if self._steps_per_epoch:
+            # Counted from the end: only epochs before a change of the batch have other numbers of steps.
+            epochs_left = self._epochs - (epoch or 0)
+            steps_before_epoch = self._total_steps - epochs_left * self._steps_per_epoch
+        self._update(self._training, completed=record.step - steps_before_epoch)
 
     def evaluation(self, record: MetricsLine) -> None:
         """Show the evaluation next to the bar of its epoch."""

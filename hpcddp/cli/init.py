@@ -45,7 +45,7 @@ class _Texts:
     """Files to write.
 
     Args:
-        writes_job: whether it is written; an existing file is kept.
+        writes_job: whether the job file is written; an existing one is kept.
     """
 
     profile_file: Path

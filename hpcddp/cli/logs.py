@@ -79,16 +79,18 @@ def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) 
     from hpcddp.manage.first_error import failed_attempt, first_error, has_failed
     from hpcddp.manage.logs import chosen_attempt
 
-    attempt: AttemptDirectory | None = chosen_attempt(run, number)
+    # It refuses a run that has not started, and a number that no attempt has.
+    attempt = chosen_attempt(run, number)
     if number is None:
-        attempt = failed_attempt(run)
-    elif attempt is not None and not has_failed(attempt):
-        attempt = None
-    if attempt is None:
-        where = f"run {run.run_id}" if number is None else f"attempt {number} of run {run.run_id}"
+        failed = failed_attempt(run)
+        where = f"run {run.run_id}"
+    else:
+        failed = attempt if has_failed(attempt) else None
+        where = f"attempt {number} of run {run.run_id}"
+    if failed is None:
         echo("null" if as_json else f"nothing has failed in {where}")
         return
-    error = first_error(attempt)
+    error = first_error(failed)
     echo(json.dumps(error.as_json(), indent=2) if as_json else "\n".join(error.lines()))
 
 

@@ -216,8 +216,9 @@ def _request_of(
         raise UserError("no JOB is given; write a job file, a command after --, or --resume RUN to continue a run")
     if run is not None and job_file is None:
         change = partial(arguments.change, run=run, overrides=overrides, sweep=sweep)
-        where = None if cluster.value == "auto" else choose_cluster(cluster.value, environment)
-        return request_with_changes(run, change, environment=environment, cluster=where, template=template)
+        # Without a choice, it goes where it went before.
+        chosen = None if cluster is ClusterChoice.AUTO else choose_cluster(cluster.value, environment)
+        return request_with_changes(run, change, environment=environment, cluster=chosen, template=template)
     return request_to_submit(
         arguments.load(job_file, overrides=overrides, sweep=sweep),
         run_id=new_run_id(datetime.now().astimezone(), os.urandom(2).hex()),
