@@ -191,7 +191,7 @@ def runs(run_root: str | os.PathLike[str] | None = None, *, everywhere: bool = F
     """
     from hpcddp.run.find import all_runs
 
-    directories = all_runs(default_run_root() if run_root is None else Path(run_root), everywhere=everywhere)
+    directories = all_runs(_chosen_root(run_root), everywhere=everywhere)
     return [Run(run.path) for run in directories if not run.sweep_manifest.exists()]
 
 
@@ -238,7 +238,7 @@ class Run:
         from hpcddp.manage.overview import one_run
         from hpcddp.run.find import find_run
 
-        return cls(one_run(find_run(name, default_run_root() if run_root is None else Path(run_root))).path)
+        return cls(one_run(find_run(name, _chosen_root(run_root))).path)
 
     @classmethod
     def _at(cls, path: Path) -> Self:
@@ -460,7 +460,7 @@ class Sweep:
         """
         from hpcddp.run.find import find_run
 
-        return cls(find_run(name, default_run_root() if run_root is None else Path(run_root)).path)
+        return cls(find_run(name, _chosen_root(run_root)).path)
 
     @property
     def sweep_id(self) -> str:
@@ -616,7 +616,8 @@ def _options(
     """Return the fields that keyword arguments set."""
     from hpcddp.jobfile.overrides import read_options
 
-    return [*read_options({}, None if command is None else _words(command)), *_overrides(overrides)]
+    words = None if command is None else _words(command)
+    return [*read_options({}, words), *_overrides(overrides)]
 
 
 def _words(command: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -720,6 +721,10 @@ def default_run_root() -> Path:
     from hpcddp.jobfile.read import shared_run_root
 
     return Path(shared_run_root(defaults_of_process()) or RUN_ROOT)
+
+
+def _chosen_root(run_root: str | os.PathLike[str] | None) -> Path:
+    return default_run_root() if run_root is None else Path(run_root)
 
 
 def defaults_of_process() -> DefaultSettings:

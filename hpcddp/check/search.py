@@ -73,16 +73,16 @@ def without_ignored(findings: Iterable[Finding], file: str, text: str) -> Iterat
 
     A finding without a line in the file itself is ignored by a comment anywhere.
     """
-    ignored = {
-        number: set(re.split("[, ]+", match[1].strip()))
-        for number, line in enumerate(text.split("\n"), 1)
-        if (match := _IGNORE.search(line)) is not None
-    }
-    everywhere = {code for codes in ignored.values() for code in codes}
+    ignored_by_line: dict[int, set[str]] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        match = _IGNORE.search(line)
+        if match is not None:
+            ignored_by_line[number] = set(re.split("[, ]+", match[1].strip()))
+    ignored_anywhere = set[str]().union(*ignored_by_line.values())
     for finding in findings:
         if finding.line is None or finding.file != file:
-            codes = everywhere
+            ignored = ignored_anywhere
         else:
-            codes = ignored.get(finding.line, set()) | ignored.get(finding.line - 1, set())
-        if finding.rule.code not in codes:
+            ignored = ignored_by_line.get(finding.line, set()) | ignored_by_line.get(finding.line - 1, set())
+        if finding.rule.code not in ignored:
             yield finding

@@ -158,16 +158,24 @@ def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
     """Return the message of a wrong call, with the option, the field of the job or the value that was meant."""
     from hpcddp.errors import nearest
 
-    if (option := getattr(error, "option_name", None)) is not None and error.ctx is not None:
-        names = [name for parameter in error.ctx.command.params for name in parameter.opts if name.startswith("--")]
+    option = getattr(error, "option_name", None)
+    if option is not None and error.ctx is not None:
+        names: list[str] = []
+        for parameter in error.ctx.command.params:
+            names += [name for name in parameter.opts if name.startswith("--")]
         return f"there is no option {option}{_instead_of(option, names, arguments)}"
-    if (sentence := _number_message(error)) is not None:
-        return sentence
+    number_message = _number_message(error)
+    if number_message is not None:
+        return number_message
     message = str(error.format_message()).replace("Value error, ", "")
-    if (choice := _NOT_A_CHOICE.search(message)) is None:
+    no_choice = _NOT_A_CHOICE.search(message)
+    if no_choice is None:
         return message
-    near = nearest(choice["value"], re.findall("'([^']*)'", choice["known"]))
-    return f"{message.removesuffix('.')}; did you mean {near}?" if near else message
+    choices = re.findall("'([^']*)'", no_choice["known"])
+    nearest_choice = nearest(no_choice["value"], choices)
+    if not nearest_choice:
+        return message
+    return f"{message.removesuffix('.')}; did you mean {nearest_choice}?"
 
 
 def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> str:
@@ -260,10 +268,15 @@ def _instead_of_gres(value: str) -> str:
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:
     """Return the value that the command line gives an option that there is not, for a shell."""
-    for word, following in zip(arguments, [*arguments[1:], "--"], strict=False):
+    for word, next_word in zip(arguments, [*arguments[1:], "--"], strict=False):
         name, equals, value = word.partition("=")
-        if name == option and (equals or (not following.startswith("-") and not following.endswith((".yaml", ".yml")))):
-            return shlex.quote(value if equals else following)
+        if name != option:
+            continue
+        if equals:
+            return shlex.quote(value)
+        is_job_file = next_word.endswith((".yaml", ".yml"))
+        if not is_job_file and not next_word.startswith("-"):
+            return shlex.quote(next_word)
     return "VALUE"
 
 

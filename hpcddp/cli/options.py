@@ -106,8 +106,11 @@ def complete_qos(context: typer.Context, incomplete: str) -> list[str]:
 def complete_gpu_types(context: typer.Context, incomplete: str) -> list[str]:
     """Return the kinds of GPU in the profile that start with a text."""
     facts = _facts(context)
-    kinds = () if facts is None else (kind for partition in facts.partitions.values() for kind in partition.kinds)
-    return _beginning_with(incomplete, (gpu for kind in kinds for gpu in kind.gpu_types))
+    gpu_types: list[str] = []
+    if facts is not None:
+        for partition in facts.partitions.values():
+            gpu_types += partition.gpu_types
+    return _beginning_with(incomplete, gpu_types)
 
 
 def complete_mail_types(incomplete: str) -> list[str]:

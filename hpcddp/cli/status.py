@@ -134,11 +134,11 @@ def status(  # noqa: PLR0913  each is an option
 def _filter(states: Sequence[str], name: str | None, since: str | None, now: float) -> Filter:
     from hpcddp.manage.overview import Filter
 
-    return Filter(
-        states=frozenset(_state(word) for text in states for word in text.split(",")),
-        name=name,
-        since=None if since is None else _moment(since, now),
-    )
+    chosen_states: set[State] = set()
+    for text in states:
+        chosen_states |= {_state(word) for word in text.split(",")}
+    moment = None if since is None else _moment(since, now)
+    return Filter(states=frozenset(chosen_states), name=name, since=moment)
 
 
 def _state(text: str) -> State:

@@ -307,7 +307,9 @@ class Need:
         """Return the message for a job that requests more than any node has."""
         most = max(self.stock(kind, spec) for partition in partitions.values() for kind in partition.kinds)
         where = f"partition {' or '.join(partitions)}"
-        has = f"a node of {where} has {self.unit(most, spec)} at most" if most else f"the nodes of {where} have none"
+        has = f"the nodes of {where} have none"
+        if most:
+            has = f"a node of {where} has {self.unit(most, spec)} at most"
         way_out = f"use partition {elsewhere}" if elsewhere else self.instead(spec, most)
         return f"is {self.says(spec)}, and {has}; {way_out}"
 
