@@ -80,7 +80,10 @@ def ddp(
         environment=os.environ,
         timeout_s=timeout,
     )
-    echo(json.dumps(comparison.as_json(), indent=2) if as_json else comparison.explain(), nl=as_json)
+    if as_json:
+        echo(json.dumps(comparison.as_json(), indent=2))
+    else:
+        echo(comparison.explain(), nl=False)
     raise typer.Exit({"DEFECT": 1, "NOT COMPARED": 2}.get(comparison.verdict, 0))
 
 
@@ -136,7 +139,10 @@ def loss(
             name, world_size=world_size, samples=batch, data=data, directory=Path.cwd(), batch_dim=batch_dim
         )
     document = document_of(examination)
-    echo(json.dumps(document, indent=2) if as_json else explain(examination), nl=as_json)
+    if as_json:
+        echo(json.dumps(document, indent=2))
+    else:
+        echo(explain(examination), nl=False)
     raise typer.Exit(1 if document["defect"] else 0)
 
 

@@ -138,7 +138,10 @@ def plan(  # noqa: PLR0913  each is an option
         result, text = _explain_steps(given, overrides, samples)
     else:
         result, text = _plan_numbers(given, overrides, samples, noise)
-    echo(json.dumps(result, indent=2) if as_json else text, nl=as_json)
+    if as_json:
+        echo(json.dumps(result, indent=2))
+    else:
+        echo(text, nl=False)
 
 
 _Answer = tuple[dict[str, Any], str]

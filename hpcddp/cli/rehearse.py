@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,16 +78,7 @@ def rehearse(  # noqa: PLR0913  each is an option
     from hpcddp.rehearse.sandbox import sandbox_of_two_hosts
     from hpcddp.rehearse.table import lines_of
 
-    if sandbox and cluster is _ClusterChoice.SLURM:
-        raise UserError(
-            "--sandbox is a Slurm of this machine, and --cluster slurm is the cluster; leave one of them out"
-        )
-    places: list[Place] = ["here"]
-    if cluster is _ClusterChoice.SLURM:
-        places = ["cluster"]
-    if sandbox:
-        places.append("sandbox")
-    faults_by_place = choose_faults(faults or (), places)
+    faults_by_place = choose_faults(faults or (), _places(cluster, sandbox=sandbox))
     job = job_arguments(context).load(job_file, overrides=overrides)
     environment = dict(os.environ)
     if "cluster" in faults_by_place:
@@ -97,7 +88,10 @@ def rehearse(  # noqa: PLR0913  each is an option
         directory_to_keep = keep
         if keep is not None and len(faults_by_place) > 1:
             directory_to_keep = keep / place
-        with sandbox_of_two_hosts(environment) if place == "sandbox" else nullcontext(environment) as variables:
+        environment_of_place: AbstractContextManager[Mapping[str, str]] = nullcontext(environment)
+        if place == "sandbox":
+            environment_of_place = sandbox_of_two_hosts(environment)
+        with environment_of_place as variables:
             report = rehearse_job(
                 job,
                 place=place,
@@ -119,6 +113,16 @@ def rehearse(  # noqa: PLR0913  each is an option
         document = {"ok": is_good, "rehearsals": [report.as_json() for report in reports]}
         echo(json.dumps(document, indent=2))
     raise typer.Exit(0 if is_good else 1)
+
+
+def _places(cluster: _ClusterChoice, *, sandbox: bool) -> list[Place]:
+    if cluster is _ClusterChoice.LOCAL:
+        return ["here", "sandbox"] if sandbox else ["here"]
+    if sandbox:
+        raise UserError(
+            "--sandbox is a Slurm of this machine, and --cluster slurm is the cluster; leave one of them out"
+        )
+    return ["cluster"]
 
 
 def _agree_to_spend(environment: Mapping[str, str], *, yes: bool) -> None:

@@ -106,7 +106,8 @@ def status(  # noqa: PLR0913  each is an option
 
     now = time.time()
     wanted = _filter(state or (), name, since, now)
-    if run is not None and (everything or scan is not None or not wanted.is_empty):
+    chooses_among_all = everything or scan is not None or not wanted.is_empty
+    if run is not None and chooses_among_all:
         raise UserError(f"{run!r} names one run, and --all, --state, --name, --since and --scan choose among all runs")
     if scan is not None:
         _scan(scan)

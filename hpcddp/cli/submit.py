@@ -137,8 +137,9 @@ def submit(  # noqa: PLR0913  each is an option
     code_choice: CodeChoice | None = None if code is None else code.value
     arguments = job_arguments(context)
     environment = dict(os.environ)
+    names_a_run = resume or after or after_any
     # Only a run that is named has to be found.
-    run_root = arguments.run_root or (default_run_root() if resume or after or after_any else RUN_ROOT)
+    run_root = arguments.run_root or (default_run_root() if names_a_run else RUN_ROOT)
     sweep = read_sweep_options(axes, sweep_file, max_parallel)
     run = None if resume is None else _find(resume, run_root, named=arguments.run_root is not None, dry_run=dry_run)
     is_same_job = job_file is None and arguments.is_empty and not (overrides or sweep or template)
@@ -389,9 +390,11 @@ def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json:
         echo(json.dumps({**preview, **changes}, indent=2))
         return
     place = "this allocation" if preview["cluster"] == "here" else preview["cluster"]
-    runs = f"{counted(len(preview['elements']), 'run')}, sweep" if "elements" in preview else "run"
-    echo(f"dry run: would go to {place}, {runs} directory {preview['run_dir']}", err=True)
     elements = preview.get("elements", ())
+    directory = "run directory"
+    if "elements" in preview:
+        directory = f"{counted(len(elements), 'run')}, sweep directory"
+    echo(f"dry run: would go to {place}, {directory} {preview['run_dir']}", err=True)
     for index, values in enumerate(elements[:_PREVIEWED]):
         texts = " ".join(f"{key}={argument_text(value)}" for key, value in values.items())
         echo(f"run {index}: {one_line(texts)}", err=True)
