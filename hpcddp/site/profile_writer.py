@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import tomlkit
@@ -50,12 +51,16 @@ def choose(facts: ClusterFacts, *, partition: str | None, account: str | None, q
     Raises:
         UnknownChoiceError: the cluster does not have a choice of the user.
     """
-    chosen = _chosen_partition(facts, partition)
-    runs_in = chosen[0] if chosen else facts.default_partition
+    chosen_partition = _chosen_partition(facts, partition)
+    runs_in = chosen_partition[0] if chosen_partition else facts.default_partition
+    chosen_account = _chosen_account(facts, account, runs_in)
+    chosen_qos = None
+    if qos:
+        chosen_qos = (_known("--qos", qos, facts.accounts.qos, "none of your accounts has it"), _ASKED)
     return Choice(
-        partition=chosen,
-        account=_chosen_account(facts, account, runs_in),
-        qos=(_known("--qos", qos, facts.accounts.qos, "none of your accounts has it"), _ASKED) if qos else None,
+        partition=chosen_partition,
+        account=chosen_account,
+        qos=chosen_qos,
         time_limit=_time_limit(facts, runs_in),
         runs_in=runs_in,
     )
@@ -72,13 +77,13 @@ def _chosen_partition(facts: ClusterFacts, wanted: str | None) -> tuple[str, str
         why = f"cluster {facts.name} has no such partition"
         return _known("--partition", wanted, tuple(facts.partitions), why), _ASKED
     default = facts.default_partition
-    fit = usable(facts)
-    if (default is not None and default in fit) or not fit:
+    usable_names = usable(facts)
+    if not usable_names or default in usable_names:
         return None
     if default is None:
-        return fit[0], "the site has no default partition"
+        return usable_names[0], "the site has no default partition"
     why = facts.barred(default) or f"{facts.partitions[default].state.lower()} or without nodes"
-    return fit[0], f"the site's default, {default}, is {why}"
+    return usable_names[0], f"the site's default, {default}, is {why}"
 
 
 def _chosen_account(facts: ClusterFacts, wanted: str | None, partition: str | None) -> tuple[str, str] | None:
@@ -87,12 +92,13 @@ def _chosen_account(facts: ClusterFacts, wanted: str | None, partition: str | No
         return _known("--account", wanted, accounts.names, "it is not one of your accounts"), _ASKED
     if not accounts.required or not accounts.names:
         return None
-    taken = facts.accounts_for(partition) if partition is not None else accounts.names
-    if accounts.default is not None and (accounts.default in taken or not taken):
+    accepted = facts.accounts_for(partition) if partition is not None else accounts.names
+    if accounts.default is None:
+        first = accepted[0] if accepted else accounts.names[0]
+        return first, "the site runs no job without one, and you have no default one"
+    if not accepted or accounts.default in accepted:
         return None
-    if accounts.default is not None:
-        return taken[0], f"partition {partition} does not take {accounts.default}, your default one"
-    return (taken or accounts.names)[0], "the site runs no job without one, and you have no default one"
+    return accepted[0], f"partition {partition} does not take {accounts.default}, your default one"
 
 
 # A plugin of Slurm's own that refuses jobs without a time limit (slurm.conf(5), JobSubmitPlugins).
@@ -114,11 +120,13 @@ def time_limit_of(partition: Partition | None, wanted_s: int) -> TimeLimit:
         partition: the partition; None allows any limit.
         wanted_s: the limit in seconds, if the partition allows it.
     """
-    try:
-        longest = TimeLimit.parse(partition.max_time).seconds if partition is not None else None
-    except UnitError:
-        longest = None
-    return TimeLimit(wanted_s if longest is None else min(wanted_s, longest))
+    longest_s = None
+    if partition is not None:
+        with suppress(UnitError):
+            longest_s = TimeLimit.parse(partition.max_time).seconds
+    if longest_s is None:
+        return TimeLimit(wanted_s)
+    return TimeLimit(min(wanted_s, longest_s))
 
 
 def _known(option: str, name: str, names: tuple[str, ...], why: str) -> str:
@@ -147,16 +155,17 @@ def entry(key: str, value: object, comment: str = "", *, active: bool = True) ->
     """
     name = tomlkit.key(key)
     item = tomlkit.item(value)
-    line = f"{name.as_string()} = {item.as_string()}"
-    if not active:
-        line = f"# {line}"
-    space = " " * (max(_COMMENT_COLUMN - len(line), 0) + 2) if comment else ""
-    if not active:
-        return None, tomlkit.comment(f"{line}{space}# {_one_line(comment)}"[2:] if comment else line[2:])
+    setting = f"{name.as_string()} = {item.as_string()}"
+    width = len(setting) if active else len(f"# {setting}")
+    space = " " * (max(_COMMENT_COLUMN - width, 0) + 2)
+    if active:
+        if comment:
+            item.comment(_one_line(comment))
+            item.trivia.comment_ws = space
+        return name, item
     if comment:
-        item.comment(_one_line(comment))
-        item.trivia.comment_ws = space
-    return name, item
+        setting += f"{space}# {_one_line(comment)}"
+    return None, tomlkit.comment(setting)
 
 
 def comment(text: str) -> _Line:
@@ -224,8 +233,10 @@ def describe_partition(partition: Partition) -> str:
     most = "" if len(kinds) == 1 else "up to "
     words = [f"{counted(partition.nodes, 'node')} of {most}{cpus} CPUs, {memory // 1024}G"]
     if partition.gpus_per_node:
-        types = f" ({', '.join(partition.gpu_types)})" if partition.gpu_types else ""
-        words.append(f"{counted(partition.gpus_per_node, 'GPU')}{types}")
+        gpus = counted(partition.gpus_per_node, "GPU")
+        if partition.gpu_types:
+            gpus += f" ({', '.join(partition.gpu_types)})"
+        words.append(gpus)
     words.append("no time limit" if partition.max_time == "UNLIMITED" else f"{partition.max_time} at most")
     return ", ".join(words)
 
@@ -276,12 +287,14 @@ def _preempted(name: str, partition: Partition, facts: ClusterFacts) -> str:
         return f"Jobs of another QOS may preempt a job ({preemption.mode}); its own QOS sets the time to save."
     if preemption.type == "none" or "OFF" in mode:
         return f"Nobody preempts the jobs of {name}."
-    grace = partition.grace_time_s
-    kill = preemption.kill_wait_s
-    time = f"{grace} s of grace and {kill} s (KillWait)" if grace else f"{kill} s (KillWait)"
     if "SUSPEND" in mode:
         return f"A preempted job of {name} is suspended, and continues later by itself."
-    end = "cancelled, unless it has been requeued before, which hpcddp does" if "CANCEL" in mode else "requeued"
+    time = f"{preemption.kill_wait_s} s (KillWait)"
+    if partition.grace_time_s:
+        time = f"{partition.grace_time_s} s of grace and {time}"
+    end = "requeued"
+    if "CANCEL" in mode:
+        end = "cancelled, unless it has been requeued before, which hpcddp does"
     return f"A preempted job of {name} has {time} to save; then it is {end}."
 
 

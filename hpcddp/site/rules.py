@@ -337,10 +337,13 @@ def _memory_field(spec: JobSpec) -> str:
 
 
 def _memory_mb(spec: JobSpec) -> float:
-    text = getattr(spec.resources, _memory_field(spec))
+    field = _memory_field(spec)
+    text = getattr(spec.resources, field)
+    # "0" requests all memory of a node.
+    if not text or text == "0":
+        return 0
     times = {"mem": 1, "mem_per_cpu": _cpus(spec), "mem_per_gpu": spec.resources.gpus_per_node}
-    # 0 requests all memory of a node.
-    return float(text[:-1]) * _MB_PER_UNIT[text[-1]] * times[_memory_field(spec)] if text and text != "0" else 0
+    return float(text[:-1]) * _MB_PER_UNIT[text[-1]] * times[field]
 
 
 def _gpus_of(kind: NodeKind, spec: JobSpec) -> int:
