@@ -624,12 +624,10 @@ def _words(command: Sequence[str | os.PathLike[str]]) -> list[str]:
     """Return the words of a command, a path as a text."""
     if isinstance(command, str):
         raise UserError(f"command is {command!r}, one text; write a list of its words: command={command.split()!r}")
-    words = []
-    for word in command:
-        text: Any = os.fspath(word) if isinstance(word, os.PathLike) else word
-        if not isinstance(text, str):
-            raise UserError(f"command holds {text!r}, and each of its words is a text; write {str(text)!r}")
-        words.append(text)
+    words: list[Any] = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in command]
+    no_text = next((word for word in words if not isinstance(word, str)), None)
+    if no_text is not None:
+        raise UserError(f"command holds {no_text!r}, and each of its words is a text; write {str(no_text)!r}")
     return words
 
 
