@@ -127,7 +127,7 @@ def plan(  # noqa: PLR0913  each is an option
         "--optimizer": optimizer,
         "--explain-steps": explain_steps,
     }
-    given = {option: value for option, value in numbers.items() if value is not None}
+    given: dict[str, Any] = {option: value for option, value in numbers.items() if value is not None}
     noise = _given_noise(noise_scale)
     if job_file is not None:
         result, text = _plan_job(job_file, overrides, samples, noise, given)

@@ -218,7 +218,7 @@ def _request_of(
     if run is not None and job_file is None:
         change = partial(arguments.change, run=run, overrides=overrides, sweep=sweep)
         # Without a choice, it goes where it went before.
-        chosen = None if cluster is ClusterChoice.AUTO else choose_cluster(cluster.value, environment)
+        chosen = None if cluster.value == "auto" else choose_cluster(cluster.value, environment)
         return request_with_changes(run, change, environment=environment, cluster=chosen, template=template)
     return request_to_submit(
         arguments.load(job_file, overrides=overrides, sweep=sweep),
