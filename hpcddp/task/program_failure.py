@@ -88,43 +88,64 @@ def program_failure(
             rank, whatever its exit code is.
         master_port: the port that the task of rank 0 has released for its program.
     """
-    if code in {ExitCode.FINISHED, ExitCode.STOPPED} or (stop_requested and not another_rank_failed_first):
+    if code in {ExitCode.FINISHED, ExitCode.STOPPED}:
+        return None
+    if stop_requested and not another_rank_failed_first:
         return None
     end = read_log_end(log)
-    code = code if end.code is None else end.code
-    killed_child = _signal_of_child(end)
-    if killed_child is not None:
-        code = -killed_child
-    signalled = _signal_of(code)
-    # After an exception, an object that is left behind can abort, such as a process group with pending work; and a
-    # program that still exits is ended because another rank has failed.
-    ended_by_itself = signalled is signal.SIGABRT or (signalled is signal.SIGTERM and another_rank_failed_first)
-    killed = None if ended_by_itself and end.message else signalled
-    told_to_end = sigterm_forwarded and another_rank_failed_first
-    secondary = (
-        (told_to_end and not _failed_before_its_signal(log, end))
-        or (stop_requested and signalled in _SENT_FROM_OUTSIDE)
-        or log_says_peer_loss(end.traceback, end.tail)
-    )
-    port_taken = master_port is not None and _says_port_taken(end, master_port)
+    signal_of_child = _signal_of_child(end)
+    if signal_of_child is not None:
+        code = -signal_of_child
+    elif end.code is not None:
+        code = end.code
+    signal_of_exit = _signal_of(code)
+
+    killed_by = signal_of_exit
+    if end.message and signal_of_exit is signal.SIGABRT:
+        # After an exception, an object that is left behind can abort, such as a process group with pending work.
+        killed_by = None
+    if end.message and signal_of_exit is signal.SIGTERM and another_rank_failed_first:
+        # The program was exiting when it was ended because another rank had failed.
+        killed_by = None
+
+    ended_with_the_others = another_rank_failed_first and sigterm_forwarded and not _failed_before_its_signal(log, end)
+    ended_from_outside = stop_requested and signal_of_exit in _SENT_FROM_OUTSIDE
+    lost_a_peer = log_says_peer_loss(end.traceback, end.tail)
+    is_secondary = ended_with_the_others or ended_from_outside or lost_a_peer
+
+    port_was_taken = master_port is not None and _says_port_taken(end, master_port)
     has_hardware_error = says_hardware_error(end.message or end.tail)
-    infrastructure = secondary or port_taken or has_hardware_error or (killed is signal.SIGKILL and code < 0)
+    was_killed = killed_by is signal.SIGKILL and code < 0
+    exit_code = ExitCode.USER_CODE
+    if is_secondary or port_was_taken or has_hardware_error or was_killed:
+        exit_code = ExitCode.INFRASTRUCTURE
+
+    if killed_by is None:
+        kind = _exception_type(end) or "exit"
+        message = _message_without_signal(command, code, end)
+    else:
+        kind = "killed"
+        message = _message_with_signal(command, killed_by, is_child=signal_of_child is not None)
     return PROCESS_STATE.record(
-        kind="killed" if killed is not None else _exception_type(end) or "exit",
-        message=_failure_message(command, code, killed, end, is_child=killed_child is not None),
+        kind=kind,
+        message=message,
         traceback=end.traceback or end.tail,
-        exit_code=ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.USER_CODE,
-        secondary=secondary,
+        exit_code=exit_code,
+        secondary=is_secondary,
         who=None if end.rank is None else f"rank {end.rank}",
     )
 
 
 def _failed_before_its_signal(log: Path, end: LogEnd) -> bool:
     """Return whether the exception that ended a program was in its log before the task passed a signal on to it."""
+    if not end.message:
+        return False
     lines = read_tail(log, TAIL_BYTES).splitlines()
-    before = list(itertools.takewhile(lambda line: not _NOTICE_LINE.match(line), lines))
-    is_known = bool(end.message) and len(before) < len(lines)
-    return is_known and _end_of(before).message == end.message
+    for number, line in enumerate(lines):
+        if _NOTICE_LINE.match(line):
+            return _end_of(lines[:number]).message == end.message
+    # The log does not say when the signal was passed on.
+    return False
 
 
 def error_while_stopping(code: int, log: Path) -> str | None:
@@ -140,9 +161,12 @@ def error_while_stopping(code: int, log: Path) -> str | None:
     # Nor did one that Python reports at its exit, or in a thread.
     lines = list(itertools.takewhile(lambda line: not line.startswith(_IGNORED_EXCEPTION), lines))
     end = _end_of([line for line in lines if not _SIGNAL_LINE.match(line)])
-    kind = _exception_type(end) or ""
-    is_error = kind.endswith(("Error", "Exception")) and kind not in _LAUNCHER_EXCEPTIONS
-    return end.message[:_LONGEST_MESSAGE] if is_error and not log_says_peer_loss(end.traceback, end.tail) else None
+    kind = _exception_type(end)
+    if kind is None or not kind.endswith(("Error", "Exception")):
+        return None
+    if kind in _LAUNCHER_EXCEPTIONS or log_says_peer_loss(end.traceback, end.tail):
+        return None
+    return end.message[:_LONGEST_MESSAGE]
 
 
 def _says_port_taken(end: LogEnd, port: int) -> bool:
@@ -164,35 +188,53 @@ def _signal_of_child(end: LogEnd) -> signal.Signals | None:
     return next((signum for signum in signal.Signals if signum.name == name), None)
 
 
-def _failure_message(
-    command: Sequence[str], code: int, killed: signal.Signals | None, end: LogEnd, *, is_child: bool
-) -> str:
+def _message_with_signal(command: Sequence[str], killed_by: signal.Signals, *, is_child: bool) -> str:
+    """Return the sentence for a program that a signal has killed.
+
+    Args:
+        is_child: whether the signal killed a process that the program has started.
+    """
     program = _name_of(command)
-    if killed is not None and is_child:
+    if is_child:
         program = f"a process that {program} started"
-    if killed is signal.SIGKILL:
+    if killed_by is signal.SIGKILL:
         return f"{program} was killed {KILLED_HINT}"
-    if killed is not None:
-        return f"{program} was killed by {killed.name}"
+    return f"{program} was killed by {killed_by.name}"
+
+
+def _message_without_signal(command: Sequence[str], code: int, end: LogEnd) -> str:
+    """Return the message of the exception that ended a program, or a sentence with its exit code if there is none."""
     if end.message:
-        message = end.message.partition(": ")[2] or end.message
-        if (missing := _MISSING_VARIABLE.fullmatch(end.message)) is not None:
-            is_batch_option = _OF_THE_BATCH.fullmatch(missing[1]) is not None
-            remedy = "add --global-batch-size N" if is_batch_option else "see docs/any-script.md"
-            return f"{message}; this job does not set the variable: {remedy}"
-        # submitit/helpers.py: its variables are those of torchrun, which the task has set.
-        exported = message.startswith("Cannot export environment variables as ")
-        if exported:
-            return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)"
-        return "\n".join([message, *end.more])
-    # The last line of a launcher is its own.
-    lines = [] if end.rank is not None else [line.strip() for line in end.tail.splitlines()]
-    last = next((line for line in reversed(lines) if line and not _SAYS_NOTHING.match(line)), "")
+        return _message_of_exception(end)
+    sentence = f"{_name_of(command)} ended with exit code {code}"
     if code == ExitCode.STOPPED:
-        ending = ", which its launcher does not pass on; to be run again, create $HPCDDP_REQUEUE_FILE and end with 0"
-    else:
-        ending = f"; its last line: {last}" if last else ""
-    return f"{program} ended with exit code {code}{ending}"
+        return (
+            f"{sentence}, which its launcher does not pass on; to be run again, create $HPCDDP_REQUEUE_FILE and end "
+            "with 0"
+        )
+    if end.rank is not None:
+        # The last line of a launcher is its own.
+        return sentence
+    for line in reversed(end.tail.splitlines()):
+        text = line.strip()
+        if text and not _SAYS_NOTHING.match(text):
+            return f"{sentence}; its last line: {text}"
+    return sentence
+
+
+def _message_of_exception(end: LogEnd) -> str:
+    """Return the message of the exception, without its type, and what to do about it if that is known."""
+    message = end.message.partition(": ")[2] or end.message
+    missing = _MISSING_VARIABLE.fullmatch(end.message)
+    if missing is not None:
+        remedy = "see docs/any-script.md"
+        if _OF_THE_BATCH.fullmatch(missing[1]):
+            remedy = "add --global-batch-size N"
+        return f"{message}; this job does not set the variable: {remedy}"
+    # submitit/helpers.py: its variables are those of torchrun, which the task has set.
+    if message.startswith("Cannot export environment variables as "):
+        return f"{message}; write TorchDistributedEnvironment().export(overwrite=True)"
+    return "\n".join([message, *end.more])
 
 
 def _name_of(command: Sequence[str]) -> str:
@@ -235,12 +277,17 @@ def read_log_end(log: Path) -> LogEnd:
     The log of a launcher has the output of all ranks of its node. Of these, the one that failed first counts.
     """
     lines = [line for line in read_tail(log, TAIL_BYTES).splitlines() if not _SIGNAL_LINE.match(line)]
-    last = max((number for number, line in enumerate(lines) if line == _TRACEBACK), default=len(lines))
-    of_launcher = "\n".join(lines[last:])
-    root = _ROOT_CAUSE.search(of_launcher) if f"\n{_CHILD_FAILED}" in of_launcher else None
-    if root is None:
+    traceback_begins = [number for number, line in enumerate(lines) if line == _TRACEBACK]
+    if not traceback_begins:
         return _end_of(lines)
-    return _end_of_ranks(lines[:last], root=int(root["rank"]), code=int(root["code"]))
+    last_begin = traceback_begins[-1]
+    last_traceback = "\n".join(lines[last_begin:])
+    if f"\n{_CHILD_FAILED}" not in last_traceback:
+        return _end_of(lines)
+    root_cause = _ROOT_CAUSE.search(last_traceback)
+    if root_cause is None:
+        return _end_of(lines)
+    return _end_of_ranks(lines[:last_begin], root=int(root_cause["rank"]), code=int(root_cause["code"]))
 
 
 def _end_of_ranks(lines: Sequence[str], *, root: int, code: int) -> LogEnd:
@@ -251,38 +298,57 @@ def _end_of_ranks(lines: Sequence[str], *, root: int, code: int) -> LogEnd:
         root: the rank whose failure the launcher saw first.
         code: the exit code of that rank.
     """
-    output: dict[int | None, list[str]] = {root: [], None: []}
+    # Under None: the lines that do not begin with the rank that wrote them.
+    lines_by_rank: dict[int | None, list[str]] = {root: [], None: []}
     for line in lines:
         prefix = _RANK_PREFIX.match(line)
-        output.setdefault(None if prefix is None else int(prefix[1]), []).append(line)
-    ends = {rank: _end_of(of_rank) for rank, of_rank in output.items()}
-    # Ranks that lost a peer end at nearly the same time. A signal leaves no traceback of its own.
-    own_ends = (rank for rank, end in ends.items() if end.message and not log_says_peer_loss(end.traceback, ""))
-    first = root if code < 0 else next(own_ends, root)
+        rank = None if prefix is None else int(prefix[1])
+        lines_by_rank.setdefault(rank, []).append(line)
+    ends = {rank: _end_of(lines_of_rank) for rank, lines_of_rank in lines_by_rank.items()}
+    failed_by_themselves = [
+        rank for rank, end in ends.items() if end.message and not log_says_peer_loss(end.traceback, "")
+    ]
+    first: int | None = root
+    # A signal leaves no traceback of its own.
+    if code >= 0 and failed_by_themselves:
+        # Ranks that lost a peer end at nearly the same time: the root may be one of them.
+        first = failed_by_themselves[0]
     return replace(ends[first], tail=ends[None].tail, rank=root if first is None else first, code=code)
 
 
 def _end_of(lines_of_log: Sequence[str]) -> LogEnd:
+    """Return the end of a program's output, in which each line may begin with the rank that wrote it."""
     lines = [_RANK_PREFIX.sub("", line) for line in lines_of_log]
     tail = "\n".join(lines[-_TAIL_LINES:])
-    begins = [number for number, line in enumerate(lines) if line == _TRACEBACK]
-    if not begins:
+    traceback_begins = [number for number, line in enumerate(lines) if line == _TRACEBACK]
+    if not traceback_begins:
         return LogEnd(tail=tail)
-    last = begins[-1]
-    first = last
-    for begin in reversed(begins[:-1]):
-        if not any(line in _CHAINS for line in lines[begin:first]):
+    last_begin = traceback_begins.pop()
+    exception = _line_of_exception(lines, last_begin)
+    if exception is not None and len(lines) - exception > _MOST_LINES_AFTER:
+        return LogEnd(tail=tail)
+    first_begin = last_begin
+    for begin in reversed(traceback_begins):
+        if not any(line in _CHAINS for line in lines[begin:first_begin]):
             break
-        first = begin
-    # The frames are indented; the exception is not.
-    end = next((number for number in range(last + 1, len(lines)) if lines[number][:1].strip()), len(lines))
-    if len(lines) - end > _MOST_LINES_AFTER:
-        return LogEnd(tail=tail)
-    if end == len(lines):
-        return LogEnd(traceback="\n".join(lines[first:]), tail=tail)
-    more = _more_of_message(lines_of_log[end:])
-    text = "\n".join([*lines[first : end + 1], *more])
-    return LogEnd(traceback=text, message=lines[end], more=tuple(more), tail=tail)
+        first_begin = begin
+    if exception is None:
+        return LogEnd(traceback="\n".join(lines[first_begin:]), tail=tail)
+    more = _more_of_message(lines_of_log[exception:])
+    traceback = "\n".join([*lines[first_begin : exception + 1], *more])
+    return LogEnd(traceback=traceback, message=lines[exception], more=tuple(more), tail=tail)
+
+
+def _line_of_exception(lines: Sequence[str], begin: int) -> int | None:
+    """Return the number of the line with the exception of the traceback that begins there; None if the log ends before.
+
+    The frames are indented; the exception is not.
+    """
+    for number in range(begin + 1, len(lines)):
+        is_indented_or_empty = not lines[number][:1].strip()
+        if not is_indented_or_empty:
+            return number
+    return None
 
 
 def _more_of_message(lines: Sequence[str]) -> list[str]:
