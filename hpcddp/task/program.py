@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NoReturn
@@ -44,7 +45,7 @@ from hpcddp.run.record import RecordError
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import ASK_EVERY_S, Deadline, EndTime, KnownEnd, moved_sentence
-from hpcddp.stop.listener import LISTENER, ReceivedSignal, write_to_stderr
+from hpcddp.stop.listener import LISTENER, write_to_stderr
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.task.attribution import save_failure
 from hpcddp.task.local_peers import exit_after_failure
@@ -141,19 +142,9 @@ def run_program(
         fence.check()
         monitor.look(pid)
 
+    end = _end_time(env, attempt, environment, deadline)
     try:
-        end = _end_time(env, attempt, environment, deadline)
-        program = Program(
-            command,
-            environment,
-            end=end,
-            notice_s=_notice_s(spec, deadline),
-            lead_s=None if spec.signal_lead is None else spec.signal_lead.total_seconds(),
-            save_signal=spec.requeue.command_signal,
-            is_launcher=spec.launcher_command is not None,
-            ask_cause=PROCESS_STATE.cause if env.rank == 0 and not spec.launcher_command else None,
-            on_poll=look,
-        )
+        program = _program(spec, env, command, environment, end=end, notice_s=_notice_s(spec, deadline), on_poll=look)
         code = program.wait()
         if code == ExitCode.FINISHED:
             monitor.check()
@@ -163,43 +154,101 @@ def run_program(
             kind=error.kind, message=error.message, traceback="", exit_code=ExitCode.USER_CODE
         )
         _exit_with_failure(record, attempt, on_end)
+
     # A rank that lost this one as its peer may have written its record first: only a first cause counts.
-    first = [other for other in read_failures(attempt) if other.rank != env.rank and not other.secondary]
-    other_first = bool(first)
-    exit_ = ProgramExit(
-        rank=env.rank,
-        host=PROCESS_STATE.host,
-        time=time.time(),
-        code=code,
-        notice=program.notice,
-        cause=PROCESS_STATE.cause() if env.rank == 0 and program.notice is not None else None,
-        error=None if other_first or spec.launcher_command else error_while_stopping(code, attempt.rank_log(env.rank)),
-    )
+    earlier_failures = [other for other in read_failures(attempt) if other.rank != env.rank and not other.secondary]
+    program_exit = _program_exit(spec, env, attempt, program, code, another_rank_failed_first=bool(earlier_failures))
     failure = program_failure(
         written,
         code,
         attempt.rank_log(env.rank),
         stop_requested=program.notice is not None,
-        another_rank_failed_first=other_first,
+        another_rank_failed_first=bool(earlier_failures),
         sigterm_forwarded=program.sigterm_forwarded,
         master_port=port,
     )
-    if failure is not None and failure.traceback and failure.message in {other.message for other in first}:
+    earlier_messages = {other.message for other in earlier_failures}
+    if failure is not None and failure.traceback and failure.message in earlier_messages:
         # The same mistake on several ranks; SIGTERM came because one of them was the first.
-        failure = replace(failure, secondary=False, exit_code=first[0].exit_code)
+        failure = replace(failure, secondary=False, exit_code=earlier_failures[0].exit_code)
     try:
-        write_exit(attempt, exit_)
+        write_exit(attempt, program_exit)
     except OSError as error:
         write_to_stderr(f"hpcddp: {attempt.rank_exit(env.rank)} cannot be written ({error})\n")
-    asks_again = attempt.requeue_file.exists()
-    if failure is not None and not asks_again:
+
+    asks_to_run_again = attempt.requeue_file.exists()
+    if failure is not None and not asks_to_run_again:
         _exit_with_failure(failure, attempt, on_end)
-    if other_first:
-        on_end("failed")
-    elif exit_.cause == Cause.CANCELLED:
-        on_end("cancelled")
-    else:
-        on_end("stopped" if asks_again or program.notice is not None or code == ExitCode.STOPPED else "finished")
+    on_end(_ending(program_exit, another_rank_failed_first=bool(earlier_failures), asks_to_run_again=asks_to_run_again))
+
+
+def _program_exit(
+    spec: JobSpec,
+    env: RankEnv,
+    attempt: AttemptDirectory,
+    program: Program,
+    code: int,
+    *,
+    another_rank_failed_first: bool,
+) -> ProgramExit:
+    """Return the record of a program that has ended; rank 0 asks for it why the job ends."""
+    ended_at = time.time()
+    cause = None
+    if env.rank == 0 and program.notice is not None:
+        cause = PROCESS_STATE.cause()
+    error = None
+    if not another_rank_failed_first and not spec.launcher_command:
+        error = error_while_stopping(code, attempt.rank_log(env.rank))
+    return ProgramExit(
+        rank=env.rank,
+        host=PROCESS_STATE.host,
+        time=ended_at,
+        code=code,
+        notice=program.notice,
+        cause=cause,
+        error=error,
+    )
+
+
+def _ending(program_exit: ProgramExit, *, another_rank_failed_first: bool, asks_to_run_again: bool) -> ProgramEnding:
+    """Return how a program ended that has no failure, or asks to run again after one."""
+    if another_rank_failed_first:
+        return "failed"
+    if program_exit.cause == Cause.CANCELLED:
+        return "cancelled"
+    if asks_to_run_again or program_exit.notice is not None or program_exit.code == ExitCode.STOPPED:
+        return "stopped"
+    return "finished"
+
+
+def _program(
+    spec: JobSpec,
+    env: RankEnv,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    end: EndTime,
+    notice_s: float,
+    on_poll: Callable[[int], object],
+) -> Program:
+    """Start the program of a rank, as its job file says it is stopped; the other arguments are those of ``Program``."""
+    lead_s = None
+    if spec.signal_lead is not None:
+        lead_s = spec.signal_lead.total_seconds()
+    ask_cause = None
+    if env.rank == 0 and not spec.launcher_command:
+        ask_cause = PROCESS_STATE.cause
+    return Program(
+        command,
+        environment,
+        end=end,
+        notice_s=notice_s,
+        lead_s=lead_s,
+        save_signal=spec.requeue.command_signal,
+        is_launcher=spec.launcher_command is not None,
+        ask_cause=ask_cause,
+        on_poll=on_poll,
+    )
 
 
 class _Fence:
@@ -321,41 +370,44 @@ def _path(spec: JobSpec, inherited: Mapping[str, str], python: Path) -> str:
     """
     path = inherited.get("PATH", "/usr/local/bin:/usr/bin:/bin")
     asked = spec.environment
-    prepared = asked.modules or asked.setup or asked.container or "PATH" in asked.env
-    activated = inherited.get("VIRTUAL_ENV") or inherited.get("CONDA_PREFIX")
-    return f"{path}:{python.parent}" if prepared or activated else f"{python.parent}:{path}"
+    is_prepared = asked.modules or asked.setup or asked.container or "PATH" in asked.env
+    is_activated = inherited.get("VIRTUAL_ENV") or inherited.get("CONDA_PREFIX")
+    if is_prepared or is_activated:
+        return f"{path}:{python.parent}"
+    return f"{python.parent}:{path}"
 
 
 def _notice_s(spec: JobSpec, deadline: Deadline) -> float:
     """Return how long before the end of the job a program gets SIGTERM, in seconds."""
-    lead = spec.signal_lead
-    if lead is not None:
-        notice_s = lead.total_seconds() / 2
+    if spec.signal_lead is not None:
+        notice_s = spec.signal_lead.total_seconds() / 2
+    elif deadline.end_time is not None:
+        notice_s = _NOTICE_FRACTION * (deadline.end_time - deadline.start_time)
     else:
-        length_s = 0.0 if deadline.end_time is None else deadline.end_time - deadline.start_time
-        notice_s = length_s * _NOTICE_FRACTION
+        notice_s = 0.0
     return min(_LONGEST_NOTICE_S, max(_SHORTEST_NOTICE_S, notice_s))
 
 
 def _end_time(env: RankEnv, attempt: AttemptDirectory, environment: Mapping[str, str], deadline: Deadline) -> EndTime:
     """Return the end of the job, for which rank 0 asks Slurm, and the other ranks rank 0's record."""
+    known = KnownEnd(end_time=deadline.end_time, time=deadline.start_time)
     job_id = slurm_job_id(environment)
+    if job_id is None:
+        return EndTime(known)
 
-    def ask() -> KnownEnd | None:
-        if env.rank or job_id is None:
-            return _recorded_end(attempt)
-        if (answer := ask_end(job_id)) is not None and env.world_size > 1:
+    def print_end(end_time: float | None) -> None:
+        _print(moved_sentence(end_time))
+
+    def ask_for_all_ranks() -> KnownEnd | None:
+        answer = ask_end(job_id)
+        if answer is not None and env.world_size > 1:
             with suppress(OSError):
                 write_asked_end(attempt, AskedEnd(end_time=answer.end_time, time=answer.time))
         return answer
 
-    answer = KnownEnd(end_time=deadline.end_time, time=deadline.start_time)
-    return EndTime(
-        answer,
-        None if job_id is None else ask,
-        every_s=_READ_END_EVERY_S if env.rank else ASK_EVERY_S,
-        on_move=lambda end: _print(moved_sentence(end)),
-    )
+    if env.rank == 0:
+        return EndTime(known, ask_for_all_ranks, every_s=ASK_EVERY_S, on_move=print_end)
+    return EndTime(known, partial(_recorded_end, attempt), every_s=_READ_END_EVERY_S, on_move=print_end)
 
 
 def _recorded_end(attempt: AttemptDirectory) -> KnownEnd | None:
@@ -407,7 +459,9 @@ class Program:
         on_poll: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.notice: StopNotice | None = None
-        self.sigterm_forwarded = self._killed = self._ends_by_itself = False
+        self.sigterm_forwarded = False
+        self._killed = False
+        self._ends_by_itself = False
         self._asked_to_save_at = -math.inf
         self._end = end
         self._notice_s = notice_s
@@ -415,10 +469,15 @@ class Program:
         self._is_launcher = is_launcher
         self._ask_cause = ask_cause
         self._on_poll = on_poll
-        self._save_signal = None if save_signal is None else signal.Signals[f"SIG{save_signal}"]
+        self._given_save_signal: signal.Signals | None = None
+        if save_signal is not None:
+            self._given_save_signal = signal.Signals[f"SIG{save_signal}"]
+        self._sent_to_ranks: frozenset[int] = frozenset()
+        if is_launcher:
+            self._sent_to_ranks = _SAVE_SIGNALS
         # A launcher passes SIGTERM on by itself.
-        to_save = {*_SAVE_SIGNALS, self._save_signal or signal.SIGUSR2} - {signal.SIGTERM}
-        self._for_ranks = frozenset(to_save if is_launcher else ())
+        if is_launcher and self._given_save_signal is not None and self._given_save_signal != signal.SIGTERM:
+            self._sent_to_ranks |= {self._given_save_signal}
         self._handled: frozenset[int] = frozenset()
         self._process = _start(command, environment)
         LISTENER.forward(self._send, more=_OTHER_SIGNALS)
@@ -443,21 +502,29 @@ class Program:
     def _check_end_time(self) -> None:
         left_s = self._end.left_s(time.time(), lead_s=max(self._notice_s, self._lead_s))
         if left_s <= min(_REQUEUE_S, self._notice_s / 2):
-            # Once: a process in uninterruptible sleep ends later.
-            if not self._killed:
-                self._killed = True
-                self.notice = self.notice or "deadline"
-                _print("the time limit is reached, and the program still runs: SIGKILL")
-                self._send(signal.SIGKILL)
-        elif self._warning == signal.SIGTERM and left_s <= self._lead_s:
+            self._kill_at_time_limit()
+            return
+        if left_s <= self._lead_s and self._save_signal == signal.SIGTERM:
             self._save_at_sigterm("deadline")
-        elif not self._ends_by_itself and left_s <= self._notice_s:
-            warned = LISTENER.first(signal.SIGUSR2) is not None and self.notice is None
-            deaf = warned and self._warning not in self._handled_now()
-            why = f", and the program does not handle {self._warning.name}" if deaf else ""
-            _print(f"the time limit is near{why}: SIGTERM")
-            self.notice = self.notice or "deadline"
-            self._send(signal.SIGTERM)
+            return
+        if left_s > self._notice_s or self._ends_by_itself:
+            return
+        reason = "the time limit is near"
+        was_warned = LISTENER.first(signal.SIGUSR2) is not None and self.notice is None
+        if was_warned and self._save_signal not in self._handled_now():
+            reason = f"the time limit is near, and the program does not handle {self._save_signal.name}"
+        _print(f"{reason}: SIGTERM")
+        self.notice = self.notice or "deadline"
+        self._send(signal.SIGTERM)
+
+    def _kill_at_time_limit(self) -> None:
+        # Once: a process in uninterruptible sleep ends later.
+        if self._killed:
+            return
+        self._killed = True
+        self.notice = self.notice or "deadline"
+        _print("the time limit is reached, and the program still runs: SIGKILL")
+        self._send(signal.SIGKILL)
 
     def _check_processes(self) -> None:
         try:
@@ -478,56 +545,83 @@ class Program:
         proctrack/linuxproc does so. A program that ends at once then ends before this process has received its own
         signal. Its handler can exit with any code, 0 included.
         """
-        ended = time.monotonic()
-        possible = self._handled & set(_NOTICE_BY_SIGNAL) | ({signal.SIGTERM} if code in _ENDED_BY_TERM else set())
-        # After a failure of a program Slurm signals the job a moment later; that signal did not cause the failure.
-        ended_by_request = code in _ENDED_BY_TERM or code == 0
-        timeout_s = _SIGNAL_TIMEOUT_S if ended_by_request else _SIGNAL_TIMEOUT_AFTER_ERROR_S
-
-        def received_notice() -> StopNotice | None:
-            received = _received_since(ended - _SIGNAL_TIMEOUT_S, possible)
-            return self.notice or next((_NOTICE_BY_SIGNAL[caught.signum] for caught in received), None)
-
-        if code == 0 and self.notice is None and ended - self._asked_to_save_at <= _LONGEST_SAVE_S:
+        ended_at = time.monotonic()
+        if self.notice is not None:
+            return
+        if code == 0 and ended_at - self._asked_to_save_at <= _LONGEST_SAVE_S:
             self.notice = "warned"
-        if possible and self.notice is None:
-            self.notice = wait_until(received_notice, timeout_s=timeout_s, poll_s=_SIGNAL_POLL_S)
+            return
+        possible_signals = self._handled & set(_NOTICE_BY_SIGNAL)
+        if code in _ENDED_BY_TERM:
+            possible_signals |= {signal.SIGTERM}
+        if not possible_signals:
+            return
+        timeout_s = _SIGNAL_TIMEOUT_S
+        if code != 0 and code not in _ENDED_BY_TERM:
+            # After a failure of a program Slurm signals the job a moment later; that signal did not cause the failure.
+            timeout_s = _SIGNAL_TIMEOUT_AFTER_ERROR_S
+
+        def notice() -> StopNotice | None:
+            return self.notice or _notice_received_since(ended_at - _SIGNAL_TIMEOUT_S, possible_signals)
+
+        self.notice = wait_until(notice, timeout_s=timeout_s, poll_s=_SIGNAL_POLL_S)
 
     def _send(self, signum: signal.Signals) -> None:
-        process = self._process
-        if process.poll() is not None or signum not in _FORWARDED:
+        """Pass a signal on to the program, or the signal at which it saves: in place of SIGUSR2, and before SIGTERM."""
+        if self._process.poll() is not None or signum not in _FORWARDED:
             # A program that has already ended got no request to stop.
             return
         handled_now = self._handled_now()
         self._handled |= handled_now
         if signum == signal.SIGTERM:
-            # Once: Slurm sends SIGTERM again while the program saves.
-            saves_first = self._saves_before_sigterm and self._warning in handled_now and not self.sigterm_forwarded
-            self.notice = self.notice or "terminated"
-            self.sigterm_forwarded = True
-            self._ends_by_itself = True
-            if saves_first and self._ask_cause is not None:
-                # Halted first: Lightning requeues the job in the handler of the signal to save.
-                process.send_signal(signal.SIGSTOP)
-            if saves_first:
-                # At once: Slurm may have sent SIGTERM to the program too, and Lightning ends after the step in which it
-                # came. A halted program gets the signal when it continues.
-                self._deliver(self._warning)
-                _print(f"{self._warning.name} before SIGTERM, for the program to save")
-            if saves_first and self._ask_cause is not None:
-                threading.Thread(target=self._terminate_when_answered, args=(self._ask_cause,), daemon=True).start()
-                return
-        elif signum == self._warning and signum != signal.SIGUSR2 and signum in handled_now:
+            self._send_sigterm(handled_now)
+            return
+        if signum == signal.SIGUSR2:
+            self._send_warning()
+            return
+        if signum == self._save_signal and signum in handled_now:
             self._asked_to_save_at = time.monotonic()
-        elif signum == signal.SIGUSR2 and self._warning == signal.SIGTERM:
+        self._deliver(signum)
+
+    def _send_sigterm(self, handled_now: frozenset[int]) -> None:
+        """Pass SIGTERM on; a program that saves at another signal gets that one before.
+
+        Args:
+            handled_now: the signals that the program handles.
+        """
+        # Slurm sends SIGTERM again while the program saves.
+        is_first = not self.sigterm_forwarded
+        self.notice = self.notice or "terminated"
+        self.sigterm_forwarded = True
+        self._ends_by_itself = True
+        saves_first = is_first and self._needs_save_signal and self._save_signal in handled_now
+        if not saves_first:
+            self._deliver(signal.SIGTERM)
+            return
+        if self._ask_cause is not None:
+            # Halted first: Lightning requeues the job in the handler of the signal to save.
+            self._process.send_signal(signal.SIGSTOP)
+        # At once: Slurm may have sent SIGTERM to the program too, and Lightning ends after the step in which it came. A
+        # halted program gets the signal when it continues.
+        self._deliver(self._save_signal)
+        _print(f"{self._save_signal.name} before SIGTERM, for the program to save")
+        if self._ask_cause is None:
+            self._deliver(signal.SIGTERM)
+        else:
+            threading.Thread(target=self._terminate_when_answered, args=(self._ask_cause,), daemon=True).start()
+
+    def _send_warning(self) -> None:
+        """Send the signal at which the program saves, as SIGUSR2 warns that the time limit is near."""
+        if self._save_signal == signal.SIGTERM:
             self._save_at_sigterm("warned")
             return
-        elif signum == signal.SIGUSR2 and self._warning in self._handled:
-            self.notice = self.notice or "warned"
-            # A program that saves after another signal may go on.
-            self._ends_by_itself = self._warning == signal.SIGUSR2
-            signum = self._warning
-        self._deliver(signum)
+        if self._save_signal not in self._handled:
+            self._deliver(signal.SIGUSR2)
+            return
+        self.notice = self.notice or "warned"
+        # A program that saves after another signal may go on.
+        self._ends_by_itself = self._save_signal == signal.SIGUSR2
+        self._deliver(self._save_signal)
 
     def _save_at_sigterm(self, notice: StopNotice) -> None:
         """Send SIGTERM once, before Slurm does, to a program that saves at it."""
@@ -541,18 +635,20 @@ class Program:
             self._deliver(signal.SIGTERM)
             return
         # torchrun would kill its ranks 30 s later.
-        for pid in list(_handlers_below(self._process.pid, signal.SIGTERM)):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        self._signal_ranks(signal.SIGTERM)
 
     def _deliver(self, signum: signal.Signals) -> None:
         # If the program handled this signal before and no longer does, Python is exiting. Slurm has sent it the signal
         # too; another one would kill it.
         if signum in self._handled and signum not in self._handled_now():
             return
-        if signum not in self._for_ranks:
+        if signum in self._sent_to_ranks:
+            self._signal_ranks(signum)
+        else:
             self._process.send_signal(signum)
-            return
+
+    def _signal_ranks(self, signum: signal.Signals) -> None:
+        """Send a signal to the ranks of a launcher that handle it."""
         for pid in list(_handlers_below(self._process.pid, signum)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
@@ -560,8 +656,9 @@ class Program:
     def _handled_now(self) -> frozenset[int]:
         """Return the signals that the program handles; of those for the ranks of a launcher, what the ranks handle."""
         pid = self._process.pid
-        of_ranks = {signum for signum in self._for_ranks if any(_handlers_below(pid, signum))}
-        return (handled_signals(pid) & _FORWARDED) - self._for_ranks | of_ranks
+        handled_by_program = (handled_signals(pid) & _FORWARDED) - self._sent_to_ranks
+        handled_by_ranks = {signum for signum in self._sent_to_ranks if any(_handlers_below(pid, signum))}
+        return handled_by_program | handled_by_ranks
 
     def _terminate_when_answered(self, ask_cause: Callable[[], object]) -> None:
         """Keep the program halted while Slurm is asked, although Slurm and srun send SIGCONT with each SIGTERM."""
@@ -576,15 +673,17 @@ class Program:
             self._process.send_signal(signal.SIGCONT)
 
     @property
-    def _warning(self) -> signal.Signals:
+    def _save_signal(self) -> signal.Signals:
         """The signal that tells the program to save."""
-        if self._save_signal is not None:
-            return self._save_signal
+        if self._given_save_signal is not None:
+            return self._given_save_signal
         if signal.SIGUSR2 in self._handled:
             return signal.SIGUSR2
         if signal.SIGUSR1 in self._handled:
             return signal.SIGUSR1
-        return signal.SIGTERM if self._handles_sigterm else signal.SIGUSR2
+        if self._handles_sigterm:
+            return signal.SIGTERM
+        return signal.SIGUSR2
 
     @property
     def _handles_sigterm(self) -> bool:
@@ -594,9 +693,11 @@ class Program:
         return signal.SIGTERM in self._handled
 
     @property
-    def _saves_before_sigterm(self) -> bool:
+    def _needs_save_signal(self) -> bool:
         """Whether SIGTERM alone does not make the program save."""
-        return self._warning != signal.SIGTERM and (self._save_signal is not None or self._warning == signal.SIGUSR1)
+        if self._save_signal == signal.SIGTERM:
+            return False
+        return self._given_save_signal is not None or self._save_signal == signal.SIGUSR1
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -625,10 +726,13 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
         raise CommandError(f"command is {shown}, which cannot be started: {error.strerror}; {repair}") from None
 
 
-def _received_since(moment: float, signals: Iterable[int]) -> Iterator[ReceivedSignal]:
-    """Yield those of ``signals`` that arrived since ``moment``; SIGTERM, which takes precedence, comes first."""
-    received = (LISTENER.first(signal.Signals(signum)) for signum in _NOTICE_BY_SIGNAL if signum in signals)
-    return (caught for caught in received if caught is not None and caught.monotonic >= moment)
+def _notice_received_since(moment: float, signals: Collection[int]) -> StopNotice | None:
+    """Return the notice of those of ``signals`` that arrived since ``moment``; that of SIGTERM takes precedence."""
+    for signum, notice in _NOTICE_BY_SIGNAL.items():
+        received = LISTENER.first(signal.Signals(signum))
+        if signum in signals and received is not None and received.monotonic >= moment:
+            return notice
+    return None
 
 
 def _kill_with_descendants(pid: int) -> None:
