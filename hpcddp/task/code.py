@@ -127,21 +127,13 @@ def check_program(run: RunDirectory, command: Sequence[str], environment: Mappin
     """
     record, copy = read_copy(run)
     names = _modules_of(record)
-    python = command[0] if PYTHON.fullmatch(PurePath(command[0]).name) else "python"
     if not names:
         return
+    python = "python"
+    if PYTHON.fullmatch(PurePath(command[0]).name):
+        python = command[0]
     try:
-        answer = subprocess.run(
-            [python, "-c", _PROBE],
-            env=dict(environment),
-            input=json.dumps(names),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
-            text=True,
-        ).stdout
-        files: dict[str, str] = json.loads(answer)
+        files = _imported_files(python, names, environment)
     except (OSError, ValueError, subprocess.SubprocessError):
         write_to_stderr(f"hpcddp: warning: {python} did not say from where it imports the modules of the project\n")
         return
@@ -149,6 +141,28 @@ def check_program(run: RunDirectory, command: Sequence[str], environment: Mappin
     for name, file in files.items():
         if is_outside(file):
             raise _refusal(name, file, record)
+
+
+def _imported_files(python: str, names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the file of each of these modules that an interpreter would import; nothing of them runs.
+
+    Raises:
+        OSError: the interpreter cannot be started.
+        subprocess.SubprocessError: it fails, or does not answer in time.
+        ValueError: its answer is not what the probe prints.
+    """
+    probe = subprocess.run(
+        [python, "-c", _PROBE],
+        env=dict(environment),
+        input=json.dumps(names),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=_PROBE_TIMEOUT_S,
+        check=True,
+        text=True,
+    )
+    files: dict[str, str] = json.loads(probe.stdout)
+    return files
 
 
 def _modules_of(record: CodeRecord) -> list[str]:

@@ -157,13 +157,14 @@ def run_program(
 
     # A rank that lost this one as its peer may have written its record first: only a first cause counts.
     earlier_failures = [other for other in read_failures(attempt) if other.rank != env.rank and not other.secondary]
-    program_exit = _program_exit(spec, env, attempt, program, code, another_rank_failed_first=bool(earlier_failures))
+    another_rank_failed_first = bool(earlier_failures)
+    program_exit = _program_exit(spec, env, attempt, program, code, another_rank_failed_first=another_rank_failed_first)
     failure = program_failure(
         written,
         code,
         attempt.rank_log(env.rank),
         stop_requested=program.notice is not None,
-        another_rank_failed_first=bool(earlier_failures),
+        another_rank_failed_first=another_rank_failed_first,
         sigterm_forwarded=program.sigterm_forwarded,
         master_port=port,
     )
@@ -179,7 +180,10 @@ def run_program(
     asks_to_run_again = attempt.requeue_file.exists()
     if failure is not None and not asks_to_run_again:
         _exit_with_failure(failure, attempt, on_end)
-    on_end(_ending(program_exit, another_rank_failed_first=bool(earlier_failures), asks_to_run_again=asks_to_run_again))
+    ending = _ending(
+        program_exit, another_rank_failed_first=another_rank_failed_first, asks_to_run_again=asks_to_run_again
+    )
+    on_end(ending)
 
 
 def _program_exit(

@@ -30,7 +30,7 @@ from hpcddp.task.rendezvous import Identity
 from hpcddp.task.training import run_rank
 
 # What a launcher sets for each of the ranks that it starts.
-_OF_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_VARIABLES_OF_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 class NotATaskError(HpcddpError):
@@ -66,7 +66,9 @@ def run(run_directory: str) -> dict[str, Any] | None:
         return None
     with submitters_umask(inputs.environment):
         run_rank(inputs)
-    result = read_result(attempt.run) if env.rank == 0 else None
+    if env.rank != 0:
+        return None
+    result = read_result(attempt.run)
     return None if result is None else result.as_json()
 
 
@@ -90,21 +92,20 @@ def _run_command(inputs: TaskInputs) -> None:
         python=Path(sys.executable),
     )
     environment = {**inputs.environment, **variables}
-    for name in _OF_A_RANK if spec.launcher_command is not None else ():
-        environment.pop(name)
     command = spec.command or ()
     if spec.launcher_command is not None:
-        command = spec.launcher_command.in_world(
-            World(
-                nodes=env.nodes,
-                node_rank=env.node_rank,
-                ranks_per_node=spec.ranks_per_node,
-                address=meeting.address,
-                port=meeting.port,
-                name=f"{attempt.run.run_id}-{attempt.number}",
-                environment=environment,
-            )
+        for name in _VARIABLES_OF_A_RANK:
+            environment.pop(name)
+        world = World(
+            nodes=env.nodes,
+            node_rank=env.node_rank,
+            ranks_per_node=spec.ranks_per_node,
+            address=meeting.address,
+            port=meeting.port,
+            name=f"{attempt.run.run_id}-{attempt.number}",
+            environment=environment,
         )
+        command = spec.launcher_command.in_world(world)
     command = fill_run_placeholders(command, environment)
     if spec.environment.code == "snapshot" and env.rank == 0:
         check_program(attempt.run, command, environment)

@@ -55,9 +55,13 @@ class WorldMonitor:
         self._env = env
         self._attempt = attempt
         self._port = port
-        self._began = self._next = time.monotonic()
-        self._run_has_met = self._uses_torch = self._has_noted = self._has_noted_cpus = False
-        self._found: tuple[int, Launcher] | None = None
+        self._began = time.monotonic()
+        self._look_at = self._began
+        self._run_has_met = False
+        self._uses_torch = False
+        self._has_noted = False
+        self._has_noted_cpus = False
+        self._separate_launcher: tuple[int, Launcher] | None = None
 
     def look(self, pid: int) -> None:
         """Look at the processes, end a launcher that makes the run fail, and print the note when it is time.
@@ -71,27 +75,35 @@ class WorldMonitor:
         if self._env.world_size == 1:
             return
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + min(_LONGEST_PAUSE_S, _PAUSE_FRACTION * (now - self._began))
-            if self._env.rank == 0 and not self._run_has_met:
-                self._run_has_met = _is_used(self._port)
-                self._uses_torch = self._uses_torch or _uses_torch(pid)
-            if self._found is None and (found := self._find(pid)) is not None:
-                self._found = found
-                world = SeparateWorld(rank=self._env.rank, launcher=found[1].name)
-                report_separate_world(self._attempt, world)
+        if now >= self._look_at:
+            self._look_at = now + min(_LONGEST_PAUSE_S, _PAUSE_FRACTION * (now - self._began))
+            self._look_at_processes(pid)
         if now - self._began >= _NOTE_AFTER_S:
             self.note_separate_ranks()
-        if self._found is None:
+        if self._separate_launcher is not None:
+            self._check_or_end(self._separate_launcher[0])
+
+    def _look_at_processes(self, pid: int) -> None:
+        """Look whether the run has met, and for a launcher with a world of its own, which is recorded once."""
+        if self._env.rank == 0 and not self._run_has_met:
+            self._run_has_met = _is_used(self._port)
+            self._uses_torch = self._uses_torch or _uses_torch(pid)
+        if self._separate_launcher is not None:
             return
+        self._separate_launcher = self._find_separate_launcher(pid)
+        if self._separate_launcher is not None:
+            _, launcher = self._separate_launcher
+            report_separate_world(self._attempt, SeparateWorld(rank=self._env.rank, launcher=launcher.name))
+
+    def _check_or_end(self, launcher_pid: int) -> None:
+        """Compare the records of the ranks, and end this rank's launcher if the run fails by them."""
         try:
             self.check()
         except SeparateWorldsError:
             # To the launcher itself: a shell that started it does not pass signals on. It may have ended by now.
-            launcher = self._found[0]
             with contextlib.suppress(ProcessLookupError):
-                if launcher_of(command_line(launcher), {}) is not None:
-                    os.kill(launcher, signal.SIGTERM)
+                if launcher_of(command_line(launcher_pid), {}) is not None:
+                    os.kill(launcher_pid, signal.SIGTERM)
             raise
 
     def note_separate_ranks(self) -> None:
@@ -127,19 +139,22 @@ class WorldMonitor:
         Raises:
             SeparateWorldsError: this rank and other ranks have started worlds.
         """
-        if self._found is None:
+        if self._separate_launcher is None:
             return
-        alone = {path.name for path in self._attempt.path.glob("world-rank-*.json")}
-        if len(alone) == 1 or self._attempt.rank_world(0).name not in alone:
+        _, launcher = self._separate_launcher
+        records = {path.name for path in self._attempt.path.glob("world-rank-*.json")}
+        if len(records) == 1 or self._attempt.rank_world(0).name not in records:
             return
-        _, launcher = self._found
-        instead = f": {shlex.join(launcher.program)}" if launcher.program else ""
+        advice = launcher.advice
+        if launcher.program:
+            advice = f"{advice}: {shlex.join(launcher.program)}"
         raise SeparateWorldsError(
             f"{shlex.join(self._command[:2])} has started {launcher.name} in several tasks, and each of them trains "
-            f"alone, not as one of the {self._env.world_size} ranks of the run; {launcher.advice}{instead}"
+            f"alone, not as one of the {self._env.world_size} ranks of the run; {advice}"
         )
 
-    def _find(self, program: int) -> tuple[int, Launcher] | None:
+    def _find_separate_launcher(self, program: int) -> tuple[int, Launcher] | None:
+        """Return the process id of a launcher below a program whose world has no other task in it; None without one."""
         waiting = [program]
         while waiting:
             pid = waiting.pop()
@@ -150,14 +165,15 @@ class WorldMonitor:
                 waiting += children
                 continue
             workers = [environment_of(child) for child in children]
-            alone = launcher.is_alone or any(map(_is_worker_of_one, workers))
-            if not alone and any(map(_is_worker_of_many, workers)):
+            if launcher.is_alone or any(map(_is_worker_of_one, workers)):
+                # A launcher that has the run's port among its arguments listens there itself.
+                has_port_of_run = any(str(self._port) in word for word in words)
+                if has_port_of_run or not self._run_has_met:
+                    return pid, launcher
+            elif any(map(_is_worker_of_many, workers)):
                 # Its world meets at an address of its own.
                 self._run_has_met = True
                 self._note_cpus(launcher, ranks=len(workers))
-            # A launcher that has the run's port among its arguments listens there itself.
-            if alone and (not self._run_has_met or any(str(self._port) in word for word in words)):
-                return pid, launcher
         return None
 
 
