@@ -19,6 +19,7 @@ import hashlib
 import os
 import signal
 import sys
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -54,36 +55,7 @@ def main() -> int:
     PROCESS_STATE.read_environment(environment)
     attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
     try:
-        env = RankEnv.from_env(environment)
-        if env.source == "submitit":
-            _redirect_output(attempt.rank_log(env.rank))
-        record_timestamps(attempt.rank_log(env.rank))
-        # A crash below Python writes its stacks to the log.
-        faulthandler.enable()
-        show_stacks_on_request()
-        PROCESS_STATE.cause = handle_signals(attempt, environment).answer
-        faults.arm(environment.get(faults.VARIABLE), rank=env.rank, attempt=attempt.number)
-        from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, UNNAMED_JOB
-        from hpcddp.run.job_file import read_job_file
-
-        text = attempt.run.job_file.read_text(encoding="utf-8")
-        spec = read_job_file(attempt.run)
-        if spec.command is not None:
-            LISTENER.meaning = "it is passed on to the program"
-            PROCESS_STATE.saves_alone = True
-        environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
-        if environment.get("SLURM_JOB_NAME") in INTERACTIVE_JOB_NAMES:
-            environment["SLURM_JOB_NAME"] = UNNAMED_JOB
-        if spec.environment.stage is not None:
-            environment["HPCDDP_STAGED"] = spec.environment.stage.directory(environment) or ""
-        if spec.environment.code == "snapshot":
-            from hpcddp.task.code import enter_copy
-
-            enter_copy(attempt.run, environment)
-        else:
-            # The user's own modules are in the directory of submission; -P keeps it from coming first.
-            sys.path.append(str(Path.cwd()))
-        _run(TaskInputs(environment=environment, env=env, attempt=attempt, job_text=text, spec=spec))
+        _run(_prepare(attempt, environment))
     except SystemExit as error:
         _exit_with_record(attempt, error, exit_code=ExitCode.USER_CODE)
     except KeyboardInterrupt as error:
@@ -91,6 +63,42 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001  this is the task's boundary: recorded, printed, and the process ends
         _exit_with_record(attempt, error)
     return ExitCode.FINISHED
+
+
+def _prepare(attempt: AttemptDirectory, environment: MutableMapping[str, str]) -> TaskInputs:
+    """Prepare this process for the work of its job: log, signals, threads, variables, the directory of its code."""
+    env = RankEnv.from_env(environment)
+    log = attempt.rank_log(env.rank)
+    if env.source == "submitit":
+        _redirect_output(log)
+    record_timestamps(log)
+    # A crash below Python writes its stacks to the log.
+    faulthandler.enable()
+    show_stacks_on_request()
+    PROCESS_STATE.cause = handle_signals(attempt, environment).answer
+    faults.arm(environment.get(faults.VARIABLE), rank=env.rank, attempt=attempt.number)
+
+    from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, UNNAMED_JOB
+    from hpcddp.run.job_file import read_job_file
+
+    text = attempt.run.job_file.read_text(encoding="utf-8")
+    spec = read_job_file(attempt.run)
+    if spec.command is not None:
+        LISTENER.meaning = "it is passed on to the program"
+        PROCESS_STATE.saves_alone = True
+    environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
+    if environment.get("SLURM_JOB_NAME") in INTERACTIVE_JOB_NAMES:
+        environment["SLURM_JOB_NAME"] = UNNAMED_JOB
+    if spec.environment.stage is not None:
+        environment["HPCDDP_STAGED"] = spec.environment.stage.directory(environment) or ""
+    if spec.environment.code == "snapshot":
+        from hpcddp.task.code import enter_copy
+
+        enter_copy(attempt.run, environment)
+    else:
+        # The user's own modules are in the directory of submission; -P keeps it from coming first.
+        sys.path.append(str(Path.cwd()))
+    return TaskInputs(environment=environment, env=env, attempt=attempt, job_text=text, spec=spec)
 
 
 def _run(inputs: TaskInputs) -> None:
