@@ -134,7 +134,10 @@ class ExchangeServer:
             OSError: this process may not open more files.
         """
         watch_at = 0.0
-        while len(self._ranks) < self._expected and (now := time.monotonic()) < deadline:
+        while len(self._ranks) < self._expected:
+            now = time.monotonic()
+            if now >= deadline:
+                break
             if now >= watch_at:
                 watch()
                 watch_at = now + _WATCH_EVERY_S
@@ -144,8 +147,9 @@ class ExchangeServer:
                 # It may have been closed since, for a newer one.
                 elif key.data.connection.fileno() >= 0:
                     self._receive(key.data)
-            while self._unauthenticated and next(iter(self._unauthenticated)).since < now - _AUTHENTICATION_TIMEOUT_S:
-                self._close(next(iter(self._unauthenticated)))
+            for client in list(self._unauthenticated):
+                if client.since < now - _AUTHENTICATION_TIMEOUT_S:
+                    self._close(client)
         return {rank: client.hello for rank, client in self._ranks.items()}
 
     def send_reply(self, reply: bytes) -> None:
@@ -200,6 +204,7 @@ class ExchangeServer:
             ValueError: it is not a rank of this attempt.
             OSError: it has closed the connection.
         """
+        # A random number, and the hello: length, code and content.
         number = bytes(client.received[:NUMBER_BYTES])
         hello = bytes(client.received[NUMBER_BYTES:])
         if len(hello) < HEAD_BYTES:
@@ -212,7 +217,8 @@ class ExchangeServer:
         if len(content) < length:
             return
         numbers = client.number + number
-        if not hmac.compare_digest(code, code_of(self._key, _HELLO, numbers, content)):
+        right_code = code_of(self._key, _HELLO, numbers, content)
+        if not hmac.compare_digest(code, right_code):
             raise ValueError("not of this attempt")
         rank = self._rank_of(content)
         client.connection.send(message(self._key, _ACCEPT, numbers, b""))
@@ -237,10 +243,11 @@ class ExchangeServer:
 def _allow_open_files(count: int) -> None:
     """Raise this process's limit of open files, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY != soft < count:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (count if hard == resource.RLIM_INFINITY else min(count, hard), hard)
-        )
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    if hard != resource.RLIM_INFINITY:
+        count = min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 class ExchangeClient:
@@ -262,9 +269,10 @@ class ExchangeClient:
 
     def __init__(self, address: str, port: int, key: bytes, hello: bytes, *, deadline: float) -> None:
         self._key = key
-        if (left := deadline - time.monotonic()) <= 0:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
             raise TimeoutError
-        self._connection = socket.create_connection((address, port), timeout=min(left, _CONNECT_TIMEOUT_S))
+        self._connection = socket.create_connection((address, port), timeout=min(left_s, _CONNECT_TIMEOUT_S))
         try:
             deadline = min(deadline, time.monotonic() + _ACCEPT_TIMEOUT_S)
             self.own_address = str(self._connection.getsockname()[0]).removeprefix("::ffff:")

@@ -110,6 +110,8 @@ class ProcessState:
         who: str | None = None,
     ) -> FailureRecord:
         """Return the failure record of this rank; the arguments are those of ``FailureRecord``."""
+        if who is None and self.inputs is not None and self.inputs.spec.launcher_command is not None:
+            who = f"task {self.rank}"
         return FailureRecord(
             rank=self.rank,
             host=self.host,
@@ -122,7 +124,7 @@ class ProcessState:
             waiting=waiting,
             device=self.device,
             step=self.heartbeat.step,
-            who=who or (f"task {self.rank}" if self.inputs and self.inputs.spec.launcher_command else None),
+            who=who,
         )
 
 

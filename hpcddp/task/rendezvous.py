@@ -55,13 +55,12 @@ def reachable_addresses(own_names: Iterable[str], peers: Iterable[str], *, singl
     """
     if single_host:
         return ["127.0.0.1"]
-    addresses = [
-        route
-        for peer in islice(peers, 4)
-        for address in resolve(peer)
-        if (route := source_address(address)) is not None
-    ]
-    addresses += [address for name in own_names for address in resolve(name)]
+    addresses = []
+    for peer in islice(peers, 4):
+        routes = [source_address(address) for address in resolve(peer)]
+        addresses += [route for route in routes if route is not None]
+    for name in own_names:
+        addresses += resolve(name)
     addresses += [address for _, address in interface_addresses()]
     return [address for address in dict.fromkeys(addresses) if not is_local_only(address)]
 
@@ -268,36 +267,41 @@ def _meet_as_rank_0(
 ) -> Rendezvous:
     deadline = time.monotonic() + timeout.total_seconds()
     single_host = env.nodes == 1
-    peers = [host for host in env.hosts if host != env.host_of(0)]
-    addresses = reachable_addresses([identity.host, *env.hosts[:1]], peers, single_host=single_host)
+    other_hosts = [host for host in env.hosts if host != env.host_of(0)]
+    addresses = reachable_addresses([identity.host, *env.hosts[:1]], other_hosts, single_host=single_host)
     if not addresses:
         raise RendezvousError(
             f"{identity.host} has no address that another host could reach: only loopback and link-local ones were "
             "found"
         )
+
+    def rank_of(hello: bytes) -> int:
+        rank, _ = _parse_hello(hello, env)
+        return rank
+
     with (
-        bind_port(single_host=single_host) as listener,
-        ExchangeServer(
-            listener, key, expected=env.world_size - 1, rank_of=lambda hello: _parse_hello(hello, env)[0]
-        ) as server,
+        bind_port(single_host=single_host) as exchange_socket,
+        ExchangeServer(exchange_socket, key, expected=env.world_size - 1, rank_of=rank_of) as server,
     ):
-        port = int(listener.getsockname()[1])
-        publish_address(attempt, PublishedAddress(host=identity.host, addresses=tuple(addresses), port=port))
+        exchange_port = int(exchange_socket.getsockname()[1])
+        publish_address(attempt, PublishedAddress(host=identity.host, addresses=tuple(addresses), port=exchange_port))
         try:
-            hellos = _gather(server, env, attempt, deadline=deadline)
-            identities = {0: identity} | {rank: _parse_hello(hello, env)[1] for rank, hello in hellos.items()}
+            identities = {0: identity}
+            for hello in _gather(server, env, attempt, deadline=deadline).values():
+                rank, identity_of_rank = _parse_hello(hello, env)
+                identities[rank] = identity_of_rank
             _refuse(env, identities, timeout)
-            held = bind_port(single_host=single_host)
+            listener = bind_port(single_host=single_host)
         except (RendezvousError, DisagreementError) as error:
             server.send_reply(json.dumps({"kind": error.kind, "message": error.message[:_LONGEST_REASON]}).encode())
             raise
-        port = int(held.getsockname()[1])
+        port = int(listener.getsockname()[1])
         server.send_reply(json.dumps({"port": port}).encode())
     return Rendezvous(
         address=addresses[0],
         port=port,
         interface=interface_of(addresses[0]),
-        listener=held,
+        listener=listener,
         identities=tuple(identities[rank] for rank in range(env.world_size)),
     )
 
@@ -345,24 +349,26 @@ def _refuse(env: RankEnv, identities: Mapping[int, Identity], timeout: timedelta
 def missing_sentence(env: RankEnv, missing: Sequence[int], timeout: timedelta) -> str:
     """Return the error that names the ranks in ``missing`` and their hosts."""
     # If the launcher gives no host names, a job of one node runs on this host.
-    unnamed = socket.gethostname() if env.nodes == 1 else "an unknown host"
-    named = ", ".join(f"rank {rank} on {env.host_of(rank) or unnamed}" for rank in missing[:_MOST_RANKS_NAMED])
-    more = f" and {len(missing) - _MOST_RANKS_NAMED} more" if len(missing) > _MOST_RANKS_NAMED else ""
+    unnamed_host = socket.gethostname() if env.nodes == 1 else "an unknown host"
+    named = ", ".join(f"rank {rank} on {env.host_of(rank) or unnamed_host}" for rank in missing[:_MOST_RANKS_NAMED])
+    if len(missing) > _MOST_RANKS_NAMED:
+        named = f"{named} and {len(missing) - _MOST_RANKS_NAMED} more"
     return (
         f"{len(missing)} of {env.world_size} ranks did not start within the rendezvous timeout of "
-        f"{timeout.total_seconds():.0f} s: {named}{more}; look at those hosts, or raise launch.rendezvous_timeout"
+        f"{timeout.total_seconds():.0f} s: {named}; look at those hosts, or raise launch.rendezvous_timeout"
     )
 
 
 def disagreement_sentence(identities: Sequence[Identity]) -> str | None:
     """Return the error that names the first rank that differs from the majority, or None if all agree."""
     for name in identities[0].must_agree:
-        common, _ = Counter(identity.must_agree.get(name) for identity in identities).most_common(1)[0]
-        for rank, identity in enumerate(identities):
-            if (value := identity.must_agree.get(name)) != common:
+        values = [identity.must_agree.get(name) for identity in identities]
+        most_common_value = Counter(values).most_common(1)[0][0]
+        for rank, value in enumerate(values):
+            if value != most_common_value:
                 return (
-                    f"rank {rank} on {identity.host} has {name} {value}, the other ranks have {common}; "
-                    "every host must see the same environment and the same run directory"
+                    f"rank {rank} on {identities[rank].host} has {name} {value}, the other ranks have "
+                    f"{most_common_value}; every host must see the same environment and the same run directory"
                 )
     return None
 
@@ -388,19 +394,26 @@ def _meet_rank_0(
     deadline = time.monotonic() + timeout.total_seconds()
     own_host = identity.host
     poll_s = max(_POLL_S, env.world_size / _LOOKS_PER_S)
+
     published = _wait_for(lambda: read_address(attempt), attempt, deadline, poll_s=poll_s)
     if published is None:
-        host = env.host_of(0) or (own_host if env.nodes == 1 else "the first host")
-        raise RendezvousError(f"rank 0 on {host} did not appear within the rendezvous timeout (seen from {own_host})")
+        host_of_rank_0 = env.host_of(0)
+        if not host_of_rank_0:
+            host_of_rank_0 = own_host if env.nodes == 1 else "the first host"
+        raise RendezvousError(
+            f"rank 0 on {host_of_rank_0} did not appear within the rendezvous timeout (seen from {own_host})"
+        )
+
     hello = json.dumps({"rank": env.rank, "identity": asdict(identity)}).encode()
-    reached = _wait_for(lambda: _first_reachable(published, key, hello, deadline), attempt, deadline, poll_s=poll_s)
-    if reached is None:
+    connection = _wait_for(lambda: _first_reachable(published, key, hello, deadline), attempt, deadline, poll_s=poll_s)
+    if connection is None:
         raise RendezvousError(
             f"rank {env.rank} on {own_host} cannot reach rank 0 on {published.host} at "
             f"{', '.join(published.addresses)} port {published.port}; let the hosts of a job reach each other on ports "
             f"{PORTS.start}-{PORTS.stop - 1}"
         )
-    address, client = reached
+
+    address, client = connection
     with client:
         try:
             reply = json.loads(client.reply(deadline=deadline + _REPLY_GRACE_S))
@@ -415,7 +428,8 @@ def _meet_rank_0(
                 f"rank {env.rank} on {own_host} lost rank 0 on {published.host} before all ranks had met: {error}"
             ) from error
     if "port" not in reply:
-        raise _ERRORS[reply["kind"]](reply["message"])
+        error_of_rank_0 = _ERRORS[reply["kind"]]
+        raise error_of_rank_0(reply["message"])
     return Rendezvous(address=address, port=reply["port"], interface=interface_of(client.own_address), listener=None)
 
 
@@ -426,12 +440,13 @@ def _wait_for(look: Callable[[], T], attempt: AttemptDirectory, deadline: float,
         PeerFailedError: a rank has failed meanwhile.
     """
 
-    def look_at_the_others_too() -> T:
-        if not (answer := look()):
+    def look_and_check_ranks() -> T:
+        answer = look()
+        if not answer:
             raise_if_a_rank_failed(attempt)
         return answer
 
-    return wait_until(look_at_the_others_too, timeout_s=deadline - time.monotonic(), poll_s=poll_s)
+    return wait_until(look_and_check_ranks, timeout_s=deadline - time.monotonic(), poll_s=poll_s)
 
 
 def _first_reachable(
