@@ -50,29 +50,41 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     path = Path(text)
     if is_run(path):
         return RunDirectory(path.absolute())
-    # The index is read only for what is not under the root.
     here = sorted(_runs(run_root))
-    elsewhere: list[Path] = []
-    found = _find_among(text, here, run_root) or _find_among(text, elsewhere := _indexed(), run_root)
-    if found is None:
-        gone = next((run for run in missing_runs() if _names(text, run)), None)
-        if gone is not None:
-            raise NoRunError(
-                f"the run {gone} does not exist any more; name another run (hpcddp status --all lists all)"
-            )
-        if named := _named_sweep(text, here, run_root) or _named_sweep(text, elsewhere, run_root):
-            sweep = named[0]
-            last = len(named[0].elements) - 1
-            raise NoRunError(
-                f"{text!r} is no run: the sweep {sweep.sweep_id} has elements 0 to {last}; write {sweep.run_id(last)}"
-            )
-        if (name := nearest(text, sorted({path.parent.name for path in (*here, *elsewhere)}))) is not None:
-            raise NoRunError(f"no run under {run_root} matches {text!r}; did you mean {name}?")
-        raise NoRunError(
-            f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id or a "
-            "part of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
-        )
-    return found
+    run_here = _find_among(text, here, run_root)
+    if run_here is not None:
+        return run_here
+    # The index is read only for what is not under the root.
+    elsewhere = _indexed()
+    run_elsewhere = _find_among(text, elsewhere, run_root)
+    if run_elsewhere is not None:
+        return run_elsewhere
+    raise NoRunError(_why_no_run(text, here, elsewhere, run_root))
+
+
+def _why_no_run(text: str, here: list[Path], elsewhere: list[Path], run_root: Path) -> str:
+    """Return the sentence for a text that means no run: the likeliest mistake comes first.
+
+    Args:
+        here: the runs under the root.
+        elsewhere: the other runs of this user.
+    """
+    for missing in missing_runs():
+        if _names(text, missing):
+            return f"the run {missing} does not exist any more; name another run (hpcddp status --all lists all)"
+    named_sweep = _named_sweep(text, here, run_root) or _named_sweep(text, elsewhere, run_root)
+    if named_sweep is not None:
+        sweep, _ = named_sweep
+        last = len(sweep.elements) - 1
+        return f"{text!r} is no run: the sweep {sweep.sweep_id} has elements 0 to {last}; write {sweep.run_id(last)}"
+    job_names = sorted({run.parent.name for run in (*here, *elsewhere)})
+    similar_name = nearest(text, job_names)
+    if similar_name is not None:
+        return f"no run under {run_root} matches {text!r}; did you mean {similar_name}?"
+    return (
+        f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id or a "
+        "part of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
+    )
 
 
 def _names(text: str, run: Path) -> bool:
@@ -86,37 +98,70 @@ def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | N
     Raises:
         NoRunError: several are meant.
     """
-    exact = [run for run in runs if run.name == text]
-    if not exact:
-        # The name of a job may end like that of an element.
-        whole = [run for run in _without_elements(runs) if text in {LAST, run.parent.name}]
-        if not whole and (element := _find_element(text, runs, run_root)) is not None:
-            return element
-        job = _with_job(text, runs) if _JOB_ID.fullmatch(text) else []
-        if whole or job:
+    with_this_id = [run for run in runs if run.name == text]
+    if with_this_id:
+        return _only_run(text, with_this_id, run_root)
+    of_this_job = [run for run in _without_elements(runs) if text in {LAST, run.parent.name}]
+    if of_this_job:
+        return _newest(of_this_job)
+    # After the names of jobs: the name of a job may end like that of an element.
+    element = _find_element(text, runs, run_root)
+    if element is not None:
+        return element
+    if _JOB_ID.fullmatch(text):
+        with_this_job_id = _with_job(text, runs)
+        if with_this_job_id:
             # A rebuilt cluster uses job ids again.
-            return _newest(whole or job)
-    chosen = exact or _without_elements([run for run in runs if run.name.startswith(text)])
-    chosen = chosen or _without_elements([run for run in runs if text in run.name])
-    if len(chosen) > 1:
-        shown = ", ".join(_shown(run, run_root) for run in chosen[:_NAMED_AT_MOST])
-        more = f" and {len(chosen) - _NAMED_AT_MOST} more" if len(chosen) > _NAMED_AT_MOST else ""
-        raise NoRunError(f"{text!r} means {len(chosen)} runs, {shown}{more}; write more of the id, or a path")
-    return RunDirectory(chosen[0].absolute()) if chosen else None
+            return _newest(with_this_job_id)
+    chosen = _without_elements([run for run in runs if run.name.startswith(text)])
+    if not chosen:
+        chosen = _without_elements([run for run in runs if text in run.name])
+    return _only_run(text, chosen, run_root)
+
+
+def _only_run(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:
+    """Return the run if there is one; None if there is none.
+
+    Raises:
+        NoRunError: there are several.
+    """
+    if not runs:
+        return None
+    if len(runs) == 1:
+        return RunDirectory(runs[0].absolute())
+    named = ", ".join(_shown(run, run_root) for run in runs[:_NAMED_AT_MOST])
+    if len(runs) > _NAMED_AT_MOST:
+        named = f"{named} and {len(runs) - _NAMED_AT_MOST} more"
+    raise NoRunError(f"{text!r} means {len(runs)} runs, {named}; write more of the id, or a path")
 
 
 def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:
     """Return the element of a sweep that ``SWEEP_N`` or ``JOB_N`` means, or None."""
-    if (element := find_element(text, run_root)) is not None:
+    element = find_element(text, run_root)
+    if element is not None:
         return element
-    for path in runs if _JOB_ID.fullmatch(text) else ():
+    if _JOB_ID.fullmatch(text):
+        element = _element_with_job_id(text, runs)
+        if element is not None:
+            return element
+    named_sweep = _named_sweep(text, runs, run_root)
+    if named_sweep is None:
+        return None
+    sweep, index = named_sweep
+    return sweep.run(index) if index < len(sweep.elements) else None
+
+
+def _element_with_job_id(job_id: str, runs: Sequence[Path]) -> RunDirectory | None:
+    """Return the element of a sweep that is this element of a job array, or None."""
+    for path in runs:
         with contextlib.suppress(ManifestError):
-            if (sweep := read_sweep(path)) is not None:
-                for index in range(len(sweep.elements)):
-                    if text == sweep.job_id(index):
-                        return sweep.run(index)
-    sweep, index = _named_sweep(text, runs, run_root) or (None, 0)
-    return sweep.run(index) if sweep is not None and index < len(sweep.elements) else None
+            sweep = read_sweep(path)
+            if sweep is None:
+                continue
+            for index in range(len(sweep.elements)):
+                if sweep.job_id(index) == job_id:
+                    return sweep.run(index)
+    return None
 
 
 def _named_sweep(text: str, runs: Sequence[Path], run_root: Path) -> tuple[Sweep, int] | None:
@@ -124,13 +169,15 @@ def _named_sweep(text: str, runs: Sequence[Path], run_root: Path) -> tuple[Sweep
 
     The id of a job array is none of a sweep: its elements are counted in their own way.
     """
-    named, _, number = text.rpartition("_")
-    if named and number.isascii() and number.isdecimal():
-        with contextlib.suppress(NoRunError, ManifestError):
-            run = _find_among(named, [path for path in runs if exists(RunDirectory(path).sweep_manifest)], run_root)
-            sweep = None if run is None else read_sweep(run.path)
-            if sweep is not None and all(chunk.job_id != named for chunk in sweep.chunks):
-                return sweep, int(number)
+    name, _, number = text.rpartition("_")
+    if not name or not number.isascii() or not number.isdecimal():
+        return None
+    sweeps = [path for path in runs if exists(RunDirectory(path).sweep_manifest)]
+    with contextlib.suppress(NoRunError, ManifestError):
+        run = _find_among(name, sweeps, run_root)
+        sweep = None if run is None else read_sweep(run.path)
+        if sweep is not None and all(chunk.job_id != name for chunk in sweep.chunks):
+            return sweep, int(number)
     return None
 
 
@@ -142,8 +189,9 @@ def run_of_job(job_id: str, run_root: Path) -> RunDirectory | None:
         run_root: where runs live; those elsewhere are found by the index.
     """
     for runs in (list(_runs(run_root)), _indexed()):
-        if with_job := _with_job(job_id, runs) or _with_job(job_id.partition("_")[0], runs):
-            return _newest(with_job)
+        with_this_job = _with_job(job_id, runs) or _with_job(job_id.partition("_")[0], runs)
+        if with_this_job:
+            return _newest(with_this_job)
     return None
 
 
@@ -155,13 +203,16 @@ def _job_ids(path: Path) -> Iterator[str]:
     """Yield the ids of the newest job of a run, or of the job arrays of a sweep."""
     run = RunDirectory(path)
     with contextlib.suppress(RecordError, ManifestError, OSError):
-        if (submission := read_submission(run)) is not None and submission.cluster == "slurm":
+        submission = read_submission(run)
+        if submission is not None and submission.cluster == "slurm":
             yield submission.job_id
     with contextlib.suppress(RecordError, ManifestError, OSError):
-        if (start := newest_start(run)) is not None and start.job_id is not None and not start.is_local:
+        start = newest_start(run)
+        if start is not None and start.job_id is not None and not start.is_local:
             yield start.job_id
     with contextlib.suppress(RecordError, ManifestError, OSError):
-        if (sweep := read_sweep(path)) is not None:
+        sweep = read_sweep(path)
+        if sweep is not None:
             yield from (chunk.job_id for chunk in sweep.chunks)
 
 
@@ -208,13 +259,14 @@ def chosen_run(text: str | None, run_root: Path) -> RunDirectory:
     """
     if text is not None:
         return find_run(text, run_root)
-    if (last := _find_among(LAST, sorted(_runs(run_root)), run_root)) is not None:
-        return last
-    elsewhere = _find_among(LAST, _indexed(), run_root)
-    other = "" if elsewhere is None else f", or write {LAST}, which is {elsewhere.path}"
-    raise NoRunError(
-        f"there is no run under {run_root.absolute()}; submit one, or say with --run-root where runs are{other}"
-    )
+    last_here = _find_among(LAST, sorted(_runs(run_root)), run_root)
+    if last_here is not None:
+        return last_here
+    sentence = f"there is no run under {run_root.absolute()}; submit one, or say with --run-root where runs are"
+    last_elsewhere = _find_among(LAST, _indexed(), run_root)
+    if last_elsewhere is not None:
+        sentence = f"{sentence}, or write {LAST}, which is {last_elsewhere.path}"
+    raise NoRunError(sentence)
 
 
 def token_of(run_id: str) -> str:
