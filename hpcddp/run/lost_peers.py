@@ -107,10 +107,12 @@ def find_lost_peers(
         records: its failures, as ``read_failures`` returns them.
         ended_by_srun: the tasks that srun has ended, because another one had ended.
     """
-    aborted = [record.rank for record in records if _has_aborted_at_exit(record)]
+    aborted = {record.rank for record in records if _has_aborted_at_exit(record)}
     failed = [record for record in records if record.rank not in aborted]
-    lost = [record for record in failed if record.secondary and record.traceback.startswith("Traceback ")]
-    if not lost or not all(record.secondary for record in failed):
+    if not all(record.secondary for record in failed):
+        return None
+    lost_a_peer = [record for record in failed if record.traceback.startswith("Traceback ")]
+    if not lost_a_peer:
         return None
     try:
         exits = read_exits(attempt)
@@ -119,16 +121,20 @@ def find_lost_peers(
         return None
     if ranks is None:
         return None
+    told_to_end = {exit_.rank for exit_ in exits if exit_.notice is not None}
     ends = _Ends(
         attempt=attempt,
         numbers=frozenset(range(len(ranks))),
         well=frozenset(exit_.rank for exit_ in exits if exit_.code == 0 and exit_.notice is None),
         aborted=frozenset(aborted),
-        told=frozenset({*(exit_.rank for exit_ in exits if exit_.notice is not None), *ended_by_srun}),
+        told=frozenset({*told_to_end, *ended_by_srun}),
         recorded=frozenset({*(exit_.rank for exit_ in exits), *(record.rank for record in records)}),
     )
-    uneven = _uneven_launchers if member_word(attempt) == "task" else _uneven_ranks
-    return uneven(lost, ends) or _timed_out(failed, ends)
+    if member_word(attempt) == "task":
+        uneven_ranks = _uneven_launchers(lost_a_peer, ends)
+    else:
+        uneven_ranks = _uneven_ranks(lost_a_peer, ends)
+    return uneven_ranks or _timed_out(failed, ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +175,9 @@ def _uneven_launchers(lost: Sequence[Failed], ends: _Ends) -> UnevenRanks | None
     others = ends.numbers - {record.rank for record in lost}
     if others and not _CLOSED.search(waited.traceback):
         return None
-    if not others <= ends.told or any(_names_a_rank(ends.attempt, task) for task in others):
+    if not others <= ends.told:
+        return None
+    if any(_names_a_rank(ends.attempt, task) for task in others):
         return None
     return UnevenRanks(ended=(), waited=waited)
 

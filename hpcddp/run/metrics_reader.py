@@ -97,24 +97,29 @@ class MetricsReader:
                     # The line that begins before is left out.
                     stream.seek(size - LARGEST_RECORD)
                     stream.readline(LONGEST_LINE)
-                damaged_before_last = 0
-                for content in blocks_of_lines(stream):
-                    lines = list(filter(None, content.split(b"\n")))
-                    documents = _documents(lines)
-                    damaged_before_last = self.damaged
-                    if len(documents) < len(lines):
-                        self.damaged += sum(1 for line in lines if line.strip()) - len(documents)
-                    if documents:
-                        may_have_booleans = b"true" in content or b"false" in content
-                        yield MetricsBlock.of(documents, may_have_booleans=may_have_booleans)
-                # The last line may still be being written.
-                self.damaged = damaged_before_last
+                yield from self._blocks(stream)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularError):
             return
         except OSError as error:
             raise RecordError(
                 f"{self._path} cannot be read ({why_unreadable(error)}); make it readable", path=self._path
             ) from error
+
+    def _blocks(self, stream: IO[bytes]) -> Iterator[MetricsBlock]:
+        """Yield the lines of a stream, and count the damaged ones; the last block's do not count in the end."""
+        damaged_before_last_block = 0
+        for content in blocks_of_lines(stream):
+            lines = [line for line in content.split(b"\n") if line]
+            documents = _documents(lines)
+            damaged_before_last_block = self.damaged
+            if len(documents) < len(lines):
+                lines_with_text = sum(1 for line in lines if line.strip())
+                self.damaged += lines_with_text - len(documents)
+            if documents:
+                may_have_booleans = b"true" in content or b"false" in content
+                yield MetricsBlock.of(documents, may_have_booleans=may_have_booleans)
+        # The last line may still be being written.
+        self.damaged = damaged_before_last_block
 
 
 def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]]:
