@@ -77,7 +77,8 @@ def refuse_copy(run: RunDirectory) -> None:
     Raises:
         RunDirectoryError: the directory is a copy.
     """
-    if (original := original_of(run)) is not None:
+    original = original_of(run)
+    if original is not None:
         raise RunDirectoryError(
             f"{run.path} is a copy of the run {original}, whose job it does not own; name that run, or use Slurm's own "
             "commands"
@@ -125,27 +126,42 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
     script = read_script(owner)
     in_script = _parse_script(script)
     if in_script is None:
-        recorded = _recorded_directory(_record(owner))
-        if recorded is not None and not is_same_directory(recorded, owner.path):
-            raise RunDirectoryError(
-                f"the run {run.path} was moved, and its script, which is of a template of your own, cannot be updated; "
-                f"give the job file too: {resume_command(run, with_job=True)}"
-            )
+        _refuse_moved_script_of_own_template(run, owner)
         return run, directory
     path = directory / in_script.path
     if is_same_directory(path, owner.path):
-        return RunDirectory(path if owner is run else path.with_name(run.run_id)), directory
-    if not directory.is_dir():
-        # The whole project was moved: a relative run_root leads to the run from its new path.
-        above = next((parent for parent in owner.path.parents if parent / in_script.path == owner.path), None)
-        if above is None or in_script.path.is_absolute():
-            raise RunDirectoryError(
-                f"the run {run.path} was submitted from {directory}, which no longer exists; give the job file "
-                f"too, in the directory that the code is in now: {resume_command(run, with_job=True)}"
-            )
-        return run, above
-    write_text(owner.script, moved_script(script, in_script, owner))
-    return run, directory
+        path_of_run = path if owner is run else path.with_name(run.run_id)
+        return RunDirectory(path_of_run), directory
+    if directory.is_dir():
+        write_text(owner.script, moved_script(script, in_script, owner))
+        return run, directory
+    # The whole project was moved: a relative run_root leads to the run from its new path.
+    if not in_script.path.is_absolute():
+        for parent in owner.path.parents:
+            if parent / in_script.path == owner.path:
+                return run, parent
+    raise RunDirectoryError(
+        f"the run {run.path} was submitted from {directory}, which no longer exists; give the job file "
+        f"too, in the directory that the code is in now: {resume_command(run, with_job=True)}"
+    )
+
+
+def _refuse_moved_script_of_own_template(run: RunDirectory, owner: RunDirectory) -> None:
+    """Refuse a run that was moved, for a script whose path of the run directory cannot be updated.
+
+    Args:
+        owner: the directory with the script of the run.
+
+    Raises:
+        RunDirectoryError: the run was moved.
+    """
+    recorded = _recorded_directory(_record(owner))
+    if recorded is None or is_same_directory(recorded, owner.path):
+        return
+    raise RunDirectoryError(
+        f"the run {run.path} was moved, and its script, which is of a template of your own, cannot be updated; "
+        f"give the job file too: {resume_command(run, with_job=True)}"
+    )
 
 
 def moved_script(script: str, in_script: ScriptRunDirectory, run: RunDirectory) -> str:

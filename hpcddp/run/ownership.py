@@ -120,17 +120,14 @@ def refuse_another_training(
     Raises:
         RunDirectoryError: names what differs, both values, and how to ask for the change if that is possible.
     """
-    # They build the models of the job file, which a task of a command and a table of runs do without.
-    from hpcddp.jobfile.job import on_resume
+    # It builds the models of the job file, which a task of a command and a table of runs do without.
     from hpcddp.run.job_file import read_job_file
 
     if not run.job_file.exists():
         return ()
-    spec_before = read_job_file(run)
-    changes = tuple(training_changes(spec_before, spec))
+    changes = tuple(training_changes(read_job_file(run), spec))
     for change in changes:
-        may_change = on_resume(tuple(change.key.split("."))) == "by name"
-        why = _why_not(change) if may_change else "which would be another training"
+        why = _why_not(change)
         if why is None and change.key in named:
             continue
         advice = "restore the old value, or submit a new run"
@@ -145,11 +142,17 @@ def refuse_another_training(
 
 
 def _why_not(change: Change) -> str | None:
-    """Return why a change that may be asked for cannot be made; None if it can."""
+    """Return why a change cannot be made, even if the command line asks for it; None if it can."""
+    from hpcddp.jobfile.job import on_resume
+
+    another_training = "which would be another training"
+    if on_resume(tuple(change.key.split("."))) != "by name":
+        return another_training
     if change.key == _EPOCHS and change.after < change.before:
         return "and a run cannot go on with fewer epochs"
-    kinds_differ = change.key == "command" and None in (change.before, change.after)
-    return "which would be another training" if kinds_differ else None
+    if change.key == "command" and (change.before is None or change.after is None):
+        return another_training
+    return None
 
 
 def _request(run: RunDirectory, change: Change) -> str:

@@ -147,8 +147,11 @@ def _check_owner(directory: Path) -> None:
     if not os.path.lexists(directory):
         return
     # A symbolic link has its own owner, who can change its target.
-    owners = [directory.lstat().st_uid, *([directory.stat().st_uid] if directory.exists() else [])]
-    if others := [owner for owner in owners if owner != os.geteuid()]:
+    owners = [directory.lstat().st_uid]
+    if directory.exists():
+        owners.append(directory.stat().st_uid)
+    others = [owner for owner in owners if owner != os.geteuid()]
+    if others:
         raise UserError(
             f"the sandbox in {directory} is user {others[0]}'s; let that user run the command, "
             "or give another directory with --dir"
@@ -171,38 +174,48 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
     """Choose every name, address and port."""
     names = tuple(f"n{number}" for number in range(1, request.nodes + 1))
     # Each sandbox starts its search at a different place.
-    first = int(token, 16)
+    search_start = int(token, 16)
     if request.isolated:
-        subnet = network.free_subnet(network.networks_in_use(programs.daemon_environment(token)), first)
-        host = network.CONTROLLER_HOST
-        address = network.controller_address(subnet)
-        port = network.CONTROLLER_PORT
-        endpoints = [(node_address, network.NODE_PORT) for node_address in network.node_addresses(subnet, len(names))]
+        subnet = network.free_subnet(network.networks_in_use(programs.daemon_environment(token)), search_start)
+        controller_host = network.CONTROLLER_HOST
+        controller_address = network.controller_address(subnet)
+        controller_port = network.CONTROLLER_PORT
+        node_host: str | None = None
+        node_addresses = network.node_addresses(subnet, len(names))
+        node_ports = [network.NODE_PORT] * len(names)
+        machine: tuple[str, str] | None = (network.machine_address(controller_address), socket.gethostname())
+        interface: str | None = network.interface_name(token)
     else:
-        host = socket.gethostname().partition(".")[0]
-        address = network.host_address()
-        port, *ports = network.free_ports(1 + len(names), start=first)
-        endpoints = [(address, node_port) for node_port in ports]
-    nodes = tuple(Node(name=name, address=at, port=on) for name, (at, on) in zip(names, endpoints, strict=True))
+        controller_host = socket.gethostname().partition(".")[0]
+        controller_address = network.host_address()
+        controller_port, *node_ports = network.free_ports(1 + len(names), start=search_start)
+        node_host = controller_host
+        node_addresses = [controller_address] * len(names)
+        machine = None
+        interface = None
+    nodes = tuple(
+        Node(name=name, address=address, port=port)
+        for name, address, port in zip(names, node_addresses, node_ports, strict=True)
+    )
     cluster = Cluster(
         directory=request.directory,
         user=user_name(),
-        controller_host=host,
-        controller_address=address,
-        controller_port=port,
-        node_host=None if request.isolated else host,
+        controller_host=controller_host,
+        controller_address=controller_address,
+        controller_port=controller_port,
+        node_host=node_host,
         nodes=nodes,
         cpus_per_node=request.cpus_per_node,
         gpus_per_node=request.gpus_per_node,
         overrides=request.overrides,
-        machine=(network.machine_address(address), socket.gethostname()) if request.isolated else None,
+        machine=machine,
     )
     sandbox = Sandbox(
         directory=request.directory,
         token=token,
         isolated=request.isolated,
-        interface=network.interface_name(token) if request.isolated else None,
-        controller_host=host,
+        interface=interface,
+        controller_host=controller_host,
         nodes=names,
         partitions=PARTITIONS,
         uses_cgroups=request.uses_cgroups,
@@ -339,18 +352,31 @@ def _start(sandbox: Sandbox, cluster: Cluster, environment: Mapping[str, str]) -
                 manager=manager,
                 environment=programs.daemon_environment(sandbox.token),
             )
-        commands = network.build_commands(cluster) if sandbox.isolated else ()
-        groups = cgroups.make(sandbox.directory, sandbox.token) if sandbox.uses_cgroups else ()
-        clients: tuple[Command, ...] = ()
-        if sandbox.slurm_root is not None:
-            clients = (client_commands.write(sandbox, sandbox.slurm_root, manager=manager),)
-        instructions = Instructions(commands=commands + groups + clients, daemons=daemons_of(cluster))
+        instructions = Instructions(
+            commands=_commands_before_daemons(sandbox, cluster, manager), daemons=daemons_of(cluster)
+        )
         pipe.write(f"{instructions.as_line()}\n")
         pipe.flush()
         _wait_for_daemons(sandbox)
         _wait_for_nodes(sandbox, environment)
         _write_srun_configuration(cluster)
         pipe.write(f"{daemon_manager.STAY}\n")
+
+
+def _commands_before_daemons(sandbox: Sandbox, cluster: Cluster, manager: int) -> tuple[Command, ...]:
+    """Make the control groups and Slurm's client commands, and return what the daemon manager runs first, in order.
+
+    Args:
+        manager: the daemon manager's process id.
+    """
+    commands: list[Command] = []
+    if sandbox.isolated:
+        commands += network.build_commands(cluster)
+    if sandbox.uses_cgroups:
+        commands += cgroups.make(sandbox.directory, sandbox.token)
+    if sandbox.slurm_root is not None:
+        commands.append(client_commands.write(sandbox, sandbox.slurm_root, manager=manager))
+    return tuple(commands)
 
 
 def _wait_for_manager(sandbox: Sandbox) -> int:
