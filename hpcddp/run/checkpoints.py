@@ -241,11 +241,7 @@ class InvalidCheckpointError(HpcddpError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that has been verified.
-
-    Args:
-        path: its directory.
-    """
+    """A checkpoint that has been verified."""
 
     path: Path
     manifest: Manifest
@@ -396,7 +392,6 @@ class CheckpointState:
     """One checkpoint on disk.
 
     Args:
-        path: its directory.
         step: optimizer steps done, as its name says.
         size: bytes of its files.
         time: when it was written, in seconds since the epoch.

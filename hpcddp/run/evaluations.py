@@ -37,7 +37,6 @@ class Summary:
     """The last and the best value of a metric over a run.
 
     Args:
-        last: the last value.
         last_step: optimizer steps done there.
         best: the largest value, or the smallest one for a ``mode`` of ``min``; the first of several equal ones.
         best_step: optimizer steps done there.

@@ -122,7 +122,6 @@ def read_events(path: Path, size: int = sys.maxsize) -> list[Event]:
     """Return the events of a run; a damaged line is left out.
 
     Args:
-        path: the file.
         size: how many bytes of its end are read; what is counted over a whole run needs all of them.
 
     Raises:

@@ -33,7 +33,6 @@ class FailureRecord(Record):
     Args:
         time: seconds since the epoch.
         kind: the error's kind or the exception's type.
-        message: its sentence.
         exit_code: what the task exits with.
         secondary: whether the rank only failed because another one had gone.
         waiting: whether the rank was found waiting for others, so that it is not the one that held them up.

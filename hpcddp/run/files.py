@@ -220,7 +220,6 @@ def open_regular(path: Path, *, follow_links: bool = False) -> Iterator[tuple[IO
     """Open a regular file and yield it with its size in bytes; no pipe is waited for.
 
     Args:
-        path: the file.
         follow_links: whether it may be a symbolic link, as the batch log of an element of a sweep is.
 
     Raises:

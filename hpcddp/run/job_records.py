@@ -26,7 +26,6 @@ class Change:
 
     Args:
         key: the key path of the field.
-        before: its value before.
         after: its value from then on.
         attempt: the first attempt with it.
     """
@@ -57,7 +56,6 @@ class SubmissionRecord(Record):
         directory: the directory of submission.
         python: the interpreter of its tasks.
         time: when, in seconds since the epoch.
-        run_dir: the run directory.
         inode: its inode number; see ``identity`` in ``hpcddp.run.ownership``.
         host: the submitting host, on which a local run's process is; None for a sweep, and for an element that begins
             in the job of its sweep.
@@ -419,7 +417,6 @@ class Decision(Record):
     """All ranks of an attempt stopped after the same step.
 
     Args:
-        attempt: the attempt's number.
         step: optimizer steps done.
         reason: why the ranks stopped.
         cause: the ``Cause``'s word, None if it was not asked or not known in time.

@@ -21,7 +21,6 @@ class MetricsFile:
     The file stays open for 2 s at most: other hosts see what was written when it is closed (nfs(5), close-to-open).
 
     Args:
-        path: the file.
         before_open: called before the file is opened; raises if this process may no longer write.
         warn: called once when records cannot be written; they are kept, and written when the file can be.
         monotonic: seconds on a clock that never goes back.

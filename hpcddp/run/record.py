@@ -126,8 +126,6 @@ def write_record(path: Path, record: Record, *, reserves: Iterable[Path] = ()) -
     """Replace a file by a record, in one step.
 
     Args:
-        path: the file.
-        record: its content.
         reserves: reserve files; one of them is used up if the disk is full.
     """
     write_json(path, record.as_document(), reserves=reserves)
@@ -205,7 +203,6 @@ def read_last_lines(path: Path, kind: type[RecordT], size: int) -> Lines[RecordT
     """Return the records on the last lines of a log; none where it is not there, or is not a regular file.
 
     Args:
-        path: the log.
         size: how many bytes are read; more, up to 16 MiB, where they hold no record and only a few lines.
 
     Raises:
@@ -228,7 +225,6 @@ def read_last_bytes(path: Path, size: int = LARGEST_RECORD) -> bytes:
     """Return the end of a log; nothing where it is not there, or is not a regular file.
 
     Args:
-        path: the log.
         size: how many bytes are read at most.
 
     Raises:

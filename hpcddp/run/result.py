@@ -118,7 +118,6 @@ def unfinished_result(
 
     Args:
         status: ``failed``, ``cancelled`` or ``stopped``.
-        reason: why it ends.
         exit_code: the exit code of its job.
         attempt: its newest attempt; None before the first.
         saved_step: the newest step that is saved; 0 if none is.

@@ -57,7 +57,6 @@ class Sweep:
 
     Args:
         sweep_id: its id, of the form of a run's id.
-        path: its directory.
         elements: each element's values by key path, in order.
         chunks: the job arrays, in order; usually one.
     """

@@ -56,8 +56,6 @@ def end_all(token: str, slurm_conf: Path, *, manager: int | None) -> None:
     """End every process of the sandbox and wait until all are gone.
 
     Args:
-        token: the sandbox's token.
-        slurm_conf: the sandbox's slurm.conf.
         manager: the daemon manager's id; it is ended last, because it adopts orphans.
 
     Raises:

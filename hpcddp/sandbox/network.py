@@ -189,7 +189,6 @@ def free_ports(count: int, *, start: int) -> list[int]:
     """Return ports on which no process listens, at any address of this host.
 
     Args:
-        count: how many.
         start: where to begin the search, any number, so that sandboxes begin at different places.
 
     Raises:

@@ -169,7 +169,6 @@ def arm(text: str | None, *, rank: int, attempt: int) -> None:
     Args:
         text: the value of ``HPCDDP_FAULTS``; None or an empty text disarms.
         rank: the rank of this process.
-        attempt: the attempt's number.
 
     Raises:
         FaultError: the description is not valid.

@@ -56,7 +56,6 @@ class Channel:
 
     Args:
         connection: a connected socket.
-        key: the attempt's key.
         is_service: which side this is.
 
     Raises:
@@ -152,7 +151,6 @@ def connect(addresses: Sequence[str], port: int, key: bytes, hello: Mapping[str,
 
     Args:
         addresses: where it may be.
-        key: the attempt's key.
         hello: the first document.
         deadline: on the monotonic clock.
 

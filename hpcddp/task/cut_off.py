@@ -28,11 +28,7 @@ _REASON: Final = "the node of the batch script was lost"
 
 
 def end_cut_off(attempt: AttemptDirectory, job_id: str, spec: JobSpec) -> NoReturn:
-    """End this rank when Slurm has said which node the job has lost.
-
-    Args:
-        spec: the job file.
-    """
+    """End this rank when Slurm has said which node the job has lost."""
     save_last_step = PROCESS_STATE.save_last_step
     # The watchdog would save when it finds that the main thread waits.
     PROCESS_STATE.save_last_step = None

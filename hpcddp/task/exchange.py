@@ -95,7 +95,6 @@ class ExchangeServer:
 
     Args:
         listener: a listening socket; closing it is the caller's part.
-        key: the attempt's key.
         expected: how many ranks are to come.
         rank_of: returns the rank in a hello; raises ValueError if it has none.
     """
@@ -254,8 +253,6 @@ class ExchangeClient:
     """Another rank's side: one connection to rank 0, which has accepted it.
 
     Args:
-        address: rank 0's address.
-        key: the attempt's key.
         hello: what to send about this rank.
         deadline: on the monotonic clock; no more than some seconds for an address that does not answer.
 

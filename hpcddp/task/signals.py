@@ -84,7 +84,6 @@ def handle_signals(attempt: AttemptDirectory, environment: Mapping[str, str]) ->
 
     Args:
         attempt: the attempt that this process belongs to.
-        environment: the task's environment.
 
     Returns:
         The query for the cause. A signal starts it on rank 0; on other ranks only a call of ``answer`` does.

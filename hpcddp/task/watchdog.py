@@ -96,7 +96,6 @@ def hang_record(gap: HeartbeatGap, frame: FrameType, process_state: ProcessState
     """Return the failure record of a rank that made no progress.
 
     Args:
-        gap: for how long.
         frame: the innermost frame of its main thread.
     """
     waiting = waits_for_others(frame)
