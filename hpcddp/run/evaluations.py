@@ -114,25 +114,37 @@ def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int
     Raises:
         RecordError: it cannot be read.
     """
-    also = None if best is None else best.metric
-    needles = _NEEDLES if also is None else (*_NEEDLES, json.dumps(also).encode())
+    best_metric = None if best is None else best.metric
+    needles = _NEEDLES
+    if best_metric is not None:
+        needles = (*_NEEDLES, json.dumps(best_metric).encode())
     values: dict[str, dict[int, float]] = {}
     try:
         with open_regular(path) as (stream, size):
             stream.seek(max(0, size - LARGEST_RECORD))
             for block in blocks_of_lines(stream):
-                for line in parse_lines(b"\n".join(_lines_with(block, needles)), MetricsLine).records:
-                    for name in line.facts:
-                        if is_evaluation(name) or name == also:
-                            _forget(values.get(name, {}), line.step)
-                    for name, value in line.numbers().items():
-                        if is_evaluation(name) or name == also:
-                            values.setdefault(name, {})[line.step] = value
+                lines = parse_lines(b"\n".join(_lines_with(block, needles)), MetricsLine)
+                for line in lines.records:
+                    _add_line(values, line, best_metric)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); make it readable", path=path) from error
     return values
+
+
+def _add_line(values: dict[str, dict[int, float]], line: MetricsLine, best_metric: str | None) -> None:
+    """Add the metrics of an evaluation on a line; those of its step and of later ones are of an earlier attempt.
+
+    Args:
+        best_metric: the metric of ``checkpoint.best``, which counts whatever its name is; None without one.
+    """
+    for name in line.facts:
+        if is_evaluation(name) or name == best_metric:
+            _forget(values.get(name, {}), line.step)
+    for name, value in line.numbers().items():
+        if is_evaluation(name) or name == best_metric:
+            values.setdefault(name, {})[line.step] = value
 
 
 def _forget(values: dict[int, float], step: int) -> None:

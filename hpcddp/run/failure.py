@@ -135,13 +135,16 @@ def ranks_without_record(attempt: AttemptDirectory) -> list[int]:
 
     Those whose death the others survived are left out, unless there are no other ones: a new process may have died too.
     """
-    silent = sorted(
+    silent = [
         rank
-        for rank in attempt.rank_logs()
-        if not (exists(attempt.rank_error(rank)) or exists(attempt.rank_exit(rank)))
-    )
-    survived = survived_deaths(attempt) if silent else set()
-    return [rank for rank in silent if rank not in survived] or silent
+        for rank in sorted(attempt.rank_logs())
+        if not exists(attempt.rank_error(rank)) and not exists(attempt.rank_exit(rank))
+    ]
+    if not silent:
+        return []
+    survived = survived_deaths(attempt)
+    not_survived = [rank for rank in silent if rank not in survived]
+    return not_survived or silent
 
 
 def first_ended_without_record(attempt: AttemptDirectory) -> list[int]:
@@ -181,7 +184,10 @@ def _different_states_sentence(records: Sequence[FailureRecord]) -> str | None:
 
 def _named_sentence(records: Sequence[FailureRecord]) -> str | None:
     named = _named(records)
-    return f"{named[0].place} failed first{named[0].when}: {named[0].label}{named[0].headline}" if named else None
+    if not named:
+        return None
+    first = named[0]
+    return f"{first.place} failed first{first.when}: {first.label}{first.headline}"
 
 
 def node_of_first_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
@@ -193,8 +199,9 @@ def node_of_first_failure(attempt: AttemptDirectory, records: Sequence[FailureRe
     """
     named = _named(records)
     if named:
-        hosts_of_first = {record.host for record in named if record.message == named[0].message}
-        return named[0].host if len(hosts_of_first) == 1 else None
+        first = named[0]
+        hosts_of_same_error = {record.host for record in named if record.message == first.message}
+        return first.host if len(hosts_of_same_error) == 1 else None
     launch = _LAUNCH.search(_since_start(attempt))
     if launch is not None:
         return launch["node"]
@@ -264,16 +271,21 @@ def _lost_peers_sentence(attempt: AttemptDirectory, records: Sequence[FailureRec
         return None
     where = place_of(lost.waited.traceback)
     if isinstance(lost, TimedOutRanks):
-        missing = f"for {_places(attempt, lost.missing)}" if lost.missing else "as all others did"
-        return f"{lost.waited.place} waited in {where} {missing}, until its timeout: a hang"
-    ended = _places(attempt, lost.ended) if lost.ended else "another rank"
-    code = "" if lost.have_aborted else " with exit code 0"
-    left = f"{ended} ended{code} while {lost.waited.place} was still in {where}"
-    return f"{left}: the ranks ran different numbers of steps"
+        whom = "as all others did"
+        if lost.missing:
+            whom = f"for {_places(attempt, lost.missing)}"
+        return f"{lost.waited.place} waited in {where} {whom}, until its timeout: a hang"
+    ended = "another rank ended"
+    if lost.ended:
+        ended = f"{_places(attempt, lost.ended)} ended"
+    if not lost.have_aborted:
+        ended = f"{ended} with exit code 0"
+    return f"{ended} while {lost.waited.place} was still in {where}: the ranks ran different numbers of steps"
 
 
 def _without_a_cause(attempt: AttemptDirectory) -> str:
-    if damages := damaged_failures(attempt):
+    damages = damaged_failures(attempt)
+    if damages:
         return damages[0]
     try:
         exits = read_exits(attempt)
@@ -314,14 +326,20 @@ def _step_of(records: Sequence[FailureRecord]) -> str:
 
 def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
     """Return ranks with their hosts, where these are known."""
-    known_names = known_hosts(attempt) or []
-    hosts = {rank: f" on {known_names[rank]}" for rank in ranks if rank < len(known_names)}
-    named = ", ".join(f"{rank}{hosts.get(rank, '')}" for rank in ranks[:_RANKS_NAMED])
-    more = f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else ""
+    hosts = known_hosts(attempt) or []
+    places = []
+    for rank in ranks[:_RANKS_NAMED]:
+        if rank < len(hosts):
+            places.append(f"{rank} on {hosts[rank]}")
+        else:
+            places.append(str(rank))
+    named = ", ".join(places)
+    if len(ranks) > _RANKS_NAMED:
+        named = f"{named} and {len(ranks) - _RANKS_NAMED} more"
     noun = member_word(attempt)
     if len(ranks) > 1:
-        noun += "s"
-    return f"{noun} {named}{more}"
+        noun = f"{noun}s"
+    return f"{noun} {named}"
 
 
 def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:
@@ -336,14 +354,17 @@ def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     if named:
         first, *others = named
         lines += [f"  {line}" for line in first.traceback.rstrip().splitlines()[-20:]]
-        same = [record.rank for record in others if record.headline == first.headline]
-        different = [record for record in others if record.headline != first.headline]
-        if same:
-            lines.append(f"the same on {_places(attempt, same)}")
-        lines += [f"also {record.place}: {record.label}{record.headline}" for record in different[:_RANKS_NAMED]]
-    if waiting := [record.rank for record in records if record.waiting]:
+        ranks_of_same_error = [record.rank for record in others if record.headline == first.headline]
+        if ranks_of_same_error:
+            lines.append(f"the same on {_places(attempt, ranks_of_same_error)}")
+        other_errors = [record for record in others if record.headline != first.headline]
+        for record in other_errors[:_RANKS_NAMED]:
+            lines.append(f"also {record.place}: {record.label}{record.headline}")
+    waiting = [record.rank for record in records if record.waiting]
+    if waiting:
         lines.append(f"{_places(attempt, waiting)} waited for the others; the stacks of all threads are in the logs")
-    if secondary := [record for record in records if record.secondary]:
+    secondary = [record for record in records if record.secondary]
+    if secondary:
         ranks = _places(attempt, [record.rank for record in secondary])
         lines.append(f"{ranks} failed as a consequence: {secondary[0].headline}")
     lines += [damage for damage in damaged_failures(attempt) if damage != lines[0]]

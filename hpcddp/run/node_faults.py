@@ -82,12 +82,15 @@ def _node_faults(run: RunDirectory, event: Event) -> Iterator[tuple[str, NodeFau
     dead_ranks = event.facts.get("dead")
     if event.kind in CONTINUATIONS and isinstance(noted, dict):
         for fault in _FAULTS_NEEDED:
-            yield from ((str(node), fault) for node, word in noted.items() if word == fault)
+            for node, word in noted.items():
+                if word == fault:
+                    yield str(node), fault
     elif event.kind == "recovery" and isinstance(dead_ranks, list):
         hosts = known_hosts(run.attempt(event.attempt)) or []
-        nodes = {hosts[rank] for rank in dead_ranks if type(rank) is int and 0 <= rank < len(hosts)}
+        nodes_of_the_dead = {hosts[rank] for rank in dead_ranks if type(rank) is int and 0 <= rank < len(hosts)}
         fault_of_recovery: NodeFault = "lost" if event.known_cause is Cause.NODE_FAILURE else "failure"
-        yield from ((node, fault_of_recovery) for node in sorted(nodes))
+        for node in sorted(nodes_of_the_dead):
+            yield node, fault_of_recovery
 
 
 def _is_failing(faults: Sequence[NodeFault]) -> bool:

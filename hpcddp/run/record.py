@@ -256,11 +256,13 @@ def _dataclass_from(document: object, kind: type[T]) -> T:
     if type(document) is not dict:
         raise ValueError(f"it holds {_described(document)}, not a JSON object")
     fields_by_key = _fields_of(kind)
-    taken = {_KEY, *fields_by_key} if getattr(kind, "IS_VERSIONED", True) else fields_by_key.keys() - {"facts"}
+    keys_of_fields = fields_by_key.keys() - {"facts"}
+    if getattr(kind, "IS_VERSIONED", True):
+        keys_of_fields = {_KEY, *fields_by_key}
     values: dict[str, object] = {}
     for key, (field, type_) in fields_by_key.items():
         if key == "facts":
-            values[key] = {name: value for name, value in document.items() if name not in taken}
+            values[key] = {name: value for name, value in document.items() if name not in keys_of_fields}
         elif key in document:
             try:
                 values[field.name] = _checked(document[key], type_)
@@ -315,10 +317,13 @@ def _checked_class(value: object, type_: type) -> object:
         return _dataclass_from(value, type_)
     if type_ is float:
         return _finite(value)
-    members = [member for member in type_ if member.name.lower() == value] if issubclass(type_, Enum) else []
-    if not members and type(value) is not type_:
+    if issubclass(type_, Enum):
+        for member in type_:
+            if member.name.lower() == value:
+                return member
+    if type(value) is not type_:
         raise TypeError(_described(value))
-    return members[0] if members else value
+    return value
 
 
 def _checked_union(value: object, types: Sequence[object]) -> object:

@@ -76,9 +76,9 @@ class Result(Record):
     def metrics(self) -> dict[str, Summary]:
         """The last and the best value of each metric of the evaluations, by name; empty if it had none."""
         written = self.facts.get("metrics")
-        summaries = (
-            {name: Summary.from_json(value) for name, value in written.items()} if isinstance(written, dict) else {}
-        )
+        if not isinstance(written, dict):
+            return {}
+        summaries = {name: Summary.from_json(value) for name, value in written.items()}
         return {name: summary for name, summary in summaries.items() if summary is not None}
 
     @property
@@ -171,7 +171,8 @@ def _best_of_job(run: RunDirectory) -> Best | None:
 def write_result(run: RunDirectory, result: Result) -> None:
     """Write the result of a run: whether it is final, and the last and the best value of each evaluation metric."""
     result = replace(result, final=result.status in _FINAL)
-    if summaries := metrics_of(run):
+    summaries = metrics_of(run)
+    if summaries:
         metrics = {name: summary.as_json() for name, summary in summaries.items()}
         result = replace(result, facts={**result.facts, "metrics": metrics})
     write_record(run.result, result, reserves=run.reserves("result"))
@@ -221,7 +222,9 @@ def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
         runs: the folder of a job's runs, ``<run_root>/<name>``; it need not exist.
     """
     candidates = []
-    for path in runs.iterdir() if runs.is_dir() else ():
+    if not runs.is_dir():
+        return None
+    for path in runs.iterdir():
         run = RunDirectory(path)
         try:
             result = read_result(run)
@@ -230,7 +233,10 @@ def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
         except (OSError, RecordError):
             # A result that cannot be read is skipped.
             continue
-    return max(candidates)[1:] if candidates else None
+    if not candidates:
+        return None
+    _, run_id, noise_scale = max(candidates)
+    return run_id, noise_scale
 
 
 BY_USER: Final = "cancelled by its user"
@@ -302,9 +308,14 @@ def what_is_saved(decision: Decision | None, newest_step: int) -> str:
         newest_step: the newest step that was ever saved; 0 if none was.
     """
     if decision is not None and decision.saved:
-        took = f" in {decision.save_s:.1f} s" if decision.save_s else ""
-        return f"step {decision.step} is saved{took}"
+        if decision.save_s:
+            return f"step {decision.step} is saved in {decision.save_s:.1f} s"
+        return f"step {decision.step} is saved"
+    newest_checkpoint = f"the newest checkpoint is of step {newest_step}"
     if decision is not None and decision.step:
-        kept = f"the newest checkpoint is of step {newest_step}" if newest_step else "there is no checkpoint"
-        return f"step {decision.step} could not be saved, {kept}"
-    return f"the newest checkpoint is of step {newest_step}" if newest_step else "no step is saved yet"
+        if newest_step:
+            return f"step {decision.step} could not be saved, {newest_checkpoint}"
+        return f"step {decision.step} could not be saved, there is no checkpoint"
+    if newest_step:
+        return newest_checkpoint
+    return "no step is saved yet"

@@ -110,14 +110,21 @@ class EndTime:
         known = self._known
         left_s = math.inf if known.end_time is None else known.end_time - now
         is_far = left_s > lead_s + pause_s + _ASK_AHEAD_S
-        if is_far or self._ask is None or now - known.time <= _RECENT_S + pause_s:
+        is_recent = now - known.time <= _RECENT_S + pause_s
+        if is_far or is_recent or self._ask is None:
+            every_s = self._every_s
+            if not is_far and left_s > lead_s:
+                # The caller acts on it soon.
+                every_s = _ASK_NEAR_EVERY_S
             self._waits_since = None
-            self._ask_again(now, self._every_s if is_far or left_s <= lead_s else _ASK_NEAR_EVERY_S)
+            self._ask_again(now, every_s)
             return left_s
         if self._waits_since is None:
             self._waits_since = now
         self._ask_again(now, _RETRY_S)
-        return left_s if now - self._waits_since >= _ANSWER_TIMEOUT_S else math.inf
+        if now - self._waits_since < _ANSWER_TIMEOUT_S:
+            return math.inf
+        return left_s
 
     def _ask_again(self, now: float, after_s: float) -> None:
         """Ask in a thread if the last question is older than ``after_s``, and is no longer open."""

@@ -106,8 +106,9 @@ class Fault:
         elif self.action == "exit":
             os._exit(int(self.value or 0))
         else:
+            signum = signal.SIGSTOP if self.action == "stop" else _signal(self.value)
             # To this thread: with kill(2) another thread may take the signal, and this one runs on for a moment.
-            signal.raise_signal(signal.SIGSTOP if self.action == "stop" else _signal(self.value))
+            signal.raise_signal(signum)
 
 
 def _signal(name: str | None) -> signal.Signals:
@@ -136,10 +137,12 @@ def _parse_one(text: str) -> Fault:
     point = next((known for known in POINTS if known == match["point"]), None)
     if point is None:
         raise _invalid(text, f"a point is one of {', '.join(POINTS)}")
-    conditions = dict(pair.split("=") for pair in match["conditions"].split(",")[1:])
-    if unknown := conditions.keys() - set(_CONDITIONS):
-        raise _invalid(text, f"{unknown.pop()} is neither rank nor attempt")
-    numbers = {name: int(number) for name, number in conditions.items()}
+    numbers: dict[str, int] = {}
+    for condition in match["conditions"].split(",")[1:]:
+        name, _, number = condition.partition("=")
+        if name not in _CONDITIONS:
+            raise _invalid(text, f"{name} is neither rank nor attempt")
+        numbers[name] = int(number)
     step = None if match["step"] is None else int(match["step"])
     return Fault(action=action, value=value, point=point, step=step, **numbers)
 
@@ -153,7 +156,9 @@ def _is_valid_value(action: str, value: str | None) -> bool:
         return False
     if action == "oserror":
         return value in errno.errorcode.values()
-    return re.fullmatch(r"\d+" if action == "exit" else r"\d+(\.\d+)?", value) is not None
+    if action == "exit":
+        return re.fullmatch(r"\d+", value) is not None
+    return re.fullmatch(r"\d+(\.\d+)?", value) is not None
 
 
 def _invalid(text: str, why: str) -> FaultError:

@@ -107,14 +107,12 @@ def failure_record(
     """
     text = "".join(traceback.format_exception(error))
     secondary = is_peer_loss(error)
-    if secondary and (still_s := process_state.heartbeat.stood_still_s()):
-        return standstill_record(still_s, text, process_state)
+    if secondary:
+        still_s = process_state.heartbeat.stood_still_s()
+        if still_s:
+            return standstill_record(still_s, text, process_state)
     if exit_code is None:
-        is_disk_full = isinstance(error, OSError) and is_full(error)
-        is_outside = secondary or is_disk_full or says_hardware_error(str(error))
-        declared = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE if is_outside else ExitCode.USER_CODE)
-        # The exit codes 1 and 2 of the command line have no meaning for a requeue decision.
-        exit_code = declared if declared in tuple(ExitCode) else ExitCode.USER_CODE
+        exit_code = _exit_code_of(error, lost_a_peer=secondary)
     return process_state.record(
         kind=getattr(error, "kind", None) or type(error).__name__,
         message=_message(error),
@@ -129,6 +127,16 @@ def _message(error: BaseException) -> str:
         return error.message
     text = str(error).removeprefix(_IN_CALLBACK).partition("\n\nAt:\n")[0]
     return text or type(error).__name__
+
+
+def _exit_code_of(error: BaseException, *, lost_a_peer: bool) -> int:
+    """Return the exit code that an exception declares; without one it depends on whether it came from outside."""
+    is_disk_full = isinstance(error, OSError) and is_full(error)
+    came_from_outside = lost_a_peer or is_disk_full or says_hardware_error(str(error))
+    default = ExitCode.INFRASTRUCTURE if came_from_outside else ExitCode.USER_CODE
+    declared: int = getattr(error, "exit_code", default)
+    # The exit codes 1 and 2 of the command line have no meaning for a requeue decision.
+    return declared if declared in tuple(ExitCode) else ExitCode.USER_CODE
 
 
 def standstill_record(seconds: float, text: str, process_state: ProcessState = PROCESS_STATE) -> FailureRecord:

@@ -69,12 +69,13 @@ def enter_copy(run: RunDirectory, environment: MutableMapping[str, str]) -> None
     os.chdir(copy / record.directory)
     roots = import_roots(copy, record.directory)
     given = [path for path in environment.get(_SEARCH_PATH, "").split(os.pathsep) if path]
-    search_path = [*roots, *(in_copy(path, record.root, copy) for path in given)]
-    environment[_SEARCH_PATH] = os.pathsep.join(dict.fromkeys(search_path))
+    given_in_copy = {path: in_copy(path, record.root, copy) for path in given}
+    search_path = dict.fromkeys([*roots, *given_in_copy.values()])
+    environment[_SEARCH_PATH] = os.pathsep.join(search_path)
     # Behind the standard library, which no module of the project hides, and before every installed package.
     installed = (index for index, path in enumerate(sys.path) if PurePath(path).name in _INSTALLED)
     first_installed = next(installed, len(sys.path))
-    sys.path[:] = [in_copy(path, record.root, copy) if path in given else path for path in sys.path]
+    sys.path[:] = [given_in_copy.get(path, path) for path in sys.path]
     sys.path[first_installed:first_installed] = roots
     sys.meta_path.insert(0, _CopyGuard(record, copy))
 

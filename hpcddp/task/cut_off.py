@@ -53,12 +53,16 @@ def _lost_node(job_id: str, host: str) -> Literal["own", "script"] | None:
     """Return which node the job has lost, by Slurm; None while it has lost neither, or Slurm does not answer."""
     try:
         job = commands.show_job(job_id)
-        nodes = [] if job is None else expand(job.get("NodeList", ""))
+        if job is None:
+            return "own"
+        nodes = expand(job.get("NodeList", ""))
     except (commands.SlurmCommandError, HostListError):
         return None
-    if job is None or job.get("JobState") != "RUNNING" or host not in nodes:
+    if job.get("JobState") != "RUNNING" or host not in nodes:
         return "own"
-    return "script" if job.get("BatchHost") not in nodes else None
+    if job.get("BatchHost") not in nodes:
+        return "script"
+    return None
 
 
 def _takes_the_requeue(attempt: AttemptDirectory) -> bool:
