@@ -238,8 +238,14 @@ def rest_of_message(records: Sequence[FailureRecord], sentence: str) -> list[str
 
 def _not_started_sentence(attempt: AttemptDirectory) -> str | None:
     silent = ranks_without_record(attempt)
-    reasons = {why for rank in silent if (why := never_started(attempt, rank)) is not None}
-    return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(reasons))}" if reasons else None
+    reasons = set()
+    for rank in silent:
+        reason = never_started(attempt, rank)
+        if reason is not None:
+            reasons.add(reason)
+    if not reasons:
+        return None
+    return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(reasons))}"
 
 
 def _silent_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
@@ -315,7 +321,11 @@ def _hang_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) 
 
 
 def _how(attempt: AttemptDirectory, silent: Sequence[int]) -> str:
-    ways = {way for rank in silent if (way := exit_of(attempt, rank)) is not None}
+    ways = set()
+    for rank in silent:
+        way = exit_of(attempt, rank)
+        if way is not None:
+            ways.add(way)
     return "; ".join(sorted(ways)) or "killed, out of memory, a crash in native code, or os._exit"
 
 
@@ -495,8 +505,9 @@ def beginning(attempt: AttemptDirectory) -> str:
 def first_to_end(attempt: AttemptDirectory, ranks: Collection[int]) -> list[int]:
     """Return those of some ranks that srun saw end first; none if it says nothing of them."""
     for match in _SRUN.finditer(_since_start(attempt)):
-        if named := [task for task in _numbers(match["tasks"]) if task in ranks]:
-            return named
+        tasks = [task for task in _numbers(match["tasks"]) if task in ranks]
+        if tasks:
+            return tasks
     return []
 
 

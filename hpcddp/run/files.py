@@ -231,10 +231,10 @@ def open_regular(path: Path, *, follow_links: bool = False) -> Iterator[tuple[IO
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
-        if (owner := status.st_uid) not in trusted_users():
+        if status.st_uid not in trusted_users():
             directory = (path.resolve() if follow_links else path).parent
-            if owner != directory.stat().st_uid:
-                sentence = f"it belongs to user {owner}, not to the owner of its directory"
+            if status.st_uid != directory.stat().st_uid:
+                sentence = f"it belongs to user {status.st_uid}, not to the owner of its directory"
                 raise PermissionError(errno.EPERM, sentence, str(path))
         yield stream, status.st_size
 
@@ -271,7 +271,9 @@ class NotRegularError(OSError):
 def why_unreadable(error: OSError) -> str:
     """Return why ``open_regular`` could not open a file, or why it could not be read, in a few words."""
     # open(2), O_NOFOLLOW.
-    return "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or type(error).__name__
+    if error.errno == errno.ELOOP:
+        return "it is a symbolic link"
+    return error.strerror or type(error).__name__
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -314,22 +316,23 @@ def begin_of_last_lines(path: Path, count: int, *, begin: int = 0, end: int | No
     """
     with open_regular(path, follow_links=True) as (stream, size):
         stop = size if end is None else min(end, size)
-        # The line break that ends the last line begins no line.
-        position = max(begin, stop - 1)
-        missing = count
-        while position > begin and missing:
-            first = max(begin, position - _BLOCK_BYTES)
-            stream.seek(first)
-            block = stream.read(position - first)
-            while missing and (line_end := block.rfind(b"\n")) >= 0:
-                missing -= 1
-                position = first + line_end
-                block = block[:line_end]
-            if missing:
-                position = first
         if count == 0:
             return stop
-        return begin if missing else position + 1
+        missing = count
+        # The line break that ends the last line begins no line.
+        position = max(begin, stop - 1)
+        while position > begin:
+            block_begin = max(begin, position - _BLOCK_BYTES)
+            stream.seek(block_begin)
+            block = stream.read(position - block_begin)
+            line_break = block.rfind(b"\n")
+            while line_break >= 0:
+                missing -= 1
+                if missing == 0:
+                    return block_begin + line_break + 1
+                line_break = block.rfind(b"\n", 0, line_break)
+            position = block_begin
+        return begin
 
 
 LONGEST_LINE: Final = 64 * 1024

@@ -62,13 +62,14 @@ def original_of(run: RunDirectory) -> Path | None:
     """
     owner = script_owner(run)
     record = _record(owner)
-    inode = None if record is None else record.inode
-    if not owner.path.exists() or inode == owner.path.stat().st_ino:
+    if not owner.path.exists():
         return None
-    in_script = _directory_in_script(owner, record) or _recorded_directory(record)
-    if in_script is None or is_same_directory(in_script, owner.path):
+    if record is not None and record.inode == owner.path.stat().st_ino:
         return None
-    return in_script if _exists(in_script) else None
+    original = _directory_in_script(owner, record) or _recorded_directory(record)
+    if original is None or is_same_directory(original, owner.path):
+        return None
+    return original if _exists(original) else None
 
 
 def refuse_copy(run: RunDirectory) -> None:

@@ -256,7 +256,8 @@ def _foreign_files(path: Path) -> Iterator[str]:
     """Yield what another user put into a directory while it could be written by others."""
     trusted = trusted_users()
     for entry in sorted(path.iterdir()):
-        if (owner := entry.lstat().st_uid) not in trusted:
+        owner = entry.lstat().st_uid
+        if owner not in trusted:
             yield f"{entry} belongs to user {owner}, not to you; do not use this run, or remove what is not yours first"
 
 

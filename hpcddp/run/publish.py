@@ -93,8 +93,10 @@ def _with_fault(writer: Writer, step: int) -> Writer:
 
 def _give_name(temporary: Path, target: Path, manifest: Manifest) -> Checkpoint:
     faults.inject("save.rename", step=manifest.step)
-    if target.exists() and (present := valid_or_none(target)) is not None:
-        return present
+    if target.exists():
+        present = valid_or_none(target)
+        if present is not None:
+            return present
     set_aside(target)
     # rename(2) replaces no directory that holds something.
     temporary.rename(target)

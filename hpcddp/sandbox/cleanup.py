@@ -34,8 +34,11 @@ def members(token: str, slurm_conf: Path) -> frozenset[Process]:
     everything = {process.pid: process for process in all_processes()}
     pids = {pid for pid in everything if _is_marked(pid, token, slurm_conf)}
     # Parents may be listed after their children: repeat until nothing is new.
-    while new := {pid for pid, process in everything.items() if process.parent in pids and pid not in pids}:
-        pids |= new
+    while True:
+        children = {pid for pid, process in everything.items() if process.parent in pids}
+        if children <= pids:
+            break
+        pids |= children
     return frozenset(everything[pid] for pid in pids - {os.getpid()})
 
 

@@ -139,7 +139,8 @@ def remove_files(sandbox: Sandbox) -> None:
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
-        if left := _entries(sandbox.directory):
+        left = _entries(sandbox.directory)
+        if left:
             raise RemovalError(f"{left[0]} of the sandbox cannot be removed; see what holds it, then run down again")
         (sandbox.directory / _MARKER).unlink(missing_ok=True)
         sandbox.directory.rmdir()

@@ -55,7 +55,8 @@ class Heartbeat:
         self._configured_s = timeout_s
         self._on_hang = on_hang
         self._monotonic = monotonic
-        self._last = self._looked = monotonic()
+        self._last = monotonic()
+        self._looked = self._last
         self._slowest_s = 0.0
         self._step: int | None = None
         self._long_wait = False
@@ -120,13 +121,18 @@ class Heartbeat:
         """
         now = self._monotonic()
         pause_s = now - self._looked
-        if not (self._running and pause_s > self._standstill_threshold_s):
-            pause_s = self._last_standstill_s if now - self._resumed < _STANDSTILL_MEMORY_S else 0.0
-        return pause_s if pause_s > self.timeout_s / 2 else 0.0
+        if not self._running or pause_s <= self._standstill_threshold_s:
+            pause_s = 0.0
+            if now - self._resumed < _STANDSTILL_MEMORY_S:
+                pause_s = self._last_standstill_s
+        if pause_s <= self.timeout_s / 2:
+            return 0.0
+        return pause_s
 
     def start(self) -> None:
         """Start the watchdog."""
-        self._last = self._looked = self._monotonic()
+        self._last = self._monotonic()
+        self._looked = self._last
         self._running = True
         threading.Thread(target=self._watch, name="hpcddp-watchdog", daemon=True).start()
 

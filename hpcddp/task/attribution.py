@@ -157,7 +157,8 @@ def standstill_record(seconds: float, text: str, process_state: ProcessState = P
 
 def peer_failure_record(first: FailureRecord, process_state: ProcessState = PROCESS_STATE) -> FailureRecord:
     """Return the failure record of a rank that ends because the rank of ``first`` failed."""
-    if still_s := process_state.heartbeat.stood_still_s():
+    still_s = process_state.heartbeat.stood_still_s()
+    if still_s:
         return standstill_record(still_s, "", process_state)
     return process_state.record(
         kind=PeerFailedError.kind,

@@ -66,7 +66,8 @@ class Channel:
         self._connection = connection
         self._key = key
         self._sending = threading.Lock()
-        self._sent = self._received = 0
+        self._sent = 0
+        self._received = 0
         _watch_for_loss(connection)
         self._greet_until: float | None = time.monotonic() + _GREETING_TIMEOUT_S
         own_number = secrets.token_bytes(NUMBER_BYTES)
@@ -74,10 +75,16 @@ class Channel:
             connection.sendall(own_number)
         except OSError as error:
             raise ChannelClosedError from error
-        other = self._read(NUMBER_BYTES)
-        service, rank = (own_number, other) if is_service else (other, own_number)
-        to_service, to_rank = (name + service + rank for name in (b"to service", b"to rank"))
-        self._out, self._in = (to_rank, to_service) if is_service else (to_service, to_rank)
+        other_number = self._read(NUMBER_BYTES)
+        numbers = own_number + other_number if is_service else other_number + own_number
+        to_service = b"to service" + numbers
+        to_rank = b"to rank" + numbers
+        if is_service:
+            self._out = to_rank
+            self._in = to_service
+        else:
+            self._out = to_service
+            self._in = to_rank
 
     @property
     def own_address(self) -> str:
