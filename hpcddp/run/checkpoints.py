@@ -132,9 +132,11 @@ def checkpoint_name(step: int) -> str:
 def step_of(path: Path) -> int | None:
     """Return the step that a directory's name says, or None if it is no checkpoint's name."""
     match = _NAME.fullmatch(path.name)
-    step = int(match[1]) if match else None
+    if match is None:
+        return None
+    step = int(match[1])
     # Two names of one step would be two checkpoints of it.
-    return step if step is not None and path.name == checkpoint_name(step) else None
+    return step if path.name == checkpoint_name(step) else None
 
 
 def temporary_name(step: int, attempt: int) -> str:
@@ -277,7 +279,10 @@ def read_manifest(path: Path) -> Manifest:
         manifest = Manifest.from_text(content.decode())
     except ValueError as error:
         raise InvalidCheckpointError(f"{path / MANIFEST} is damaged ({error})") from error
-    if manifest.step != step_of(best_checkpoint(path.parent) or path if path.name == BEST else path):
+    named_path = path
+    if path.name == BEST:
+        named_path = best_checkpoint(path.parent) or path
+    if manifest.step != step_of(named_path):
         raise InvalidCheckpointError(f"{path / MANIFEST} is of step {manifest.step}, not of its directory's")
     return manifest
 

@@ -113,9 +113,11 @@ def advance_latest(directory: Path, step: int, *, may_publish: Callable[[], None
     """
     faults.inject("save.latest", step=step)
     path = directory / LATEST
-    named = step_of(Path(read_tail(path, _LONGEST_NAME).strip())) if path.is_file() else None
+    named_step = None
+    if path.is_file():
+        named_step = step_of(Path(read_tail(path, _LONGEST_NAME).strip()))
     # A damaged one may name a step that was never saved, and would stay for ever.
-    if named is None or named < step or not (directory / checkpoint_name(named)).exists():
+    if named_step is None or named_step < step or not (directory / checkpoint_name(named_step)).exists():
         # A stale attempt that has just been held up must not set back what another one wrote meanwhile.
         may_publish()
         write_text(path, f"{checkpoint_name(step)}\n")
@@ -142,10 +144,11 @@ def point_best(directory: Path, values: Mapping[int, float], mode: Mode, *, may_
     if not values_of_checkpoints:
         return
     best = directory / BEST
-    target = directory / checkpoint_name(best_of(values_of_checkpoints, mode))
+    best_step = best_of(values_of_checkpoints, mode)
+    target = directory / checkpoint_name(best_step)
     if best_checkpoint(directory) == target:
         return
-    faults.inject("best", step=best_of(values_of_checkpoints, mode))
+    faults.inject("best", step=best_step)
     temporary = directory / f".{BEST}.{secrets.token_hex(4)}"
     temporary.symlink_to(target.name)
     try:
@@ -195,7 +198,9 @@ def remove_unfinished(directory: Path, *, attempt: int) -> None:
     Raises:
         OSError: the directory cannot be read, or something in it cannot be renamed.
     """
-    for path in directory.iterdir() if directory.is_dir() else ():
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
         if path.name.startswith((f".{LATEST}.", f".{BEST}.")):
             path.unlink(missing_ok=True)
         by = left_by(path)

@@ -282,23 +282,17 @@ def _checked(value: object, type_: object) -> object:
     origin = get_origin(type_)
     if origin in {Union, UnionType}:
         return _checked_union(value, get_args(type_))
-    if origin is Literal:
-        matches = isinstance(value, str) and value in get_args(type_)
-    elif origin is tuple:
-        if isinstance(value, list):
-            return tuple(_checked(item, get_args(type_)[0]) for item in value)
-        matches = False
-    elif isinstance(origin, type) and issubclass(origin, Mapping):
-        if isinstance(value, dict):
-            return _checked_items(value, get_args(type_)[1])
-        matches = False
-    elif isinstance(type_, type) and type_ is not Any:
+    if origin is tuple and isinstance(value, list):
+        return tuple(_checked(item, get_args(type_)[0]) for item in value)
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):
+        return _checked_items(value, get_args(type_)[1])
+    if origin is Literal and isinstance(value, str) and value in get_args(type_):
+        return value
+    if type_ is Any:
+        return value
+    if origin is None and isinstance(type_, type):
         return _checked_class(value, type_)
-    else:
-        matches = type_ is Any
-    if not matches:
-        raise TypeError(_described(value))
-    return value
+    raise TypeError(_described(value))
 
 
 def _checked_items(document: Mapping[str, object], type_: object) -> dict[str, object]:
