@@ -144,7 +144,9 @@ def run_program(
 
     end = _end_time(env, attempt, environment, deadline)
     try:
-        program = _program(spec, env, command, environment, end=end, notice_s=_notice_s(spec, deadline), on_poll=look)
+        program = _start_program(
+            spec, env, command, environment, end=end, notice_s=_notice_s(spec, deadline), on_poll=look
+        )
         code = program.wait()
         if code == ExitCode.FINISHED:
             monitor.check()
@@ -225,7 +227,7 @@ def _ending(program_exit: ProgramExit, *, another_rank_failed_first: bool, asks_
     return "finished"
 
 
-def _program(
+def _start_program(
     spec: JobSpec,
     env: RankEnv,
     command: Sequence[str],
@@ -235,7 +237,7 @@ def _program(
     notice_s: float,
     on_poll: Callable[[int], object],
 ) -> Program:
-    """Start the program of a rank, as its job file says it is stopped; the other arguments are those of ``Program``."""
+    """Start the program of a rank; its job file says how it is told to stop. The rest are arguments of ``Program``."""
     lead_s = None
     if spec.signal_lead is not None:
         lead_s = spec.signal_lead.total_seconds()

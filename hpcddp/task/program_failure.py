@@ -175,6 +175,7 @@ def _says_port_taken(end: LogEnd, port: int) -> bool:
 
 
 def _signal_of(code: int) -> signal.Signals | None:
+    """Return the signal that an exit code names: minus the signal, or what a shell returns; None if it names none."""
     number = -code if code < 0 else code - KILLED_IN_A_SHELL
     return signal.Signals(number) if number in list(signal.Signals) else None
 

@@ -81,7 +81,7 @@ class WorldMonitor:
         if now - self._began >= _NOTE_AFTER_S:
             self.note_separate_ranks()
         if self._separate_launcher is not None:
-            self._check_or_end(self._separate_launcher[0])
+            self._check_and_end_launcher(self._separate_launcher[0])
 
     def _look_at_processes(self, pid: int) -> None:
         """Look whether the run has met, and for a launcher with a world of its own, which is recorded once."""
@@ -95,8 +95,8 @@ class WorldMonitor:
             _, launcher = self._separate_launcher
             report_separate_world(self._attempt, SeparateWorld(rank=self._env.rank, launcher=launcher.name))
 
-    def _check_or_end(self, launcher_pid: int) -> None:
-        """Compare the records of the ranks, and end this rank's launcher if the run fails by them."""
+    def _check_and_end_launcher(self, launcher_pid: int) -> None:
+        """Compare the records of the ranks; if the run fails, end this rank's launcher before the error goes on."""
         try:
             self.check()
         except SeparateWorldsError:
