@@ -115,7 +115,7 @@ def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int
         RecordError: it cannot be read.
     """
     best_metric = None if best is None else best.metric
-    needles = _NEEDLES
+    needles: Sequence[bytes] = _NEEDLES
     if best_metric is not None:
         needles = (*_NEEDLES, json.dumps(best_metric).encode())
     values: dict[str, dict[int, float]] = {}
