@@ -313,7 +313,6 @@ def script_of_job(job_id: str, environment: Mapping[str, str]) -> str:
 
     Args:
         job_id: the job, one of this user.
-        environment: the command's environment.
 
     Raises:
         SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
@@ -401,7 +400,6 @@ def step_exists(step_id: str, environment: Mapping[str, str]) -> bool:
 
     Args:
         step_id: its id, such as ``123.0``; its job is one that the controller knows.
-        environment: the command's environment.
 
     Raises:
         SlurmUnavailableError: squeue is not installed, or the controller does not answer.
@@ -429,7 +427,6 @@ def cancel(job_ids: Sequence[str], environment: Mapping[str, str], *, signal: st
 
     Args:
         job_ids: the jobs; an array's id means all of its elements.
-        environment: the command's environment.
         signal: the signal's name; None cancels the jobs.
 
     Raises:
@@ -485,9 +482,6 @@ def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> 
 def show_job_details(job_id: str, *, environment: Mapping[str, str]) -> str | None:
     """Return the output of ``scontrol show job --details``, which says what a job has of each of its nodes.
 
-    Args:
-        environment: the command's environment.
-
     Returns:
         The output, which ``parse_job`` reads too, or None if the controller does not know the job.
 
@@ -534,7 +528,6 @@ def update_node(node: str, **fields: str) -> None:
     """Change fields of a node, as an administrator.
 
     Args:
-        node: the node's name.
         fields: the new values by their names in ``scontrol update``, such as ``State="RESUME"``.
 
     Raises:
@@ -620,7 +613,6 @@ def overlapping_step(
 
     Args:
         nodes: the nodes by name, or how many of the job's.
-        directory: where it runs.
         terminal: whether it gets a pseudo-terminal.
     """
     count = nodes if isinstance(nodes, int) else len(nodes)

@@ -42,7 +42,6 @@ def quote_value(text: str, *, field: str = "the value") -> str:
     """Return ``text`` quoted for a ``#SBATCH`` line.
 
     Args:
-        text: the value.
         field: its name in an error.
 
     Raises:

@@ -77,9 +77,6 @@ def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, st
     sbatch reads ``SBATCH_*`` and some ``SLURM_*`` variables as options, which override the directives of the script
     (sbatch(1), INPUT ENVIRONMENT VARIABLES). The rank variables of an outer job are wrong in the new job.
 
-    Args:
-        environment: the submitter's environment.
-
     Returns:
         The environment without them, but with ``SLURM_CONF``; and the names that were dropped, sorted.
     """
@@ -120,7 +117,6 @@ class ArrayPlace:
     """One element of a sweep, to run as an array of one.
 
     Args:
-        index: its array index.
         first: the element that index 0 is.
         log: the file that its batch script writes to.
     """

@@ -495,7 +495,6 @@ def check_sweep_submittable(
     Elements that differ only in values without influence on the checks are checked once.
 
     Args:
-        table: its elements.
         checks: the checks to run.
 
     Returns:

@@ -37,7 +37,6 @@ class SubmissionCode:
     """The code that a submission takes, before it is written.
 
     Args:
-        record: its code files.
         is_copied: whether ``environment.code`` is ``snapshot``.
     """
 

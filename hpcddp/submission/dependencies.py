@@ -41,7 +41,6 @@ def dependency_on(
         after: the runs that must finish.
         after_any: the runs that must end in any way.
         run_root: the directory of all runs.
-        environment: the submitter's environment.
 
     Raises:
         NoRunError: there is no such run.
@@ -70,7 +69,6 @@ class _RunToWaitFor:
     Args:
         option: ``--after`` or ``--after-any``.
         run: the directory of the run or sweep.
-        environment: the submitter's environment.
     """
 
     option: str

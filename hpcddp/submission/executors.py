@@ -123,7 +123,6 @@ class RenderedLocalExecutor(LocalExecutor):
         tasks: the number of tasks to start.
         time_limit_s: their time limit, in seconds; None for no limit.
         signal_lead_s: how long before the time limit submitit sends its signal, in seconds.
-        environment: the script's environment.
         directory: the working directory of the script.
         allocation: Slurm's id of the allocation for the tasks; None has them on this machine.
     """

@@ -39,8 +39,6 @@ class Git:
 
     Args:
         program: the path of git.
-        directory: where it runs.
-        environment: the submitter's environment.
         deadline: when the last one must have ended, on the monotonic clock.
     """
 
@@ -53,7 +51,6 @@ class Git:
         """Return the exit code of a command, None if it had to be ended, and the beginning of what it printed.
 
         Args:
-            words: the command.
             limit: bytes of its output that are read at most.
             errors: where its standard error goes.
         """

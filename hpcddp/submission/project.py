@@ -62,7 +62,6 @@ class Project:
     """The project that a job is submitted from.
 
     Args:
-        root: its directory.
         directory: the directory of submission, relative to ``root``; without git it may begin with ``..``.
         files: its files, without those of virtual environments and of the directory of runs.
         run_root: the directory of all runs, relative to ``root``; None if it is elsewhere.

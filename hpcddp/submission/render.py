@@ -42,7 +42,6 @@ class RenderedScript:
     """A script.
 
     Args:
-        text: all of it.
         directives: its ``#SBATCH`` directives, in order.
     """
 

@@ -59,7 +59,6 @@ def resume(
     """Submit a run that has ended but not finished again, with its own script.
 
     Args:
-        environment: the submitter's environment.
         dependency: what the job waits for.
         force: whether to submit although this machine shows an obstacle that the nodes may not have.
         code: with which code; None leaves that to ``environment.code``.
@@ -276,7 +275,6 @@ def request_with_changes(
     Args:
         change: returns the run's job with the changes. Only the caller knows the options, and the job that they change
             is read here.
-        environment: the submitter's environment.
         cluster: where the job goes; None is where it went before.
         template: the template; None is the run's own.
         dependency: what the job waits for.

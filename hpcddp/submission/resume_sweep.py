@@ -88,7 +88,6 @@ def resume_sweep(
 
     Args:
         elements: the indices of the elements, in order: all have ended and none has finished.
-        environment: the submitter's environment.
         dependency: what the job waits for.
         force: whether to submit although this machine shows an obstacle that the nodes may not have.
         code: with which code; None leaves that to ``environment.code``.

@@ -55,7 +55,6 @@ def ask_git(directory: Path, environment: Mapping[str, str], *, timeout_s: float
 
     Args:
         directory: the directory of submission.
-        environment: the submitter's environment.
         timeout_s: the longest that git may take in all, in seconds.
     """
     git = find_git(directory, environment, timeout_s=timeout_s)

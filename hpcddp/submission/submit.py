@@ -69,7 +69,6 @@ def choose_cluster(requested: Literal["auto", "slurm", "local", "here"], environ
     Args:
         requested: the value of ``--cluster``; ``auto`` is Slurm where sbatch and a configuration are found. Whether
             there is an allocation for ``here`` is checked with the job.
-        environment: the submitter's environment.
 
     Raises:
         SubmissionError: Slurm was requested and not found, or its controller does not answer.
@@ -188,7 +187,6 @@ class Submission:
 
     Args:
         cluster: ``slurm``; ``local`` for a run on this machine; ``here`` for one in the allocation of this shell.
-        job: submitit's job.
         dropped: names of inherited variables that sbatch did not get, because they would override directives.
         epochs: the epochs of the training.
         first_attempt: the number of the job's first attempt.

@@ -163,7 +163,6 @@ def begin_element(sweep: Sweep, index: int, job: JobSpec | None = None) -> RunDi
 
     Args:
         sweep: a submitted sweep.
-        index: the element's index.
         job: the job of the sweep; None reads it.
     """
     run = sweep.run(index)

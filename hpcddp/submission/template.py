@@ -156,7 +156,6 @@ class _Ancestor:
 
     Args:
         name: its name for ``extends``.
-        tree: its syntax tree.
     """
 
     name: str

@@ -116,7 +116,6 @@ def begin(
 
     Args:
         run_root: where runs live; relative to the working directory.
-        name: the job's name.
         run_id: the run's id; None derives ``<cluster name>-<job id>``.
         job_text: the job in the script, as ``dump_for_script`` writes it.
         environment: the batch script's environment.

@@ -75,8 +75,6 @@ class MemberService:
     """Keeps the members of an attempt.
 
     Args:
-        listener: a listening socket.
-        key: the attempt's key.
         world_size: ranks of the job.
         most_failures: how many generations may break because a process has died.
         newcomers: the new processes that take the places of ranks.

@@ -68,7 +68,6 @@ class Requeued:
     """The result of a requeue.
 
     Args:
-        outcome: the result.
         why: Slurm's message where it was not done, else empty.
         start: when Slurm starts the job again, in words; empty before ``leave``.
     """

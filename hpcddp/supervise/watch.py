@@ -182,7 +182,6 @@ class Sign:
     """A sign that srun may be waiting for tasks that have ended.
 
     Args:
-        sentence: what has happened.
         patience_s: how long srun may wait after it, in seconds.
     """
 
