@@ -17,6 +17,7 @@ from hpcddp.stop.reasons import Cause
 _PAUSE_S: Final = 2.0
 _UNKNOWN_STATE: Final = JobState(State.UNKNOWN)
 _UNKNOWN_TIMES: Final = frozenset({"", "Unknown", "None", "N/A"})
+_TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S"
 
 
 def slurm_job_id(environment: Mapping[str, str]) -> str | None:
@@ -87,7 +88,7 @@ def is_transient(error: commands.SlurmCommandError) -> bool:
     return isinstance(error, commands.SlurmUnavailableError) and not isinstance(error, commands.SlurmMissingError)
 
 
-def cause_of(
+def cause_of(  # noqa: PLR0911  one return for each of the rules, in their order
     job: Mapping[str, str] | None,
     *,
     restarts_at_start: int,
@@ -134,24 +135,20 @@ def cause_of(
     job_state = JOB_STATES.get(fields.get("JobState", ""), _UNKNOWN_STATE)
     is_ending = fields.get("JobState") == "COMPLETING"
     has_new_restart = int(fields.get("Restarts", "0")) > restarts_at_start
-    is_requeued = job_state.is_waiting or has_new_restart or is_being_requeued(fields)
-    if is_requeued:
-        cancelled = "PreemptTime" in fields
-    if job_state.cause is Cause.CANCELLED or (is_ending and cancelled):
+    if job_state.cause is Cause.CANCELLED:
         return Cause.CANCELLED
-    if is_requeued:
-        return Cause.REQUEUED
+    if job_state.is_waiting or has_new_restart or is_being_requeued(fields):
+        is_cancelled_after_requeue = is_ending and "PreemptTime" in fields
+        return Cause.CANCELLED if is_cancelled_after_requeue else Cause.REQUEUED
+    if is_ending and cancelled:
+        return Cause.CANCELLED
     if preempted or fields.get("PreemptTime", "None") != "None":
         return Cause.PREEMPTION
     if is_ending:
         return Cause.TIME_LIMIT if fields.get("Reason") == "TimeLimit" else Cause.CANCELLED
     if job_state.cause is not None:
         return job_state.cause
-    return _cause_without_slurm(error_seen=error_seen, warned=warned)
-
-
-def _cause_without_slurm(*, error_seen: bool, warned: bool) -> Cause:
-    """Return why a job ends that still runs, or of which there is no record."""
+    # The job still runs, or there is no record of it.
     if error_seen:
         return Cause.CRASH
     if warned:
@@ -169,9 +166,11 @@ def is_being_requeued(job: Mapping[str, str]) -> bool:
 
 
 def moment_of(text: str | None) -> float | None:
-    """Return a time that Slurm writes, such as SubmitTime, in seconds since the epoch; None if it is no time."""
+    """Return a time that Slurm writes, such as SubmitTime, in seconds since the epoch; None for any other text."""
+    if text is None:
+        return None
     try:
-        return None if text is None else time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+        return time.mktime(time.strptime(text, _TIME_FORMAT))
     except (ValueError, OverflowError):
         return None
 
@@ -186,18 +185,22 @@ def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *
         environment: the batch script's environment.
         now: seconds since the epoch.
     """
-    limit_s = environment.get("SUBMITIT_LOCAL_TIMEOUT_S")
-    end_by_limit = now + float(limit_s) if limit_s and int(limit_s) < NO_LIMIT_S else None
-    if job is not None:
-        text = job.get("EndTime", "")
-        limited = job.get("TimeLimit") != "UNLIMITED" and text not in _UNKNOWN_TIMES
-        end = time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if limited else None
-        if allocation_of(environment) is None:
-            return end
-        return min((each for each in (end, end_by_limit) if each is not None), default=None)
-    if environment.get("SLURM_JOB_END_TIME"):
-        return float(environment["SLURM_JOB_END_TIME"])
-    return end_by_limit
+    own_limit_s = environment.get("SUBMITIT_LOCAL_TIMEOUT_S")
+    end_by_own_limit = None
+    if own_limit_s and int(own_limit_s) < NO_LIMIT_S:
+        end_by_own_limit = now + float(own_limit_s)
+    if job is None:
+        end_in_environment = environment.get("SLURM_JOB_END_TIME")
+        return float(end_in_environment) if end_in_environment else end_by_own_limit
+    end_by_slurm = None
+    end_text = job.get("EndTime", "")
+    if job.get("TimeLimit") != "UNLIMITED" and end_text not in _UNKNOWN_TIMES:
+        end_by_slurm = time.mktime(time.strptime(end_text, _TIME_FORMAT))
+    if allocation_of(environment) is None or end_by_own_limit is None:
+        return end_by_slurm
+    if end_by_slurm is None:
+        return end_by_own_limit
+    return min(end_by_slurm, end_by_own_limit)
 
 
 def ask_end(job_id: str) -> KnownEnd | None:
