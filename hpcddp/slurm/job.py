@@ -165,6 +165,15 @@ def is_being_requeued(job: Mapping[str, str]) -> bool:
     return job.get("JobState") == "COMPLETING" and "PreemptTime" not in job
 
 
+def keeps_running(job: Mapping[str, str]) -> bool:
+    """Return whether a job runs and is not in the grace time of a preemption.
+
+    Args:
+        job: the fields of ``scontrol show job``.
+    """
+    return job.get("JobState") == "RUNNING" and job.get("PreemptTime", "None") == "None"
+
+
 def moment_of(text: str | None) -> float | None:
     """Return a time that Slurm writes, such as SubmitTime, in seconds since the epoch; None for any other text."""
     if text is None:
@@ -213,7 +222,7 @@ def ask_end(job_id: str) -> KnownEnd | None:
         job = commands.show_job(job_id)
     except commands.SlurmCommandError:
         return None
-    if job is None or job.get("JobState") != "RUNNING" or job.get("PreemptTime", "None") != "None":
+    if job is None or not keeps_running(job):
         return None
     end_time = end_time_of(job, {}, now=now)
     if end_time is None and job.get("TimeLimit") != "UNLIMITED":

@@ -29,7 +29,7 @@ from hpcddp.run.node_faults import NodeFault, failing_nodes, says_hardware_error
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
 from hpcddp.slurm.hostlist import expand
-from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, slurm_job_id
+from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, keeps_running, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise.avoid_nodes import required_nodes_of
 from hpcddp.supervise.budgets import (
@@ -93,10 +93,10 @@ class AttemptFacts:
 
     def end_facts(self) -> EndFacts:
         """Return the input of the decision."""
-        finished = self.is_finished
-        fenced = self.is_fenced
-        if finished or fenced:
-            return EndFacts(cause=Cause.UNKNOWN, finished=finished, fenced=fenced)
+        is_finished = self.is_finished
+        is_fenced = self.is_fenced
+        if is_finished or is_fenced:
+            return EndFacts(cause=Cause.UNKNOWN, finished=is_finished, fenced=is_fenced)
         # Read anew: the progress of this attempt was recorded after the other facts were read.
         events = read_events(self.attempt.run.events)
         # As the next attempt sees it: one that was preempted before it could train does not count.
@@ -108,32 +108,37 @@ class AttemptFacts:
             cause=str(self.counted_cause),
             facts={"node_faults": self.node_faults},
         )
-        attempts_without_progress = count_attempts_without_progress([*events, requeue_event])
+        events_with_requeue = [*events, requeue_event]
+        attempts_without_progress = count_attempts_without_progress(events_with_requeue)
         requeue = self.spec.requeue
-        without_progress = why_without_progress(attempts_without_progress, self.spec)
-        used_up = why_used_up(count_requeues(events), requeue, self.cause)
-        is_crash = self.cause is Cause.CRASH
-        if is_crash and used_up is None:
-            used_up = why_cascade(events, self.attempt.number)
-        may_go_on = without_progress is None and used_up is None
+        no_progress_text = why_without_progress(attempts_without_progress, self.spec)
+        used_up_text = why_used_up(count_requeues(events), requeue, self.cause)
+        if used_up_text is None and self.cause is Cause.CRASH:
+            used_up_text = why_cascade(events, self.attempt.number)
+        error_code = self._error_code
+        can_restart = False
+        if self.cause is Cause.CRASH and no_progress_text is None and used_up_text is None:
+            must_leave_node = self._must_leave_failing_node(events_with_requeue)
+            can_restart = not must_leave_node and self._can_restart(attempts_without_progress)
+        is_requeue_allowed = True
+        if requeue.left_to_slurm:
+            job_fields = self.job_fields or {}
+            is_requeue_allowed = job_fields.get("Requeue") != "0"
         return EndFacts(
             cause=self.cause,
-            error_code=self._error_code,
+            error_code=error_code,
             on_slurm=self.job_id is not None,
-            can_restart=is_crash
-            and may_go_on
-            and not self._leaves_failing_node([*events, requeue_event])
-            and self._can_restart(attempts_without_progress),
+            can_restart=can_restart,
             in_allocation=allocation_of(self.environment) is not None,
-            requeue_allowed=not requeue.left_to_slurm or (self.job_fields or {}).get("Requeue") != "0",
+            requeue_allowed=is_requeue_allowed,
             causes=frozenset(Cause(cause) for cause in requeue.causes),
             requested=self.is_requeue_requested,
-            why_without_progress=without_progress,
-            why_used_up=used_up,
+            why_without_progress=no_progress_text,
+            why_used_up=used_up_text,
             allow_continuation=requeue.allow_continuation,
         )
 
-    def _leaves_failing_node(self, events: Sequence[Event]) -> bool:
+    def _must_leave_failing_node(self, events: Sequence[Event]) -> bool:
         """Return whether the job is to leave a node on which its run fails: a restart would run there again.
 
         Args:
@@ -156,21 +161,19 @@ class AttemptFacts:
         if start.start_number > 0 and attempts_without_progress > 0:
             # The last restart did not help; other nodes may.
             return False
-        job_id = self.job_id or allocation_of(self.environment)
-        if job_id is None:
-            return True
-        job = self.job_fields if self.job_id is not None else ask_slurm(job_id)
-        if job is None or job.get("JobState") != "RUNNING" or job.get("PreemptTime", "None") != "None":
+        job = self.job_fields
+        if self.job_id is None:
+            allocation = allocation_of(self.environment)
+            if allocation is None:
+                # On this machine there is no job that could end.
+                return True
+            job = ask_slurm(allocation)
+        if job is None or not keeps_running(job):
             return False
         lead = self.spec.signal_lead
-        has_time = has_time_for_restart(
-            self.attempt.number,
-            start,
-            self.events,
-            job=job,
-            lead_s=0.0 if lead is None else lead.total_seconds(),
-            now=time.time(),
-        )
+        lead_s = 0.0 if lead is None else lead.total_seconds()
+        number = self.attempt.number
+        has_time = has_time_for_restart(number, start, self.events, job=job, lead_s=lead_s, now=time.time())
         return has_time and step_has_ended(self.attempt)
 
     @cached_property
@@ -496,10 +499,9 @@ class AttemptFacts:
         if allocation is None:
             return None
         fields = ask_slurm(allocation)
-        if fields is None:
+        if fields is None or keeps_running(fields):
             return None
-        is_over = fields.get("JobState") != "RUNNING" or fields.get("PreemptTime", "None") != "None"
-        return allocation if is_over else None
+        return allocation
 
     @cached_property
     def node_faults(self) -> dict[str, NodeFault]:
