@@ -34,13 +34,13 @@ def avoid_failing_nodes(attempt: AttemptDirectory, job_id: str, environment: Map
         OSError: the event cannot be written.
     """
     try:
-        sentence, nodes = _exclude(attempt, job_id, environment)
+        exclusion = _exclude_failing_nodes(attempt, job_id, environment)
     except HpcddpError as error:
         # The list that was set before still holds.
-        sentence = f"the nodes on which the run fails are not excluded: {error.message}"
-        nodes = None
-    if not sentence:
+        exclusion = (f"the nodes on which the run fails are not excluded: {error.message}", None)
+    if exclusion is None:
         return
+    sentence, nodes = exclusion
     write_message(sentence)
     append_event(
         attempt.run.events,
@@ -52,35 +52,42 @@ def avoid_failing_nodes(attempt: AttemptDirectory, job_id: str, environment: Map
     )
 
 
-def _exclude(attempt: AttemptDirectory, job_id: str, environment: Mapping[str, str]) -> tuple[str, list[str] | None]:
-    """Change the list of excluded nodes; return what was done, empty for nothing, and which nodes are excluded now."""
+def _exclude_failing_nodes(
+    attempt: AttemptDirectory, job_id: str, environment: Mapping[str, str]
+) -> tuple[str, list[str] | None] | None:
+    """Change the list of excluded nodes; return what was done, and which failing nodes are excluded now.
+
+    None if the list stays as it is, and nothing kept a node out of it.
+    """
     events = read_events(attempt.run.events)
     excluded_before = excluded_nodes(events)
     failing = failing_nodes(attempt.run, events, now=time.time())
     if not failing and not excluded_before:
-        return "", []
+        return None
     job = commands.show_job(job_id) or {}
-    current = _nodes_in(job, "ExcNodeList")
-    kept = [node for node in current if node not in excluded_before]
-    given = {*kept, *required_nodes_of(job)}
-    candidates = [node for node in failing if node.name not in given][:_MOST_NODES]
-    chosen, why_not_all = _startable(candidates, kept, job_id, environment)
-    nodes = [node.name for node in chosen]
-    if {*kept, *nodes} != {*current}:
-        commands.update_job(job_id, ExcNodeList=",".join([*kept, *nodes]))
-    elif not why_not_all:
-        return "", nodes
+    current_list = _nodes_in(job, "ExcNodeList")
+    excluded_by_others = [node for node in current_list if node not in excluded_before]
+    untouched = {*excluded_by_others, *required_nodes_of(job)}
+    candidates = [node for node in failing if node.name not in untouched][:_MOST_NODES]
+    chosen, why_not_all = _startable(candidates, excluded_by_others, job_id, environment)
+    refused = candidates[len(chosen) :]
+    chosen_names = [node.name for node in chosen]
+    new_list = [*excluded_by_others, *chosen_names]
+    is_changed = set(new_list) != set(current_list)
+    if is_changed:
+        commands.update_job(job_id, ExcNodeList=",".join(new_list))
+    if not is_changed and not refused:
+        return None
     sentences = []
     if chosen:
         sentences.append(f"job {job_id} is kept away from {_named(chosen)}")
-    elif not why_not_all:
-        sentences.append(f"job {job_id} may run on {', '.join(excluded_before)} again")
-    if why_not_all:
-        refused = [node for node in candidates if node not in chosen]
+    if refused:
         sentences.append(
             f"job {job_id} is not kept away from {_named(refused)}, because Slurm could not start it: {why_not_all}"
         )
-    return "; ".join(sentences), nodes
+    if not candidates:
+        sentences.append(f"job {job_id} may run on {', '.join(excluded_before)} again")
+    return "; ".join(sentences), chosen_names
 
 
 def required_nodes_of(job: Mapping[str, str]) -> list[str]:
@@ -94,13 +101,18 @@ def required_nodes_of(job: Mapping[str, str]) -> list[str]:
 
 def _nodes_in(job: Mapping[str, str], field: str) -> list[str]:
     text = job.get(field, _NO_VALUE)
-    return [] if text == _NO_VALUE else expand(text)
+    if text == _NO_VALUE:
+        return []
+    return expand(text)
 
 
 def _startable(
-    candidates: Sequence[FailingNode], kept: Sequence[str], job_id: str, environment: Mapping[str, str]
+    candidates: Sequence[FailingNode],
+    excluded_by_others: Sequence[str],
+    job_id: str,
+    environment: Mapping[str, str],
 ) -> tuple[list[FailingNode], str]:
-    """Return those nodes without which Slurm could still start a job, the newest faults first, and why not all.
+    """Return the first nodes without which Slurm could still start a job, and why not all; their faults are the newest.
 
     Raises:
         SlurmCommandError: Slurm cannot say it.
@@ -111,9 +123,9 @@ def _startable(
     chosen = list(candidates)
     why_not_all = ""
     while chosen:
-        names = [*kept, *(node.name for node in chosen)]
+        excluded = [*excluded_by_others, *(node.name for node in chosen)]
         try:
-            commands.test_script(script, environment=environment, options=[f"--exclude={','.join(names)}"])
+            commands.test_script(script, environment=environment, options=[f"--exclude={','.join(excluded)}"])
         except commands.SlurmCommandError as error:
             if is_transient(error):
                 raise
