@@ -60,7 +60,10 @@ class RequeueOutcome(Enum):
     """scontrol is not installed on this host."""
 
 
-_SEEN = MappingProxyType({Cause.REQUEUED: RequeueOutcome.REQUEUED, Cause.CANCELLED: RequeueOutcome.CANCELLED})
+# The causes in the record of a job that show the outcome of a request to requeue it.
+_OUTCOME_OF_CAUSE = MappingProxyType(
+    {Cause.REQUEUED: RequeueOutcome.REQUEUED, Cause.CANCELLED: RequeueOutcome.CANCELLED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,33 +100,47 @@ def requeue(
         patience_s: how long to ask again while the controller does not answer, in seconds.
     """
     deadline = time.monotonic() + patience_s
-    tries = 0
-    while tries < _TRIES:
+    for _ in range(_TRIES):
+        error = _request_until_answered(job_id, deadline, set_requeue_flag=set_requeue_flag)
+        if error is not None and is_transient(error):
+            return Requeued(outcome=RequeueOutcome.UNREACHABLE, why=error.message)
+        if error is not None:
+            # An earlier request may have been carried out although its answer came too late.
+            cause = _cause(ask_slurm(job_id), attempt, restarts)
+            if cause in _OUTCOME_OF_CAUSE:
+                return Requeued(outcome=_OUTCOME_OF_CAUSE[cause])
+            if isinstance(error, commands.SlurmMissingError):
+                return Requeued(outcome=RequeueOutcome.NO_SCONTROL, why=error.message)
+            return Requeued(outcome=RequeueOutcome.REFUSED, why=error.message)
+        cause = _poll_job(job_id, attempt, restarts, patience_s=deadline - time.monotonic())
+        if cause in _OUTCOME_OF_CAUSE:
+            return Requeued(outcome=_OUTCOME_OF_CAUSE[cause])
+    return Requeued(
+        outcome=RequeueOutcome.REFUSED, why=f"scontrol requeue was called {_TRIES} times, and nothing happened"
+    )
+
+
+def _request_until_answered(
+    job_id: str, deadline: float, *, set_requeue_flag: bool
+) -> commands.SlurmCommandError | None:
+    """Call scontrol requeue, again while the controller does not answer; return the last error, None without one.
+
+    Args:
+        deadline: until when it is called again, on the monotonic clock.
+        set_requeue_flag: whether to set Requeue=1 first (a --no-requeue job).
+    """
+    while True:
         try:
             if set_requeue_flag:
                 commands.update_job(job_id, Requeue="1")
             commands.requeue(job_id)
         except commands.SlurmCommandError as error:
             write_message(error.message)
-            if not is_transient(error):
-                # An earlier request may have been carried out although its answer came too late.
-                seen = _SEEN.get(_cause(ask_slurm(job_id), attempt, restarts))
-                if seen is not None:
-                    return Requeued(outcome=seen)
-                is_missing = isinstance(error, commands.SlurmMissingError)
-                outcome = RequeueOutcome.NO_SCONTROL if is_missing else RequeueOutcome.REFUSED
-                return Requeued(outcome=outcome, why=error.message)
-            if time.monotonic() >= deadline:
-                return Requeued(outcome=RequeueOutcome.UNREACHABLE, why=error.message)
-            time.sleep(_PAUSE_S)
-            continue
-        tries += 1
-        seen = _SEEN.get(_poll_job(job_id, attempt, restarts, patience_s=deadline - time.monotonic()))
-        if seen is not None:
-            return Requeued(outcome=seen)
-    return Requeued(
-        outcome=RequeueOutcome.REFUSED, why=f"scontrol requeue was called {_TRIES} times, and nothing happened"
-    )
+            if not is_transient(error) or time.monotonic() >= deadline:
+                return error
+        else:
+            return None
+        time.sleep(_PAUSE_S)
 
 
 def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, set_start_time: bool) -> Requeued:
@@ -139,23 +156,23 @@ def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, s
         restarts: the restart count of this attempt.
         set_start_time: whether to set an earlier start time, which applies if Slurm kills this process meanwhile.
     """
-    done = Requeued(outcome=RequeueOutcome.REQUEUED)
+    result = Requeued(outcome=RequeueOutcome.REQUEUED)
     for _ in range(_TRIES):
-        saved = time.monotonic() + _SAVE_S
+        saved_at = time.monotonic() + _SAVE_S
         if set_start_time:
             set_start(job_id, _SAVE_S + _START_DELAY_S)
-        time.sleep(max(0.0, saved - time.monotonic()))
+        time.sleep(max(0.0, saved_at - time.monotonic()))
         job = ask_slurm(job_id, patience_s=PATIENCE_S)
         if job is None:
-            break
-        seen = _SEEN.get(_cause(job, attempt, restarts))
-        if seen is not None:
-            return Requeued(outcome=seen)
+            return result
+        cause = _cause(job, attempt, restarts)
+        if cause in _OUTCOME_OF_CAUSE:
+            return Requeued(outcome=_OUTCOME_OF_CAUSE[cause])
         write_message(_LOST.format(job_id=job_id))
-        done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=True)
-        if done.outcome is not RequeueOutcome.REQUEUED:
-            break
-    return done
+        result = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=True)
+        if result.outcome is not RequeueOutcome.REQUEUED:
+            return result
+    return result
 
 
 def wait_and_requeue(
@@ -173,26 +190,26 @@ def wait_and_requeue(
         before: the result of the first request; it is repeated if the controller did not respond.
     """
     deadline = time.monotonic() + _LONGEST_GRACE_S
-    done = before
-    if done.outcome is RequeueOutcome.UNREACHABLE:
+    result = before
+    if result.outcome is RequeueOutcome.UNREACHABLE:
         write_message(f"{_STAYS}, for up to {_LONGEST_GRACE_S / 60:g} minutes")
     while time.monotonic() < deadline:
         time.sleep(_LONG_POLL_S)
         job = ask_slurm(job_id)
         cause = _cause(job, attempt, restarts)
-        if (outcome := _SEEN.get(cause)) is not None:
-            return Requeued(outcome=outcome)
+        if cause in _OUTCOME_OF_CAUSE:
+            return Requeued(outcome=_OUTCOME_OF_CAUSE[cause])
         if job is None:
             continue
-        if done.outcome is RequeueOutcome.UNREACHABLE:
-            done = requeue(
+        if result.outcome is RequeueOutcome.UNREACHABLE:
+            result = requeue(
                 job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag, patience_s=0.0
             )
-            if done.outcome in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}:
-                return done
+            if result.outcome in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}:
+                return result
         elif cause is not Cause.PREEMPTION:
-            return done
-    return done
+            return result
+    return result
 
 
 def wait_for_controller(job_id: str) -> None:
@@ -242,9 +259,9 @@ def leave(
             return Requeued(outcome=RequeueOutcome.REQUEUED, start=last_look.start)
         if cause is not Cause.REQUEUED:
             write_message(_LOST.format(job_id=job_id))
-            done = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
-            if done.outcome is not RequeueOutcome.REQUEUED:
-                return done
+            result = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
+            if result.outcome is not RequeueOutcome.REQUEUED:
+                return result
     return Requeued(outcome=RequeueOutcome.REQUEUED, start="after Slurm's delay, which is two minutes by default")
 
 
@@ -313,17 +330,17 @@ def start_delay_s(run: RunDirectory, *, slurms_delay_s: float) -> int:
     events: list[Event] = []
     with suppress(RecordError):
         events = [event for event in read_events(run.events) if event.kind in {"requeue", "resume", "start"}]
-    # Nothing was set for a requeue that is found only at the next start.
-    delays_s = (
-        after.time - before.time
-        for before, after in pairwise(events)
-        if (before.kind, after.kind) == ("requeue", "start") and not before.facts.get("found_at_start")
-    )
     # The time of the event is that of the end, not yet that of the requeue.
     earliest_s = slurms_delay_s - 3
     latest_s = slurms_delay_s + _SCHEDULER_INTERVAL_S
-    was_too_early = any(earliest_s <= delay_s <= latest_s for delay_s in delays_s)
-    return _SLOW_END_DELAY_S if was_too_early else _START_DELAY_S
+    for before, after in pairwise(events):
+        is_start_after_requeue = before.kind == "requeue" and after.kind == "start"
+        # Nothing was set for a requeue that is found only at the next start.
+        if is_start_after_requeue and not before.facts.get("found_at_start"):
+            delay_s = after.time - before.time
+            if earliest_s <= delay_s <= latest_s:
+                return _SLOW_END_DELAY_S
+    return _START_DELAY_S
 
 
 def set_start(job_id: str, delay_s: float) -> None:
@@ -337,7 +354,8 @@ def set_start(job_id: str, delay_s: float) -> None:
 
 def _time_from_now(controller: Controller, delay_s: float) -> float:
     """Return the time after a delay, by slurmctld's clock, in seconds since the epoch."""
-    return (time.time() if controller.now is None else controller.now) + delay_s
+    now = time.time() if controller.now is None else controller.now
+    return now + delay_s
 
 
 def _slurm_time(moment: float) -> str:
@@ -354,7 +372,7 @@ def _poll_job(job_id: str, attempt: AttemptDirectory, restarts: int, *, patience
     """Poll the job until it is requeued or cancelled; return the cause."""
     for _ in range(_MAX_POLLS):
         cause = _cause(ask_slurm(job_id, patience_s=patience_s), attempt, restarts)
-        if cause in _SEEN:
+        if cause in _OUTCOME_OF_CAUSE:
             return cause
         time.sleep(_POLL_S)
     return Cause.UNKNOWN
