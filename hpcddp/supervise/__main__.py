@@ -83,12 +83,11 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     except Exception:
         _forbid_next_start(environment)
         raise
-    if not directory:
-        _forbid_next_start(environment)
     if directory:
         _print_attempt(AttemptDirectory.from_text(directory))
-    else:
-        write_message("this run has finished already; nothing to do")
+        return ExitCode.FINISHED
+    _forbid_next_start(environment)
+    write_message("this run has finished already; nothing to do")
     return ExitCode.FINISHED
 
 

@@ -142,13 +142,14 @@ def begin(
     refuse_being_requeued(job_id, job_fields)
     submitted_id = run_id or _derived_run_id(environment)
     if run_id is None and element is not None:
+        # The job of an element has the id of its array, then its index; the id of the sweep is without the index.
         submitted_id = submitted_id.rpartition("_")[0]
     # The directory that the submission made: of the run, or of its sweep.
     submitted = RunDirectory(Path(run_root).absolute() / name / submitted_id)
     refuse_other_script((job_fields or {}).get("Command"), submitted.path)
     restart_count = _count_restarts(environment, job_fields)
     was_submitted_by_hpcddp = bool(environment.get(PICKLE_DIGEST))
-    if restart_count or was_submitted_by_hpcddp:
+    if restart_count > 0 or was_submitted_by_hpcddp:
         _wait_for_directory(submitted.path)
     run = submitted
     spec = _read_job(job_text, submitted)
@@ -192,13 +193,14 @@ def begin_again(attempt: AttemptDirectory, spec: JobSpec, environment: Mapping[s
     if previous is None:
         raise RecordError(f"{attempt.start} is missing", path=attempt.start)
     now = time.time()
-    limiting_job = slurm_job_id(environment) or allocation_of(environment)
+    limiting_job_id = slurm_job_id(environment) or allocation_of(environment)
+    limiting_job = ask_slurm(limiting_job_id) if limiting_job_id else None
     start = replace(
         previous,
         start_number=previous.start_number + 1,
         token=secrets.token_hex(16),
         time=now,
-        end_time=end_time_of(ask_slurm(limiting_job) if limiting_job else None, environment, now=now),
+        end_time=end_time_of(limiting_job, environment, now=now),
     )
     code_changes = compare_code(attempt.run, spec)
     try:
@@ -298,14 +300,14 @@ def _when_there_is_space(run: RunDirectory, environment: Mapping[str, str], begi
                 raise
             full = full_disk_sentence(run.path, error)
             if time.monotonic() >= deadline:
-                raise _given_up(run, f"{full}, and no space became free in {patience}") from error
+                raise _disk_full_error(run, f"{full}, and no space became free in {patience}") from error
         if is_first:
             write_message(f"{full}; waiting up to {patience} for space")
         is_first = False
         time.sleep(_POLL_S)
 
 
-def _given_up(run: RunDirectory, why: str) -> DiskFullError:
+def _disk_full_error(run: RunDirectory, why: str) -> DiskFullError:
     """Return the error about a disk that stays full, and write it as the result of the run."""
     with suppress(OSError):
         write_unfinished(run, "stopped", f"it was not started again: {why}", ExitCode.INFRASTRUCTURE)
@@ -321,61 +323,84 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
     run = script.run
     make_private_directory(run.path)
     check_run_directory(run.path)
-    newest = run.newest_attempt()
+    newest_number = run.newest_attempt()
     previous = newest_start(run)
     start = _observe_start(script)
     refuse_second_job(run, previous, start)
     if has_finished(run):
         return None
     spec = script.spec
-    if _is_requeue(previous, start):
+    is_same_job = previous is not None and previous.job_id == start.job_id
+    is_requeue = is_same_job and start.restart_count > 0
+    if is_requeue:
         refuse_ended(run, start)
     # The job may have moved to other resources, never to other training.
     refuse_another_training(run, spec)
     _complete_directory(script, start)
-    if _is_requeue(previous, start):
+    if is_requeue:
         # The attempt before may have had another number of nodes.
         _take_over_requeue(run, start, read_job_file(run))
     else:
         # The runs before had finished at the first start of this job, and may have been deleted since.
         refuse_unfinished_predecessors(run, script.environment)
-    why = None if previous is None else why_exceeded(read_events(run.events), spec)
-    if why is not None:
-        if run.newest_attempt() != newest:
-            # The events may be those of another job that begins the run at this moment, and owns it.
-            raise _NumberTakenError
-        refuse_exceeded_budget(run, start, why)
+    if previous is not None:
+        _check_budgets(run, start, spec, newest_number)
     code_changes = compare_code(run, spec)
     # A result is written when a run has ended for good; this one is being continued.
     run.result.unlink(missing_ok=True)
-    attempt = _create_attempt(run, start, 0 if newest is None else newest + 1)
+    number = 0 if newest_number is None else newest_number + 1
+    attempt = _create_attempt(run, start, number)
     record_changes(attempt, spec, code_changes)
     for warning in script.warnings:
         append_event(run.events, kind="warning", time=start.time, attempt=attempt.number, reason=printable(warning))
     return attempt
 
 
-def _is_requeue(previous: Start | None, start: Start) -> bool:
-    """Return whether Slurm has requeued the job of the newest attempt for this start."""
-    return previous is not None and previous.job_id == start.job_id and start.restart_count > 0
+def _check_budgets(run: RunDirectory, start: Start, spec: JobSpec, newest_number: int | None) -> None:
+    """Refuse a start that the budgets of the run do not allow.
+
+    Args:
+        newest_number: the number of the newest attempt when this start was looked at.
+
+    Raises:
+        BudgetError: the run was started often enough.
+        _NumberTakenError: another script has begun an attempt meanwhile.
+    """
+    why = why_exceeded(read_events(run.events), spec)
+    if why is None:
+        return
+    if run.newest_attempt() != newest_number:
+        # The events may be those of another job that begins the run at this moment, and owns it.
+        raise _NumberTakenError
+    refuse_exceeded_budget(run, start, why)
 
 
 def _observe_start(script: _Script) -> Start:
     """Return who starts now, with the submit time that Slurm knows."""
-    job_fields = script.job_fields
     environment = script.environment
+    job_id = script.job_id
+    restart_count = script.restart_count
+    is_local = job_id is None
+    if is_local:
+        job_id = environment.get("HPCDDP_LOCAL_JOB_ID")
+        restart_count = 0
+    submit_time = None
+    if script.job_fields is not None:
+        submit_time = script.job_fields.get("SubmitTime")
     now = time.time()
+    limiting_job = script.job_fields
     allocation = allocation_of(environment)
-    limiting_job = ask_slurm(allocation) if allocation else job_fields
+    if allocation is not None:
+        limiting_job = ask_slurm(allocation)
     return Start(
-        job_id=script.job_id or environment.get("HPCDDP_LOCAL_JOB_ID"),
-        restart_count=script.restart_count if script.job_id else 0,
-        submit_time=job_fields.get("SubmitTime") if job_fields else None,
+        job_id=job_id,
+        restart_count=restart_count,
+        submit_time=submit_time,
         host=own_host(environment),
         token=secrets.token_hex(16),
         time=now,
         end_time=end_time_of(limiting_job, environment, now=now),
-        is_local=script.job_id is None,
+        is_local=is_local,
         allocation=allocation,
         nodes=nodes_of_job(environment),
         **identity(script.run.path),

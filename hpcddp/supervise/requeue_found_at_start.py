@@ -37,11 +37,13 @@ def cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event], *, task
     # A program can requeue its job itself, after which Slurm no longer shows the preemption.
     if read_program_end(attempt, tasks=tasks).preempted:
         return Cause.PREEMPTION
-    causes = [event.known_cause for event in events if event.attempt == attempt.number and event.cause]
-    cause = causes[-1] if causes else Cause.REQUEUED
-    if cause is Cause.REQUEUED:
-        return cause_in_log(attempt) or cause
-    return cause
+    newest_cause = Cause.REQUEUED
+    for event in events:
+        if event.attempt == attempt.number and event.cause:
+            newest_cause = event.known_cause
+    if newest_cause is Cause.REQUEUED:
+        return cause_in_log(attempt) or Cause.REQUEUED
+    return newest_cause
 
 
 def record_requeue(
@@ -63,9 +65,12 @@ def record_requeue(
     if cause in _SIGNALLED and not _has_recorded_its_end(attempt, events, spec):
         facts["killed"] = True
     if cause in _NODE_MAY_BE_LOST:
-        node_faults = dict.fromkeys(_lost_batch_host(attempt), "lost")
-        facts |= {"node_faults": node_faults} if node_faults else {}
-    is_requested = cause is Cause.REQUEUED and exists(attempt.requeue_request)
+        lost_hosts = _lost_batch_host(attempt)
+        if lost_hosts:
+            facts["node_faults"] = dict.fromkeys(lost_hosts, "lost")
+    by = "slurm"
+    if cause is Cause.REQUEUED and exists(attempt.requeue_request):
+        by = "user"
     append_event(
         attempt.run.events,
         kind="requeue",
@@ -74,7 +79,7 @@ def record_requeue(
         reason="Slurm requeued the job on its own",
         cause=str(cause),
         job_id=start.job_id,
-        by="user" if is_requested else "slurm",
+        by=by,
         found_at_start=True,
         **facts,
     )
