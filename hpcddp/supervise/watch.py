@@ -82,7 +82,6 @@ def watch(
     start = _start_of(attempt)
     job_end = JobEnd(start, environment)
     signs = Signs(attempt, spec, HostBoots(start, environment), environment, patience_s=patience_s)
-    first_seen: dict[str, float] = {}
     warn_at = _warn_at(start, spec) if warn else math.inf
     while srun is not None and find(pid) == srun:
         if time.time() >= warn_at:
@@ -92,21 +91,20 @@ def watch(
         if job_end.has_come():
             _end_before_the_job(srun)
             return
-        now = time.monotonic()
-        current_signs = list(signs.look())
-        # A sign that has gone, as with a directory that is away for a while, begins anew.
-        first_seen = {sign.sentence: first_seen.get(sign.sentence, now) for sign in current_signs}
-        overdue = [sign for sign in current_signs if now - first_seen[sign.sentence] >= sign.patience_s]
-        if overdue:
+        sign = signs.first_overdue()
+        if sign is not None:
             write_message(
-                f"{overdue[0].sentence}, and srun still waits {overdue[0].patience_s:.0f} s later; it is ended, for a "
-                "slurmstepd was probably killed"
+                f"{sign.sentence}, and srun still waits {sign.patience_s:.0f} s later; it is ended, for a slurmstepd "
+                "was probably killed"
             )
             end_step(srun)
             return
-        longest_pause_s = min(poll_s, _POLL_NEAR_THE_END_S) if job_end.left_s() < _NEAR_THE_END_S else poll_s
-        # On the host of an interactive shell no other process ends this one.
-        pause_s = min(longest_pause_s, max(0.0, warn_at - time.time()))
+        pause_s = poll_s
+        if job_end.left_s() < _NEAR_THE_END_S:
+            pause_s = min(poll_s, _POLL_NEAR_THE_END_S)
+        until_warning_s = max(0.0, warn_at - time.time())
+        pause_s = min(pause_s, until_warning_s)
+        # On the host of an interactive shell no other process ends this one when srun has ended.
         wait_until(lambda: find(pid) != srun, timeout_s=pause_s, poll_s=min(_SRUN_POLL_S, poll_s))
 
 
@@ -150,14 +148,18 @@ class JobEnd:
     def __init__(self, start: Start | None, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._job_id = slurm_job_id(environment) or allocation_of(environment)
-        # That of a run in an allocation may be its own limit, at which nobody ends it.
-        is_of_the_job = start is not None and not start.is_local
-        self._end_time = start.end_time if start is not None and is_of_the_job else None
-        self._asked_at = time.monotonic() if is_of_the_job else -math.inf
+        self._end_time: float | None = None
+        self._asked_at = -math.inf
+        # The recorded end of a run in an allocation may be its own limit, at which nobody ends it.
+        if start is not None and not start.is_local:
+            self._end_time = start.end_time
+            self._asked_at = time.monotonic()
 
     def left_s(self) -> float:
         """Return how long the job still has, by what is known, in seconds; infinity without a limit."""
-        return math.inf if self._end_time is None else self._end_time - time.time()
+        if self._end_time is None:
+            return math.inf
+        return self._end_time - time.time()
 
     def has_come(self) -> bool:
         """Return whether the job ends within some seconds, or is being ended; ask Slurm if it is time."""
@@ -215,17 +217,33 @@ class Signs:
         self._environment = environment
         self._patience_s = patience_s
         self._kill_wait_s: float | None = None
+        # When each sign was first seen, by its sentence, on the monotonic clock.
+        self._first_seen: dict[str, float] = {}
 
-    def look(self) -> Iterator[Sign]:
+    def first_overdue(self) -> Sign | None:
+        """Look for signs; return the first one after which srun has waited for longer than it may, None without one."""
+        now = time.monotonic()
+        current_signs = list(self._look())
+        # A sign that has gone, as with a directory that is away for a while, begins anew.
+        self._first_seen = {sign.sentence: self._first_seen.get(sign.sentence, now) for sign in current_signs}
+        for sign in current_signs:
+            if now - self._first_seen[sign.sentence] >= sign.patience_s:
+                return sign
+        return None
+
+    def _look(self) -> Iterator[Sign]:
         """Yield the signs that are there now."""
         attempt = self._attempt
-        if tasks_have_ended(attempt, tasks=None if self._spec is None else self._spec.tasks):
+        tasks = None if self._spec is None else self._spec.tasks
+        if tasks_have_ended(attempt, tasks=tasks):
             yield Sign(sentence="all tasks have ended", patience_s=self._patience_s)
         if exists(attempt.decision):
             # Rank 0 has saved. In a loop of the user's own, others may still do so.
             patience_s = max(self._patience_s, self._save_lead_s())
             yield Sign(sentence="the ranks have stopped", patience_s=patience_s)
-        if any(attempt.path.glob("error-rank-*.json")) and (kill_wait_s := self._read_kill_wait_s()) is not None:
+        has_failed_task = any(attempt.path.glob("error-rank-*.json"))
+        kill_wait_s = self._read_kill_wait_s() if has_failed_task else None
+        if kill_wait_s is not None:
             # srun ends the others: by SIGTERM, and by SIGKILL when KillWait is over.
             yield Sign(sentence="a task has failed", patience_s=kill_wait_s + self._patience_s)
         for host in self._hosts.restarted():
