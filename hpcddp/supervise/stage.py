@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ from hpcddp.stop.reasons import ExitCode
 MARK: Final = ".hpcddp-staged"
 """The file in the target that says what is there."""
 _ARCHIVES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_OF_OTHERS: Final = 0o022
+_WRITABLE_BY_OTHERS: Final = 0o022
 
 
 class StageError(HpcddpError):
@@ -93,12 +94,13 @@ def _exit(number: int, _: FrameType | None) -> None:
 def _failure(error: HpcddpError | OSError, environment: Mapping[str, str]) -> FailureRecord:
     if isinstance(error, HpcddpError):
         message = error.message
-        code = ExitCode.USER_CODE
+        exit_code = ExitCode.USER_CODE
     else:
         # Another node, or the same one later, may have space, or see the file.
-        where = f"{error.filename}: " if error.filename is not None else ""
-        message = f"{where}{why_unreadable(error)}"
-        code = ExitCode.INFRASTRUCTURE
+        message = why_unreadable(error)
+        if error.filename is not None:
+            message = f"{error.filename}: {message}"
+        exit_code = ExitCode.INFRASTRUCTURE
     return FailureRecord(
         rank=own_rank(environment),
         host=own_host(environment),
@@ -106,45 +108,50 @@ def _failure(error: HpcddpError | OSError, environment: Mapping[str, str]) -> Fa
         kind="stage",
         message=message,
         traceback="",
-        exit_code=int(code),
+        exit_code=int(exit_code),
         secondary=False,
         who="environment.stage",
     )
 
 
 def _stage(wanted: Stage, environment: Mapping[str, str]) -> str:
-    """Copy the data, and return what was done."""
-    target_text = wanted.directory(environment)
-    if target_text is None:
+    """Copy the data, and return what was done, as a sentence."""
+    target_path = wanted.directory(environment)
+    if target_path is None:
         raise StageError(
             f"environment.stage.target is {wanted.target!r}, and its variable is not set here to a path; write another "
             "directory of the node"
         )
     source = Path(wanted.source)
-    target = Path(target_text)
+    target = Path(target_path)
     status = source.stat()
     mark = Staged(source=wanted.source, size=status.st_size, modified_ns=status.st_mtime_ns)
     if _is_there(target, mark):
         return f"{target} has the data from an earlier attempt or job"
     began = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
+    job_id = environment.get("SLURM_JOB_ID", "local")
     # The name is that of job and node, so that an attempt removes what the one before it has left.
-    owner = f"{environment.get('SLURM_JOB_ID', 'local')}-{own_host(environment)}-{os.geteuid()}"
-    unfinished = target.with_name(f".{target.name}.{owner}")
+    unfinished = target.with_name(f".{target.name}.{job_id}-{own_host(environment)}-{os.geteuid()}")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
         _copy(source, unfinished)
         write_record(unfinished / MARK, mark)
-        try:
-            unfinished.rename(target)
-        except OSError:
-            # Another job of the same user was faster, or another node, where the file system is shared.
-            if not _is_there(target, mark):
-                raise
+        _rename(unfinished, target, mark)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return f"{target} has the data after {time.monotonic() - began:.1f} s"
+
+
+def _rename(unfinished: Path, target: Path, mark: Staged) -> None:
+    """Give a complete copy its name, unless the target holds the data meanwhile."""
+    try:
+        unfinished.rename(target)
+    except OSError:
+        # Another job of the same user was faster, or another node, where the file system is shared.
+        if not _is_there(target, mark):
+            raise
 
 
 def _is_there(target: Path, mark: Staged) -> bool:
@@ -156,24 +163,25 @@ def _is_there(target: Path, mark: Staged) -> bool:
     if not os.path.lexists(target):
         return False
     status = target.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & _OF_OTHERS or not target.is_dir() or target.is_symlink():
+    is_own_directory = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_own_directory or status.st_mode & _WRITABLE_BY_OTHERS:
         raise StageError(
             f"{target} exists already, and is not a directory that only you can change; write another "
             "environment.stage.target"
         )
     try:
-        held = read_record(target / MARK, Staged)
+        mark_there = read_record(target / MARK, Staged)
     except RecordError as error:
         raise StageError(error.message) from error
-    if held is None:
+    if mark_there is None:
         raise StageError(
             f"{target} exists already, but environment.stage did not make it; remove it on that node, or write "
             "another environment.stage.target"
         )
-    if held != mark:
+    if mark_there != mark:
         raise StageError(
-            f"{target} holds a copy of {held.source}, which has changed since or is not the source any more; remove it "
-            "on that node, or write another environment.stage.target"
+            f"{target} holds a copy of {mark_there.source}, which has changed since or is not the source any more; remove "
+            "it on that node, or write another environment.stage.target"
         )
     return True
 
