@@ -14,7 +14,16 @@ from typing import Final
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.placeholders import argument_text
 from hpcddp.jobfile.sweep import field_of
-from hpcddp.run.code import LARGEST_CODE_FILE, CodeRecord, changes_since, content_of, digest_of, read_code, write_code
+from hpcddp.run.code import (
+    LARGEST_CODE_FILE,
+    CodeRecord,
+    SubmittedCode,
+    changes_since,
+    content_of,
+    digest_of,
+    read_code,
+    write_code,
+)
 from hpcddp.run.directory import RunDirectory
 from hpcddp.submission.code_copy import remove_copies, write_copy
 from hpcddp.submission.project import PROGRAMS, Project, ProjectFile, find_project, is_below, suffix_of
@@ -210,31 +219,45 @@ def code_of_resumption(run: RunDirectory, request: SubmitRequest) -> SubmissionC
     choice = request.code
     if choice == "now" or (choice is None and mode == "live"):
         return take_code(request)
-    submitted = read_code(run)
-    has_copy = submitted is not None and submitted.copy is not None and submitted.copy.is_dir()
-    if submitted is None or (mode == "snapshot" and not has_copy):
-        if choice == "submitted":
-            raise SubmissionError(
-                f"--code is submitted, and nothing was kept of the code that {run.run_id} was submitted with; write "
-                "--code now"
-            )
+    code = _code_to_go_on_with(run, mode)
+    if code is None and choice == "submitted":
+        raise SubmissionError(
+            f"--code is submitted, and nothing was kept of the code that {run.run_id} was submitted with; write "
+            "--code now"
+        )
+    if code is None:
         return take_code(request)
     if mode == "snapshot" and choice == "submitted":
         return None
-    changes = changes_since(submitted.record)
+    changes = changes_since(code.record)
     if not changes:
         return None
-    instead = "add --code now to run the code as it is now"
     if choice == "submitted":
         raise SubmissionError(
             f"--code is submitted, and {changes.sentence}, and environment.code: {mode} makes no copy; undo the "
             "change, or write --code now"
         )
+    other_way_out = "undo the change"
     if mode == "snapshot":
-        instead += ", or --code submitted to run the copy of the submission"
-    else:
-        instead += ", or undo the change"
-    raise SubmissionError(f"environment.code is {mode}, and {changes.sentence}; {instead}")
+        other_way_out = "--code submitted to run the copy of the submission"
+    raise SubmissionError(
+        f"environment.code is {mode}, and {changes.sentence}; add --code now to run the code as it is now, or "
+        f"{other_way_out}"
+    )
+
+
+def _code_to_go_on_with(run: RunDirectory, mode: str) -> SubmittedCode | None:
+    """Return the code with which a run was submitted; None if it is not known, or if its copy is gone.
+
+    Args:
+        mode: ``environment.code``; only ``snapshot`` needs the copy.
+    """
+    code = read_code(run)
+    if code is None or mode != "snapshot":
+        return code
+    if code.copy is None or not code.copy.is_dir():
+        return None
+    return code
 
 
 def remove_unused_copies(run: RunDirectory) -> None:

@@ -157,10 +157,10 @@ def _uv(spec: JobSpec, project: str, environment: Mapping[str, str]) -> Iterator
 
 
 def _conda(spec: JobSpec, name: str, environment: Mapping[str, str], *, is_local: bool) -> Iterator[Obstacle]:
-    conda = shutil.which("conda", path=environment.get("PATH")) or environment.get("CONDA_EXE")
     if spec.environment.modules:
         # A module may bring another conda, with other environments.
         return
+    conda = shutil.which("conda", path=environment.get("PATH")) or environment.get("CONDA_EXE")
     if conda is None:
         yield Obstacle(
             sentence="environment.conda needs conda, which is neither on PATH nor in CONDA_EXE here; submit from a "
@@ -168,9 +168,13 @@ def _conda(spec: JobSpec, name: str, environment: Mapping[str, str], *, is_local
             certain=is_local,
         )
         return
-    prefix = Path(name) if "/" in name else _prefix_of(conda, name, environment)
+    flag = "--name"
+    if "/" in name:
+        flag = "--prefix"
+        prefix: Path | None = Path(name)
+    else:
+        prefix = _prefix_of(conda, name, environment)
     if prefix is None or not prefix.is_dir():
-        flag = "--prefix" if "/" in name else "--name"
         yield Obstacle(
             sentence=f"environment.conda is {name!r}, but conda does not have that environment here; correct it (conda "
             f"env list shows all), or make it: conda create {flag} {shlex.quote(name)} python"
@@ -192,9 +196,15 @@ def _prefix_of(conda: str, name: str, environment: Mapping[str, str]) -> Path | 
         prefixes = [Path(prefix) for prefix in json.loads(listed.stdout)["envs"]]
     except (ValueError, KeyError, TypeError):
         return None
-    # The base environment is the directory of conda itself.
-    base = [prefix for prefix in prefixes if (prefix / "condabin").is_dir()] if name == "base" else []
-    return next((prefix for prefix in (*base, *prefixes) if base or prefix.name == name), None)
+    if name == "base":
+        for prefix in prefixes:
+            # The base environment is the directory of conda itself.
+            if (prefix / "condabin").is_dir():
+                return prefix
+    for prefix in prefixes:
+        if prefix.name == name:
+            return prefix
+    return None
 
 
 def _without_hpcddp(

@@ -82,19 +82,14 @@ def choose_cluster(requested: Literal["auto", "slurm", "local", "here"], environ
             f"SLURM_CONF is {configuration!r}, but that file does not exist; correct or unset it, or use "
             "--cluster local"
         )
-    search_path = environment.get("PATH")
-    missing = None
-    if shutil.which("sbatch", path=search_path) is None:
-        missing = "sbatch was not found"
-    elif not configuration and not any(Path(path).is_file() for path in _CONFIGURATIONS):
-        missing = "no slurm.conf was found"
-    if missing is not None and requested == "auto":
-        return "local"
-    if missing is not None:
+    why_no_slurm = _why_no_slurm(environment)
+    if why_no_slurm is not None:
+        if requested == "auto":
+            return "local"
         raise SubmissionError(
-            f"--cluster slurm: {missing}; submit on a login node, set SLURM_CONF, or use --cluster local"
+            f"--cluster slurm: {why_no_slurm}; submit on a login node, set SLURM_CONF, or use --cluster local"
         )
-    if shutil.which("srun", path=search_path) is None:
+    if shutil.which("srun", path=environment.get("PATH")) is None:
         # sbatch passes this PATH on to the script, which calls srun.
         raise SubmissionError(
             "sbatch was found on PATH, and srun was not; add the directory of Slurm's commands to PATH, or use "
@@ -103,6 +98,18 @@ def choose_cluster(requested: Literal["auto", "slurm", "local", "here"], environ
     if not commands.controller_answers(environment):
         raise SubmissionError("Slurm's controller does not answer; try again later, or run here with --cluster local")
     return "slurm"
+
+
+def _why_no_slurm(environment: Mapping[str, str]) -> str | None:
+    """Return what of Slurm is not on this machine; None if a job can be given to sbatch."""
+    if shutil.which("sbatch", path=environment.get("PATH")) is None:
+        return "sbatch was not found"
+    if environment.get("SLURM_CONF"):
+        return None
+    for path in _CONFIGURATIONS:
+        if Path(path).is_file():
+            return None
+    return "no slurm.conf was found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

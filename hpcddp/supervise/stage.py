@@ -180,8 +180,8 @@ def _is_there(target: Path, mark: Staged) -> bool:
         )
     if mark_there != mark:
         raise StageError(
-            f"{target} holds a copy of {mark_there.source}, which has changed since or is not the source any more; remove "
-            "it on that node, or write another environment.stage.target"
+            f"{target} holds a copy of {mark_there.source}, which has changed since or is not the source any more; "
+            "remove it on that node, or write another environment.stage.target"
         )
     return True
 
