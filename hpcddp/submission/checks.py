@@ -26,7 +26,7 @@ from hpcddp.jobfile.merge import DEFAULT
 from hpcddp.jobfile.placeholders import RUN_PLACEHOLDERS, placeholders_of, words_outside_shell_texts
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.resources import NodeRange
-from hpcddp.jobfile.sweep import SweepTable, assignment, element_spec, is_placeholder
+from hpcddp.jobfile.sweep import Combination, SweepTable, assignment, element_spec, is_placeholder
 from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
 from hpcddp.run.trackers import PACKAGES
@@ -514,24 +514,32 @@ def check_sweep_submittable(
             f"the sweep has {len(table)} elements, each of them a process of this machine, but at most "
             f"{LARGEST_LOCAL_SWEEP} are allowed; split it into several sweeps"
         )
-    notes: dict[str, None] = {}
+    notes: list[str] = []
     for combination in table.combinations(_checked_keys(table)):
         try:
-            job = replace(request.job, spec=element_spec(request.job.spec, combination.values))
-            _refuse_other_tasks(job.spec, request.job.spec)
-            notes |= dict.fromkeys(check_submittable(replace(request, job=job), checks))
+            notes_of_elements = _check_elements(request, combination, checks)
         except UserError as error:
             if not combination.values:
                 raise
-            more = f" and {len(combination.elements) - 1} more" if len(combination.elements) > 1 else ""
+            elements = f"element {combination.elements[0]}"
+            if len(combination.elements) > 1:
+                elements = f"{elements} and {len(combination.elements) - 1} more"
             raise SubmissionError(
-                f"element {combination.elements[0]}{more} of the sweep, with {assignment(combination.values)}: "
-                f"{error.message}",
-                hint=error.hint,
+                f"{elements} of the sweep, with {assignment(combination.values)}: {error.message}", hint=error.hint
             ) from error
+        for note in notes_of_elements:
+            if note not in notes:
+                notes.append(note)
         # All elements share one environment, and checking it may take seconds.
         checks = [check for check in checks if check in CHECKS_OF_ELEMENT]
     return tuple(notes)
+
+
+def _check_elements(request: SubmitRequest, combination: Combination, checks: Sequence[Check]) -> tuple[str, ...]:
+    """Check a job with the values of some elements of its sweep, as ``check_submittable`` does."""
+    job = replace(request.job, spec=element_spec(request.job.spec, combination.values))
+    _refuse_other_tasks(job.spec, request.job.spec)
+    return check_submittable(replace(request, job=job), checks)
 
 
 def _refuse_other_tasks(element: JobSpec, job: JobSpec) -> None:

@@ -141,29 +141,33 @@ class _CopyWriter:
         try:
             source = os.open(f"{self._root}/{file.name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError as error:
+            # git tracks it, and it was removed.
             if file.name in self._hashes:
                 raise _changed_meanwhile(file.name) from error
-            # git tracks it, and it was removed.
-            return
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
             self._add_link(file.name)
-            return
-        try:
-            status = os.fstat(source)
-            if not stat.S_ISREG(status.st_mode):
-                return
-            if file.is_tracked or file.is_program or self._has_room_for(status.st_size):
-                self._copy_file(source, file.name, status)
-            else:
-                self._large.append(file.name)
-                self._link(file.name, f"{self._root}/{file.name}")
-        finally:
-            os.close(source)
+        else:
+            try:
+                self._add_opened(source, file)
+            finally:
+                os.close(source)
 
-    def _has_room_for(self, size: int) -> bool:
-        """Return whether untracked data of a size, in bytes, is copied."""
+    def _add_opened(self, source: int, file: ProjectFile) -> None:
+        """Copy a regular file; make a link to a large one that git does not track. Others are left out."""
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
+            return
+        is_code = file.is_tracked or file.is_program
+        if is_code or self._takes_room(status.st_size):
+            self._copy_file(source, file.name, status)
+        else:
+            self._large.append(file.name)
+            self._link(file.name, f"{self._root}/{file.name}")
+
+    def _takes_room(self, size: int) -> bool:
+        """Count untracked data of a size, in bytes, if there is room for a copy; return whether there is."""
         if size > _LARGEST_UNTRACKED or self._untracked_bytes + size > _ALL_UNTRACKED:
             return False
         self._untracked_bytes += size

@@ -85,25 +85,27 @@ class RenderedSlurmExecutor(SlurmExecutor):
         digest = _dump(pickle, _only(delayed_submissions))
         script = self.folder / f".submission_file_{pickle.stem}.sh"
         write_text(script, self._script)
-        environment = {
-            **self._environment,
-            **(self._element.environment if self._element else {}),
-            **self._dependency.environment,
-            PICKLE_DIGEST: digest,
-        }
+        environment = dict(self._environment)
+        options: Sequence[str] = ()
+        if self._element is not None:
+            environment |= self._element.environment
+            options = self._element.options
+        environment |= self._dependency.environment
+        environment[PICKLE_DIGEST] = digest
         try:
-            array = commands.sbatch(
+            job_id = commands.sbatch(
                 script,
                 environment=environment,
                 directory=self._directory,
                 dependency=self._dependency.text,
-                options=self._element.options if self._element else (),
+                options=options,
             )
         except HpcddpError:
             pickle.unlink()
             script.unlink()
             raise
-        job_id = array if self._element is None else f"{array}_{self._element.index}"
+        if self._element is not None:
+            job_id = f"{job_id}_{self._element.index}"
         job: SlurmJob[Any] = SlurmJob(folder=self.folder, job_id=job_id, tasks=list(range(self._tasks)))
         job.paths.move_temporary_file(script, "submission_file")
         job.paths.move_temporary_file(pickle, "submitted_pickle")
@@ -147,16 +149,14 @@ class RenderedLocalExecutor(LocalExecutor):
         self._log = log
         self._tasks = tasks
         self._allocation = allocation
-        timeout = {"SUBMITIT_LOCAL_TIMEOUT_S": str(time_limit_s or NO_LIMIT_S)}
+        self._environment = {**environment, "SUBMITIT_LOCAL_TIMEOUT_S": str(time_limit_s or NO_LIMIT_S)}
         if allocation is not None:
             # All that srun needs. The other variables of the allocation are options of srun, which would override the
             # job's own.
-            self._environment = {**environment, **timeout, "SLURM_JOB_ID": allocation}
+            self._environment["SLURM_JOB_ID"] = allocation
             return
         # The variables that submitit's controller reads (submitit/local/local.py, Controller.__init__).
-        self._environment = {
-            **environment,
-            **timeout,
+        self._environment |= {
             "SUBMITIT_EXECUTOR": "local",
             "SUBMITIT_LOCAL_COMMAND": command,
             "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",

@@ -79,7 +79,9 @@ class Git:
             _end(process)
             if process.stdout is not None:
                 process.stdout.close()
-        return None if code == -signal.SIGKILL else code, output
+        if code == -signal.SIGKILL:
+            return None, output
+        return code, output
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from hpcddp.errors import UserError
@@ -67,26 +66,44 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         )
     directives = directives_for(spec, run_id=run_id)
     _refuse_unwritable_words(spec, request.python)
+    text = render_template(request.template, _template_values(request, directives))
+    if not text.startswith("#!"):
+        raise TemplateError(
+            f"the template {request.template} makes a script whose first line does not begin with #!, which sbatch "
+            "refuses; begin it with #!/bin/bash"
+        )
+    if not is_default_template(request.template):
+        refuse_broken_shell(text, request.template)
+    return RenderedScript(text=text, directives=directives)
+
+
+def _template_values(request: SubmitRequest, directives: Sequence[Directive]) -> dict[str, Any]:
+    """Return the values of the variables that a template may use, by name."""
+    spec = request.job.spec
     variables = _swept_variables(request)
     document = dump_for_script(spec).removesuffix("\n")
-    # Slurm chooses the number when the job starts.
-    has_node_range = isinstance(spec.resources.nodes, NodeRange)
-    values: dict[str, Any] = {
+    nodes: int | None = spec.nodes
+    tasks: int | None = spec.tasks
+    if isinstance(spec.resources.nodes, NodeRange):
+        # Slurm chooses the number when the job starts.
+        nodes = None
+        tasks = None
+    survives = all(spec.sized(node_count).survives for node_count in spec.node_counts)
+    # srun says in the log of a submitted run how a task has ended.
+    is_submitted_run = request.cluster == "slurm" and request.run_id is not None
+    return {
         "name": spec.name,
-        "run_id": run_id,
+        "run_id": request.run_id,
         "run_root": spec.run_root,
         "launcher": request.cluster,
         "foreign_prefixes": FOREIGN_PREFIXES,
         "foreign_variables": foreign_step_options(directive.flag for directive in directives),
         "directives": directives,
-        # srun says in the log of a submitted run how a task has ended.
-        "survives": all(spec.sized(nodes).survives for nodes in spec.node_counts)
-        and request.cluster == "slurm"
-        and run_id is not None,
+        "survives": survives and is_submitted_run,
         "may_lose_nodes": spec.may_lose_nodes,
         "spare_nodes": spec.resources.spare_nodes,
-        "nodes": None if has_node_range else spec.nodes,
-        "tasks": None if has_node_range else spec.tasks,
+        "nodes": nodes,
+        "tasks": tasks,
         "tasks_per_node": spec.tasks_per_node,
         "gpus_per_node": spec.resources.gpus_per_node,
         "cpus_per_task": spec.cpus_per_task,
@@ -107,15 +124,6 @@ def render_script(request: SubmitRequest) -> RenderedScript:
         "job_document": document,
         "job_delimiter": _delimiter(document),
     }
-    text = render_template(request.template, values)
-    if not text.startswith("#!"):
-        raise TemplateError(
-            f"the template {request.template} makes a script whose first line does not begin with #!, which sbatch "
-            "refuses; begin it with #!/bin/bash"
-        )
-    if not is_default_template(request.template):
-        refuse_broken_shell(text, request.template)
-    return RenderedScript(text=text, directives=directives)
 
 
 def _work_of(spec: JobSpec) -> str:
@@ -136,11 +144,13 @@ def _container(spec: JobSpec, variables: Iterable[str]) -> dict[str, Any] | None
         variables: the names of the swept environment variables.
     """
     environment = spec.environment
-    container = spec.environment.container
+    container = environment.container
     if container is None:
         return None
+    mounts = list(container.mounted)
     data = data_mount_of(spec, container)
-    mounts = (*container.mounted, *([] if data is None else [Mount(source=data, target=data)]))
+    if data is not None:
+        mounts.append(Mount(source=data, target=data))
     return {
         "image": container.image,
         "image_file": container.image_file,
@@ -172,8 +182,12 @@ def exported_values(request: SubmitRequest) -> dict[str, str]:
 def _delimiter(document: str) -> str:
     """Return a delimiter for a here-document that is not a line of the document."""
     lines = set(document.splitlines())
-    names = ("HPCDDP_JOB" if number == 0 else f"HPCDDP_JOB_{number}" for number in count())
-    return next(name for name in names if name not in lines)
+    delimiter = "HPCDDP_JOB"
+    number = 0
+    while delimiter in lines:
+        number += 1
+        delimiter = f"HPCDDP_JOB_{number}"
+    return delimiter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

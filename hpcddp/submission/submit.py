@@ -344,14 +344,17 @@ def submit_script(
         dropped = ()
     # Read before the submission, because the job may begin at once.
     previous = read_submission(run)
-    first_attempt = _next_attempt(run)
-    changes = [replace(change, attempt=first_attempt) for change in changes]
+    newest_attempt = run.newest_attempt()
+    first_attempt = 0 if newest_attempt is None else newest_attempt + 1
+    changes_of_attempt = [replace(change, attempt=first_attempt) for change in changes]
     with uninterrupted():
         job = executor.submit(work.run, str(run.path))
-        _record_or_cancel(run, job, _submission_record(run, request, str(job.job_id), previous, changes))
+        record = _submission_record(run, request, str(job.job_id), previous, changes_of_attempt)
+        _record_or_cancel(run, job, record)
         if element is None:
             add_to_index(run)
-    epochs = 1 if request.job.spec.train is None else request.job.spec.train.epochs
+    train = request.job.spec.train
+    epochs = 1 if train is None else train.epochs
     return Submission(
         run=run,
         cluster=request.cluster,
@@ -393,7 +396,12 @@ def _local_executor(run: RunDirectory, request: SubmitRequest, environment: Mapp
     if spec.signal_lead:
         signal_lead_s = int(spec.signal_lead.total_seconds())
     program = ["/bin/bash", str(run.script)]
-    sweep = sweep_of(run) if request.cluster == "local" else None
+    allocation = None
+    sweep = None
+    if request.cluster == "here":
+        allocation = request.environment["SLURM_JOB_ID"]
+    else:
+        sweep = sweep_of(run)
     if sweep is not None:
         program = turns_of(sweep).command(run.script)
         environment = {**environment, INDEX: str(index_of(run))}
@@ -407,7 +415,7 @@ def _local_executor(run: RunDirectory, request: SubmitRequest, environment: Mapp
         signal_lead_s=signal_lead_s,
         environment=environment,
         directory=request.directory,
-        allocation=request.environment["SLURM_JOB_ID"] if request.cluster == "here" else None,
+        allocation=allocation,
     )
 
 
@@ -442,11 +450,6 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, do_nothing)
 
 
-def _next_attempt(run: RunDirectory) -> int:
-    newest_attempt = run.newest_attempt()
-    return 0 if newest_attempt is None else newest_attempt + 1
-
-
 def _submission_record(
     run: RunDirectory,
     request: SubmitRequest,
@@ -466,8 +469,8 @@ def _submission_record(
         **identity(run.path),
     )
     if previous is not None:
-        changes = (*previous.changes, *changes)
-        return replace(record, sweep=previous.sweep, index=previous.index, changes=changes)
+        changes_so_far = (*previous.changes, *changes)
+        return replace(record, sweep=previous.sweep, index=previous.index, changes=changes_so_far)
     sweep = sweep_of(run) if request.cluster == "local" else None
     if sweep is not None:
         return replace(record, sweep=sweep.sweep_id, index=index_of(run))
