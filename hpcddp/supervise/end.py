@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
@@ -85,8 +84,7 @@ def end(
         cancelled: whether the user ended the job on this machine.
         may_restart: whether the batch script starts the tasks again if there is a next attempt.
     """
-    read_facts = partial(
-        AttemptFacts,
+    facts_unread = AttemptFacts(
         attempt=attempt,
         environment=environment,
         code=code,
@@ -94,34 +92,38 @@ def end(
         may_restart=may_restart,
     )
     try:
-        attempt_facts = _wait_for_records(read_facts)
+        attempt_facts = _wait_for_records(facts_unread)
         if attempt_facts is None:
             return _directory_is_missing(attempt)
         if attempt_facts.is_cause_unavailable and not attempt_facts.is_fenced:
             _wait_for_slurm(attempt_facts)
-            attempt_facts = _wait_for_records(read_facts) or attempt_facts
+            attempt_facts = _wait_for_records(facts_unread) or attempt_facts
         return _decide_and_act(attempt_facts, code)
     except RecordError as error:
         return _give_up(attempt, error)
 
 
-def _wait_for_records(read_facts: Callable[[], AttemptFacts]) -> AttemptFacts | None:
+def _wait_for_records(facts_unread: AttemptFacts) -> AttemptFacts | None:
     """Return the facts with all records of the ranks; None if their file system does not give them in ten minutes."""
     deadline = time.monotonic() + _DIRECTORY_PATIENCE_S
     postpone_at = time.monotonic()
     is_first = True
-    while not (attempt_facts := read_facts()).read_records():
+    while True:
+        # Each copy reads the records anew.
+        attempt_facts = replace(facts_unread)
+        if attempt_facts.read_records():
+            return attempt_facts
         if time.monotonic() >= deadline:
             return None
         if time.monotonic() >= postpone_at:
             is_postponed = _postpone_start(attempt_facts.job_id)
-            postpone_at = time.monotonic() + (_POSTPONE_AGAIN_S if is_postponed else _ASK_FOR_REQUEUE_EVERY_S)
+            pause_s = _POSTPONE_AGAIN_S if is_postponed else _ASK_FOR_REQUEUE_EVERY_S
+            postpone_at = time.monotonic() + pause_s
         if is_first:
             where = f"{attempt_facts.attempt.path} is missing, or its file server does not answer"
             write_message(f"{where}; waiting up to {_DIRECTORY_PATIENCE_S / 60:g} minutes")
         is_first = False
         time.sleep(_POLL_S)
-    return attempt_facts
 
 
 def _postpone_start(job_id: str | None) -> bool:
@@ -133,8 +135,10 @@ def _postpone_start(job_id: str | None) -> bool:
     Returns:
         Whether the job was requeued, or ends for another reason.
     """
-    job = None if job_id is None else ask_slurm(job_id)
-    if job_id is None or job is None or job.get("JobState") in {"RUNNING", "SUSPENDED"}:
+    if job_id is None:
+        return False
+    job = ask_slurm(job_id)
+    if job is None or job.get("JobState") in {"RUNNING", "SUSPENDED"}:
         return False
     requeue_job.set_start(job_id, requeue_job.DIRECTORY_AWAY_DELAY_S)
     return True
@@ -170,9 +174,11 @@ def _give_up(attempt: AttemptDirectory, error: RecordError) -> Ending:
     """Stop the run where a record that the decision needs is damaged: a guess could requeue wrongly."""
     run = attempt.run
     if run.newest_attempt() == attempt.number:
-        code = ExitCode.INFRASTRUCTURE
-        saved = _saved_step(run)
-        result = unfinished_result(run, "stopped", error.message, code, attempt=attempt.number, saved_step=saved)
+        exit_code = ExitCode.INFRASTRUCTURE
+        saved_step = _saved_step(run)
+        result = unfinished_result(
+            run, "stopped", error.message, exit_code, attempt=attempt.number, saved_step=saved_step
+        )
         with write_errors_printed(run.result):
             # A damaged one stays: it may be of a run that has finished.
             if error.path != run.result:
@@ -324,37 +330,38 @@ def _leave_to_slurm(attempt_facts: AttemptFacts, action: Action, code: int) -> E
 
 def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     job_id = attempt_facts.job_id or ""
-    by = "hpcddp"
     set_requeue_flag = not attempt_facts.spec.requeue.left_to_slurm
-    done = requeue_job.requeue(
+    result = requeue_job.requeue(
         job_id,
         attempt=attempt_facts.attempt,
         restarts=attempt_facts.restart_count,
         set_requeue_flag=set_requeue_flag,
     )
-    is_away = done.outcome is RequeueOutcome.UNREACHABLE
-    is_in_vain = done.outcome not in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}
-    if (is_away or (is_in_vain and attempt_facts.may_be_preempted)) and not attempt_facts.is_fenced:
+    if result.outcome in {RequeueOutcome.REQUEUED, RequeueOutcome.CANCELLED}:
+        return _after_request(attempt_facts, action, code, result, by="hpcddp")
+    is_unreachable = result.outcome is RequeueOutcome.UNREACHABLE
+    by = "hpcddp" if is_unreachable else "slurm"
+    may_change = is_unreachable or attempt_facts.may_be_preempted
+    if may_change and not attempt_facts.is_fenced:
         # Slurm may kill this shell while it waits: the run must not be shown as still running.
-        _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; {done.why}", action.exit_code)
-        by = "hpcddp" if is_away else "slurm"
-        done = requeue_job.wait_and_requeue(
+        _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; {result.why}", action.exit_code)
+        result = requeue_job.wait_and_requeue(
             job_id,
             attempt=attempt_facts.attempt,
             restarts=attempt_facts.restart_count,
             set_requeue_flag=set_requeue_flag,
-            before=done,
+            before=result,
         )
-    return _after_request(attempt_facts, action, code, done, by=by)
+    return _after_request(attempt_facts, action, code, result, by=by)
 
 
-def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done: Requeued, *, by: str) -> Ending:
+def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, result: Requeued, *, by: str) -> Ending:
     """Make sure that a requeue lasts, and record the result; ``by`` is who requeued the job, if not its user."""
     requeue = attempt_facts.spec.requeue
     # Slurm repairs a requeue that it has forgotten, if Requeue is 1 and the script has ended.
-    must_stay = not requeue.left_to_slurm
-    if done.outcome is RequeueOutcome.REQUEUED and must_stay and not attempt_facts.is_fenced:
-        done = requeue_job.stay_until_saved(
+    must_stay = result.outcome is RequeueOutcome.REQUEUED and not requeue.left_to_slurm
+    if must_stay and not attempt_facts.is_fenced:
+        result = requeue_job.stay_until_saved(
             attempt_facts.job_id or "",
             attempt=attempt_facts.attempt,
             restarts=attempt_facts.restart_count,
@@ -363,13 +370,15 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, done:
     if attempt_facts.is_fenced:
         # On a node that was cut off, Slurm does not respond: it has started the job again elsewhere.
         return _leave_to_newer_attempt(attempt_facts, _FENCED, code)
-    if done.outcome is RequeueOutcome.REQUEUED:
-        return _leave(attempt_facts, action, code, by="user" if attempt_facts.is_requeued_by_user else by)
-    if done.outcome is RequeueOutcome.CANCELLED:
+    if result.outcome is RequeueOutcome.REQUEUED:
+        if attempt_facts.is_requeued_by_user:
+            by = "user"
+        return _leave(attempt_facts, action, code, by=by)
+    if result.outcome is RequeueOutcome.CANCELLED:
         return _cancel(attempt_facts, _CANCELLED, code)
-    if done.outcome is RequeueOutcome.REFUSED and attempt_facts.spec.requeue.allow_continuation:
+    if result.outcome is RequeueOutcome.REFUSED and requeue.allow_continuation:
         return _continue(attempt_facts, action, code)
-    return _stop(attempt_facts, Action(kind=ActionKind.STOP, exit_code=action.exit_code, why=done.why), code)
+    return _stop(attempt_facts, Action(kind=ActionKind.STOP, exit_code=action.exit_code, why=result.why), code)
 
 
 def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -> Ending:
@@ -512,7 +521,11 @@ def _append(
     """Append an event."""
     attempt = attempt_facts.attempt
     decision = attempt_facts.decision
-    if (error := _error_while_stopping(attempt_facts)) is not None:
+    step = None
+    if decision is not None and decision.step != 0:
+        step = decision.step
+    error = _error_while_stopping(attempt_facts)
+    if error is not None:
         facts["error"] = error
     if kind in CONTINUATIONS and attempt_facts.node_faults:
         facts["node_faults"] = attempt_facts.node_faults
@@ -522,7 +535,7 @@ def _append(
             kind=kind,
             time=time.time(),
             attempt=attempt.number,
-            step=decision.step or None if decision else None,
+            step=step,
             reason=reason,
             cause=cause,
             **facts,
