@@ -26,7 +26,7 @@ FORMAT: Final = ",".join(f"{name}:{width}|" for name, width in _FIELDS)
 """The value of ``--Format``; every field ends with a bar (squeue(1), 22.05)."""
 
 _TIME = re.compile(r"(?:(?:(?P<days>\d+)-)?(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)", re.ASCII)
-_NO_TIMES: Final = frozenset({"N/A", "NONE", "Unknown", "(null)", ""})
+_NO_VALUES: Final = frozenset({"N/A", "NONE", "Unknown", "(null)", ""})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +73,24 @@ def _job(row: list[str]) -> QueuedJob:
     return QueuedJob(
         job_id=job_id,
         state=state,
-        restarts=int(restarts) if restarts.isdecimal() else 0,
+        restarts=_number_or_0(restarts),
         submit_time=submitted,
-        start_time=None if start in _NO_TIMES else start,
+        start_time=None if start in _NO_VALUES else start,
         used_s=seconds_in(used),
         limit_s=seconds_in(limit),
-        nodes=int(nodes) if nodes.isdecimal() else 0,
-        node_list="" if node_list in _NO_TIMES else node_list,
-        dependency="" if dependency in _NO_TIMES else dependency,
+        nodes=_number_or_0(nodes),
+        node_list=_text_or_empty(node_list),
+        dependency=_text_or_empty(dependency),
         reason=reason,
     )
+
+
+def _number_or_0(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _text_or_empty(text: str) -> str:
+    return "" if text in _NO_VALUES else text
 
 
 def seconds_in(text: str) -> int | None:
@@ -617,9 +625,12 @@ def overlapping_step(
     """
     count = nodes if isinstance(nodes, int) else len(nodes)
     words = ["srun", f"--jobid={job_id}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
-    words += [] if isinstance(nodes, int) else [f"--nodelist={','.join(nodes)}"]
-    # Otherwise Slurm waits for the memory that the tasks hold (srun(1)).
-    words += ["--mem=0", "--mpi=none", f"--chdir={directory}", *(["--pty"] if terminal else [])]
+    if not isinstance(nodes, int):
+        words.append(f"--nodelist={','.join(nodes)}")
+    # Without --mem=0 Slurm waits for the memory that the tasks hold (srun(1)).
+    words += ["--mem=0", "--mpi=none", f"--chdir={directory}"]
+    if terminal:
+        words.append("--pty")
     return [*words, *command]
 
 

@@ -115,13 +115,15 @@ def _too_small(spec: JobSpec, job_id: str, capacities: list[NodeCapacity]) -> st
     cpus = spec.tasks_per_node * spec.cpus_per_task
     if len(capacities) < nodes:
         return f"resources.nodes is {nodes}, and the allocation, job {job_id}, has {len(capacities)}"
-    for name, needed, has in (
+    for name, needed, of_each_node in (
         ("GPU", gpus, [node.gpus for node in capacities]),
         ("CPU", cpus, [node.cpus for node in capacities]),
     ):
-        enough = sum(each >= needed for each in has)
-        if enough < nodes:
-            each_of = "its node" if nodes == 1 else f"each of {nodes} nodes"
-            offer = f"that many on only {counted(enough, 'node')}" if enough else f"at most {max(has)} on a node"
-            return f"the job needs {counted(needed, name)} on {each_of}, and the allocation, job {job_id}, has {offer}"
+        large_nodes = sum(amount >= needed for amount in of_each_node)
+        if large_nodes < nodes:
+            where = "its node" if nodes == 1 else f"each of {nodes} nodes"
+            offer = f"at most {max(of_each_node)} on a node"
+            if large_nodes > 0:
+                offer = f"that many on only {counted(large_nodes, 'node')}"
+            return f"the job needs {counted(needed, name)} on {where}, and the allocation, job {job_id}, has {offer}"
     return None

@@ -231,22 +231,37 @@ def _unset_variables(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) 
 
 
 def _missing_data(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
-    data_dir = spec.train.data_dir if spec.train else None
+    if spec.train is None or spec.train.data_dir is None:
+        return
+    data_dir = spec.train.data_dir
     stage = spec.environment.stage
-    if data_dir is None or (stage is not None and Path(data_dir).is_relative_to(stage.target)):
+    if stage is not None and Path(data_dir).is_relative_to(stage.target):
         return
+    path_here = _path_outside_container(spec, data_dir)
+    if holds_files(Path(path_here)):
+        return
+    data_text = f"train.data_dir is {data_dir!r}"
+    if path_here != data_dir:
+        data_text = f"{data_text}, which is {path_here!r} here"
+    if not Path(path_here).exists():
+        problem = "that directory does not exist"
+    elif Path(path_here).is_dir():
+        problem = "that directory is empty"
+    else:
+        problem = "that is not a directory"
+    yield Obstacle(sentence=f"{data_text}, but {problem}; give the directory that holds the data")
+
+
+def _path_outside_container(spec: JobSpec, path: str) -> str:
+    """Return the path on the host of a path of the job; it is the same without a container or a mount for it."""
     container = spec.environment.container
-    mounts = container.mounted if container is not None else ()
-    path = next((host_path for mount in mounts if (host_path := mount.host_path(data_dir)) is not None), data_dir)
-    if holds_files(Path(path)):
-        return
-    shown = "" if path == data_dir else f", which is {path!r} here"
-    what = "that directory does not exist"
-    if Path(path).exists():
-        what = "that directory is empty" if Path(path).is_dir() else "that is not a directory"
-    yield Obstacle(
-        sentence=f"train.data_dir is {data_dir!r}{shown}, but {what}; give the directory that holds the data"
-    )
+    if container is None:
+        return path
+    for mount in container.mounted:
+        host_path = mount.host_path(path)
+        if host_path is not None:
+            return host_path
+    return path
 
 
 def holds_files(directory: Path) -> bool:
@@ -379,12 +394,14 @@ def _refuse_obstacles(request: SubmitRequest, checks: Sequence[Check]) -> list[O
         SubmissionError: every reason is named.
     """
     obstacles = obstacles_to(request, checks)
-    forced = request.force
-    errors = [obstacle for obstacle in obstacles if obstacle.certain and not (forced and obstacle.can_force)]
+    errors = [obstacle for obstacle in obstacles if obstacle.certain]
+    if request.force:
+        errors = [obstacle for obstacle in errors if not obstacle.can_force]
     if errors:
         # A job on this machine gets no other node.
         may_force = request.cluster != "local" and all(obstacle.can_force for obstacle in errors)
-        raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=_FORCE if may_force else None)
+        hint = _FORCE if may_force else None
+        raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=hint)
     return obstacles
 
 

@@ -143,28 +143,29 @@ def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, code: SubmissionCode
     """Write the directories of a sweep and of its elements, and start a process for each element."""
     request = job.request
     directory = sweep.directory
-    processes: list[str] = []
-    with ExitStack() as directories:
-        directories.enter_context(new_run_directory(directory, "local"))
+    process_ids: list[str] = []
+    # After an error the directories that were made in this block are removed.
+    with ExitStack() as block:
+        block.enter_context(new_run_directory(directory, "local"))
         write_text(directory.job_file, request.job_text)
         record_source(directory, request)
         notes = (*job.notes, *code.write(directory))
         write_sweep(sweep)
         # No element runs before all of them are here.
-        directories.enter_context(turns_of(sweep).hold())
+        block.enter_context(turns_of(sweep).hold())
         try:
             for index in range(len(table)):
                 element = element_request(request, table, index)
-                directories.enter_context(new_run_directory(element.run, "local"))
-                processes.append(_start_element(element))
-            _record_submission(request, processes[0])
+                block.enter_context(new_run_directory(element.run, "local"))
+                process_ids.append(_start_element(element))
+            _record_submission(request, process_ids[0])
         except BaseException:
-            for process in processes:
+            for process_id in process_ids:
                 # It may have ended.
                 with suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
+                    os.kill(int(process_id), signal.SIGKILL)
             raise
-    return SweepSubmission(sweep=sweep, processes=tuple(processes), notes=notes)
+    return SweepSubmission(sweep=sweep, processes=tuple(process_ids), notes=notes)
 
 
 def _start_element(element: SubmitRequest) -> str:
