@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 
 from hpcddp.supervise.generations import Change, LastGeneration, Member, NewGeneration, formations
@@ -203,28 +204,28 @@ class MemberService:
         try:
             channel = Channel(connection, self._key, is_service=True)
             hello = channel.receive()
-            if "watches" not in hello:
-                number = int(hello["number"])
-                process = str(hello["process"])
-                member = Member(number, channel, dict(hello["task"]), process, dict(hello["identity"]))
+            member = None if "watches" in hello else _member_of(channel, hello)
         except (ChannelClosedError, KeyError, TypeError, ValueError):
             connection.close()
             return
         finally:
             self._greeting.release()
         channel.greeted()
-        if "watches" in hello:
+        if member is None:
             self._serve_sentinel(channel, str(hello["watches"]), str(hello.get("node")))
-            return
-        self._events.put(lambda: self._join(member, hello))
+        else:
+            self._serve_member(member, hello)
+
+    def _serve_member(self, member: Member, hello: Mapping[str, Any]) -> None:
+        """Read what a rank sends, until its connection ends."""
+        self._events.put(partial(self._join, member, hello))
         try:
             while True:
-                document = channel.receive()
-                self._events.put(lambda document=document: self._hear(member, document))  # type: ignore[misc]
+                document = member.channel.receive()
+                self._events.put(partial(self._hear, member, document))
         except ChannelClosedError as error:
-            is_cut_off = error.is_cut_off
-            channel.close()
-            self._events.put(lambda: self._lose(member, is_cut_off=is_cut_off))
+            member.channel.close()
+            self._events.put(partial(self._lose, member, is_cut_off=error.is_cut_off))
 
     def _serve_sentinel(self, channel: Channel, process: str, node: str) -> None:
         """Read what the sentinel of a rank sends."""
@@ -519,15 +520,7 @@ class MemberService:
         if all(how == NODE_LOST for how in self._change.dead.values()):
             # It says nothing about the step, and there are fewer nodes each time.
             return True
-        if step != self._step_of_deaths:
-            self._step_of_deaths = step
-            self._deaths_at_step = 0
-            self._broken_at_step = 0
-        self._deaths_at_step += 1
-        has_trained = not self._change.failures and self._tries == 0
-        if has_trained:
-            # A sample of the step may be the cause.
-            self._broken_at_step += 1
+        self._count_deaths(step)
         broken = f"{self._broken_at_step} generations have broken in the step after step {step}"
         if self._broken_at_step >= _MOST_AT_A_STEP:
             self._end_at_step(broken, step, is_cascade=True)
@@ -538,15 +531,27 @@ class MemberService:
                 "next one"
             )
             return False
-        if self._failures_left == 0:
-            why = "requeue.max_failures is used up"
-            if self._broken_at_step > 1:
-                self._end_at_step(f"{why}, and {broken}", step, is_cascade=False)
-            else:
-                self.end(why)
-            return False
-        self._failures_left -= 1
-        return True
+        if self._failures_left > 0:
+            self._failures_left -= 1
+            return True
+        why = "requeue.max_failures is used up"
+        if self._broken_at_step > 1:
+            self._end_at_step(f"{why}, and {broken}", step, is_cascade=False)
+        else:
+            self.end(why)
+        return False
+
+    def _count_deaths(self, step: int) -> None:
+        """Count the newest deaths, after a step, as one."""
+        if step != self._step_of_deaths:
+            self._step_of_deaths = step
+            self._deaths_at_step = 0
+            self._broken_at_step = 0
+        self._deaths_at_step += 1
+        has_trained = not self._change.failures and self._tries == 0
+        if has_trained:
+            # A sample of the step may be the cause.
+            self._broken_at_step += 1
 
     def _end_at_step(self, why: str, step: int, *, is_cascade: bool) -> None:
         """Tell the ranks to end after several deaths at a step; name its samples, one of which may be the cause."""
@@ -588,6 +593,17 @@ class MemberService:
         self._start_newcomers(change.counted_deaths.keys() - self._members.keys() - change.awaited)
         if self._newcomers:
             self._pause()
+
+
+def _member_of(channel: Channel, hello: Mapping[str, Any]) -> Member:
+    """Return the rank that says hello; raises ``KeyError``, ``TypeError`` or ``ValueError`` for another document."""
+    return Member(
+        number=int(hello["number"]),
+        channel=channel,
+        task=dict(hello["task"]),
+        process=str(hello["process"]),
+        identity=dict(hello["identity"]),
+    )
 
 
 def _exit_text(status: int) -> str:

@@ -100,6 +100,7 @@ class Newcomers:
 
     def _start(self, number: int) -> None:
         task = self._tasks[number]
+        variables = [f"{name}={value}" for name, value in task.items()]
         words = [
             "srun",
             "--overlap",
@@ -110,7 +111,7 @@ class Newcomers:
             "--unbuffered",
             "env",
             f"{NEWCOMER}=yes",
-            *(f"{name}={value}" for name, value in task.items()),
+            *variables,
             "sh",
             "-c",
             _LAUNCHER,
@@ -184,8 +185,13 @@ def serve_members(
     start = read_start(attempt)
     if srun is None or start is None or not start.token:
         return
-    failures = count_requeues(read_events(attempt.run.events)).get(Cause.CRASH, 0)
+    failures_before = count_requeues(read_events(attempt.run.events)).get(Cause.CRASH, 0)
     newcomers = Newcomers(attempt, command, spec.cpus_per_task, environment)
+    nodes = JobNodes(
+        expand(environment.get("SLURM_JOB_NODELIST", "")),
+        min_nodes=spec.resources.min_nodes or spec.nodes,
+        slurm_answers=partial(_slurm_answers, environment),
+    )
     single_host = spec.nodes == 1
     host = own_host(environment)
     with bind_port(single_host=single_host) as listener:
@@ -193,14 +199,10 @@ def serve_members(
             listener,
             start.token.encode(),
             world_size=spec.world_size,
-            most_failures=max(0, spec.requeue.max_failures - failures),
-            nodes=JobNodes(
-                expand(environment.get("SLURM_JOB_NODELIST", "")),
-                min_nodes=spec.resources.min_nodes or spec.nodes,
-                slurm_answers=partial(_slurm_answers, environment),
-            ),
+            most_failures=max(0, spec.requeue.max_failures - failures_before),
+            nodes=nodes,
             newcomers=newcomers,
-            on_new_generation=lambda generation: _record(attempt, generation),
+            on_new_generation=partial(_record_generation, attempt),
             on_last_generation=partial(_record_last, attempt),
         )
         service.start()
@@ -220,14 +222,14 @@ def _slurm_answers(environment: Mapping[str, str]) -> bool:
 
 
 def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, newcomers: Newcomers) -> None:
-    look_at = time.monotonic()
+    next_look = time.monotonic()
     must_end_since: float | None = None
     while find(srun.pid) == srun:
         service.handle()
         now = time.monotonic()
-        if now < look_at:
+        if now < next_look:
             continue
-        look_at = now + _LOOK_EVERY_S
+        next_look = now + _LOOK_EVERY_S
         if not service.has_ended:
             _end_after_an_exit(attempt, service)
         if service.is_training:
@@ -262,35 +264,44 @@ def _rank_text(attempt: AttemptDirectory, number: int) -> str:
     return f"rank {number}" if host is None else f"rank {number} on {host}"
 
 
-def _record(attempt: AttemptDirectory, generation: NewGeneration) -> None:
+def _record_generation(attempt: AttemptDirectory, generation: NewGeneration) -> None:
     """Write to the event log that the ranks train again."""
-    ranks = counted(generation.world_size, "rank")
-    joined = ", ".join(f"rank {number} on {node}" for number, node in sorted(generation.joined.items()))
-    *earlier, newest = generation.failures or [{}]
-    for dead_before in earlier:
+    for dead in generation.failures[:-1]:
         _append(
             attempt,
-            f"{_death_text(attempt, dead_before)}; before the others had gone on, another process was lost",
+            f"{_death_text(attempt, dead)}; before the others had gone on, another process was lost",
             step=generation.step,
-            cause=_cause(dead_before),
-            dead=sorted(dead_before),
+            cause=_cause(dead),
+            dead=sorted(dead),
         )
-    dead = _death_text(attempt, newest)
-    if not dead:
-        reason = f"a new process of {joined} joined, after a pause of {generation.seconds:.1f} s: {ranks}"
-    elif not joined:
-        reason = f"{dead}; the others went on after {generation.seconds:.1f} s with {ranks}"
-    else:
-        reason = f"{dead}; the others waited {generation.seconds:.1f} s for a new process of {joined}: {ranks}"
+    newest_dead: Mapping[int, str] = {}
+    if generation.failures:
+        newest_dead = generation.failures[-1]
     _append(
         attempt,
-        reason,
+        _generation_text(generation, _death_text(attempt, newest_dead)),
         step=generation.step,
-        cause=_cause(newest),
-        dead=sorted(newest),
+        cause=_cause(newest_dead),
+        dead=sorted(newest_dead),
         seconds=round(generation.seconds, 3),
         world_size=generation.world_size,
     )
+
+
+def _generation_text(generation: NewGeneration, death_text: str) -> str:
+    """Return how the ranks came to train again.
+
+    Args:
+        death_text: what has happened to those that died; empty for a join.
+    """
+    ranks = counted(generation.world_size, "rank")
+    joined = ", ".join(f"rank {number} on {node}" for number, node in sorted(generation.joined.items()))
+    seconds = f"{generation.seconds:.1f} s"
+    if not death_text:
+        return f"a new process of {joined} joined, after a pause of {seconds}: {ranks}"
+    if not joined:
+        return f"{death_text}; the others went on after {seconds} with {ranks}"
+    return f"{death_text}; the others waited {seconds} for a new process of {joined}: {ranks}"
 
 
 def _death_text(attempt: AttemptDirectory, dead: Mapping[int, str]) -> str:
