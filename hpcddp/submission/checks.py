@@ -98,7 +98,11 @@ def _empty_values(spec: JobSpec) -> Iterator[Obstacle]:
     words = spec.command or ()
     for word, following in pairwise((*words, "")):
         option, equals, value = word.partition("=")
-        if not _RANK_OPTIONS.fullmatch(option) or value or (not equals and following and following[0] != "-"):
+        if not _RANK_OPTIONS.fullmatch(option):
+            continue
+        if not equals and not following.startswith("-"):
+            value = following
+        if value:
             continue
         yield Obstacle(
             sentence=f"command is {shlex.join(words)}, and {option} has no value: a variable such as $SLURM_NODEID is "
@@ -115,28 +119,33 @@ def _launcher(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacl
     if launcher is None or spec.tasks == 1 or spec.launcher_command is not None:
         return
     why = launcher.obstacle(tasks=spec.tasks, nodes=spec.nodes)
-    if why is not None:
-        line = f": -- {shlex.join(launcher.program)}" if launcher.program else ""
-        yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}; {launcher.advice}{line}", can_force=False)
+    if why is None:
+        return
+    advice = launcher.advice
+    if launcher.program:
+        advice = f"{advice}: -- {shlex.join(launcher.program)}"
+    yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}; {advice}", can_force=False)
 
 
 def _script(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield a Python script or module that does not exist; shell lines of the job may change to another directory."""
+    if spec.environment.container:
+        return
     words = spec.command or ()
     variables = {**environment, **spec.environment.env}
     script, module = python_behind_launcher(words, variables)
-    if spec.environment.container:
-        return
     why = None
     if script is not None and not Path(script).is_file():
+        instead = "check its path, which is relative to the directory of submission"
         near = neighbour(Path(script))
-        instead = (
-            f"did you mean {near}?" if near else "check its path, which is relative to the directory of submission"
-        )
+        if near:
+            instead = f"did you mean {near}?"
         why = f"there is no file {script!r} here; {instead}"
-    # Another Python may have modules that are unknown here.
-    elif module is not None and (meant := meant_module(module, variables)) is not None:
-        why = f"there is no module {module} here; did you mean {meant}?"
+    elif module is not None:
+        # Only what is near is named: another Python may have modules that are unknown here.
+        near_module = meant_module(module, variables)
+        if near_module is not None:
+            why = f"there is no module {module} here; did you mean {near_module}?"
     if why is not None:
         yield Obstacle(sentence=f"command is {shlex.join(words)}, and {why}", certain=not spec.environment.setup)
 
@@ -144,7 +153,9 @@ def _script(spec: JobSpec, environment: Mapping[str, str]) -> Iterator[Obstacle]
 def python_behind_launcher(words: Sequence[str], variables: Mapping[str, str]) -> tuple[str | None, str | None]:
     """Return the script and the module that a command runs with Python, also behind a launcher; None for neither."""
     launcher = find_launcher(words, variables)
-    return program_of_python(launcher.program if launcher is not None and launcher.program else words)
+    if launcher is not None and launcher.program:
+        return program_of_python(launcher.program)
+    return program_of_python(words)
 
 
 def _too_few_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -208,10 +219,12 @@ _GPUS = ("nvidia[0-9]*", "nvhost-gpu", "nvgpu", "kfd", "dxg")
 
 def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield GPUs that this machine does not have; a command may do without them, and decides that itself."""
-    if cluster != "local" or spec.device == "cpu" or any(device for name in _GPUS for device in DEVICES.glob(name)):
+    if cluster != "local" or spec.device == "cpu" or _has_gpu():
         return
+    asked = "train.device is cuda"
     count = spec.resources.gpus_per_node
-    asked = f"resources.gpus_per_node is {count}" if count else "train.device is cuda"
+    if count:
+        asked = f"resources.gpus_per_node is {count}"
     instead = "train.device=cpu"
     if spec.train is None:
         instead = f"resources.gpus_per_node=0 --set resources.tasks_per_node={spec.ranks_per_node}"
@@ -219,6 +232,11 @@ def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[O
         sentence=f"{asked}, and this machine has no GPU in {DEVICES}; to run on its CPUs, add --set {instead}",
         certain=spec.command is None,
     )
+
+
+def _has_gpu() -> bool:
+    """Return whether this machine has a file of a GPU's driver."""
+    return any(any(DEVICES.glob(pattern)) for pattern in _GPUS)
 
 
 def _unset_variables(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:

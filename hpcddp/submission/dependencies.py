@@ -7,7 +7,7 @@ of the jobs alone; the start of the job looks whether the runs of ``--after`` ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -79,36 +79,51 @@ class _RunToWaitFor:
         """Return the ids of the jobs to wait for; none if every job has ended."""
         sweep = read_sweep(self.run.path)
         if sweep is not None:
-            return list(self._of_sweep(sweep))
-        sweep = sweep_of(self.run)
-        job_id = self._job_left(self.run, sweep.job_id(index_of(self.run)) if sweep is not None else None)
+            return self._jobs_of_sweep(sweep)
+        submitted_as = None
+        sweep_of_run = sweep_of(self.run)
+        if sweep_of_run is not None:
+            submitted_as = sweep_of_run.job_id(index_of(self.run))
+        job_id = self._job_left(self.run, submitted_as)
         if job_id is None or not self._waits_for(job_id, self._records(job_id)):
             return []
         return [job_id]
 
-    def _of_sweep(self, sweep: Sweep) -> Iterator[str]:
-        left = {index: self._job_left(sweep.run(index), sweep.job_id(index)) for index in range(len(sweep.elements))}
-        jobs = [job_id for job_id in left.values() if job_id is not None]
-        arrays = {array: self._records(array) for array in dict.fromkeys(job.partition("_")[0] for job in jobs)}
-        resumed = any(job_id not in {None, sweep.job_id(index)} for index, job_id in left.items())
-        waiting = [job for job in jobs if self._waits_for(job, arrays[job.partition("_")[0]])]
+    def _jobs_of_sweep(self, sweep: Sweep) -> list[str]:
+        """Return the ids of the arrays whose elements have not ended; of each job if one was resumed by itself."""
+        job_ids = []
+        was_one_resumed = False
+        for index in range(len(sweep.elements)):
+            submitted_as = sweep.job_id(index)
+            job_id = self._job_left(sweep.run(index), submitted_as)
+            if job_id is not None:
+                job_ids.append(job_id)
+                was_one_resumed |= job_id != submitted_as
+        records_of_array = {array: self._records(array) for array in _arrays_of(job_ids)}
+        waited_for = []
+        for job_id in job_ids:
+            array, _, _ = job_id.partition("_")
+            if self._waits_for(job_id, records_of_array[array]):
+                waited_for.append(job_id)
         # The id of an array stands for all its elements, unless one of them was resumed as another job.
-        yield from waiting if resumed else dict.fromkeys(job.partition("_")[0] for job in waiting)
+        return waited_for if was_one_resumed else _arrays_of(waited_for)
 
     def _job_left(self, run: RunDirectory, submitted_as: str | None) -> str | None:
         """Return the newest job of a run; None if the run has ended."""
         result = read_result(run)
-        if result is not None and (result.status == FINISHED or self.option == AFTER_ANY):
-            return None
         if result is not None:
+            if result.status == FINISHED or self.option == AFTER_ANY:
+                return None
             self._refuse(
                 f"{run.run_id} has ended as {result.status} ({result.reason}), so it will not finish; "
                 f"continue it first: {resume_command(run)}, or use {AFTER_ANY}"
             )
         submission = read_submission(run)
         start = newest_start(run)
-        by_hand = submission is None and start is not None and start.is_local
-        if by_hand or (submission is not None and submission.cluster != "slurm"):
+        is_local = start is not None and start.is_local
+        if submission is not None:
+            is_local = submission.cluster != "slurm"
+        if is_local:
             self._refuse(f"{run.run_id} runs on this machine without Slurm, which cannot wait for it; wait for its end")
         job_id = submitted_as if start is None else start.job_id
         if submission is not None and submission.job_id:
@@ -129,9 +144,11 @@ class _RunToWaitFor:
         state = next((record["JobState"] for record in records if _is_about(record, job_id)), None)
         if state is not None and state not in ENDED_STATES:
             return True
-        if self.option == AFTER and state is None:
+        if self.option == AFTER_ANY:
+            return False
+        if state is None:
             self._refuse_unknown(job_id)
-        if self.option == AFTER and state != "COMPLETED":
+        if state != "COMPLETED":
             self._refuse(
                 f"job {job_id} is {state}, so the run will not finish; continue it first, with hpcddp submit "
                 f"--resume RUN, or use {AFTER_ANY}"
@@ -146,6 +163,11 @@ class _RunToWaitFor:
 
     def _refuse(self, why: str) -> NoReturn:
         raise DependencyError(f"{self.option} {self.run.run_id}: {why}")
+
+
+def _arrays_of(job_ids: Sequence[str]) -> list[str]:
+    """Return the ids of the job arrays of elements, each once."""
+    return list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))
 
 
 def _is_about(record: Mapping[str, str], job_id: str) -> bool:

@@ -31,16 +31,15 @@ def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
     """
     is_certain = runs_in_this_python(spec.environment) and not (spec.environment.modules or spec.environment.setup)
     variables = {**environment, **spec.environment.env}
-    # The order in which the task searches: its own directory last (hpcddp.task.__main__).
-    paths = (
-        [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
-        if is_certain
-        else []
-    )
+    paths: list[str] = []
+    if is_certain:
+        # The order in which the task searches: its own directory last (hpcddp.task.__main__).
+        paths = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
     for key, name in _named_functions(spec):
         module, function = name.split(":", 1)
         search = _Search(directory=Path.cwd(), paths=paths, is_complete=is_certain)
-        if (why := search.why_not(module, function, _use_of(key, spec, search))) is not None:
+        why = search.why_not(module, function, _use_of(key, spec, search))
+        if why is not None:
             yield Obstacle(sentence=f"{key} is {name}, and {why}", certain=is_certain)
 
 
@@ -57,8 +56,9 @@ def _use_of(key: str, spec: JobSpec, search: _Search) -> _Use | None:
         return partial(_refuses_arguments, passed="num_classes", field="train.model_args", given=train.model_args)
     if key == "train.dataset" and train is not None:
         return partial(_refuses_arguments, passed="split", field="train.dataset_args", given=train.dataset_args)
-    is_share = key == "train.loss" and train is not None and train.loss_reduction != "global"
-    return partial(_calls_collectives, read_module=search.read_own_module) if is_share else None
+    if key == "train.loss" and train is not None and train.loss_reduction != "global":
+        return partial(_calls_collectives, read_module=search.read_own_module)
+    return None
 
 
 def meant_module(module: str, variables: Mapping[str, str]) -> str | None:
@@ -70,8 +70,12 @@ def meant_module(module: str, variables: Mapping[str, str]) -> str | None:
     """
     name, dot, rest = module.partition(".")
     paths = [str(Path.cwd()), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
-    near = None if _find(name, paths, is_top=True) else nearest(name, _modules_in(paths[:1]))
-    return None if near is None else f"{near}{dot}{rest}"
+    if _find(name, paths, is_top=True) is not None:
+        return None
+    near = nearest(name, _modules_in(paths[:1]))
+    if near is None:
+        return None
+    return f"{near}{dot}{rest}"
 
 
 def _named_functions(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -132,12 +136,15 @@ class _Search:
 
     def _no_module(self, name: str, paths: Sequence[str]) -> str:
         parent, _, last = name.rpartition(".")
-        where = f"package {parent} has no" if parent else f"neither {self.directory} nor {sys.executable} has a"
-        near = nearest(last, _modules_in(paths if parent else [str(self.directory)]))
-        instead = f"did you mean {f'{parent}.{near}' if parent else near}?" if near else "correct its name"
-        if not parent and not near:
-            instead += ", or submit from the directory that holds it"
-        return f"{where} module {last}; {instead}"
+        if parent:
+            near = nearest(last, _modules_in(paths))
+            instead = f"did you mean {parent}.{near}?" if near else "correct its name"
+            return f"package {parent} has no module {last}; {instead}"
+        near = nearest(last, _modules_in([str(self.directory)]))
+        instead = "correct its name, or submit from the directory that holds it"
+        if near:
+            instead = f"did you mean {near}?"
+        return f"neither {self.directory} nor {sys.executable} has a module {last}; {instead}"
 
 
 def _find(name: str, paths: Sequence[str], *, is_top: bool) -> ModuleSpec | None:
@@ -168,17 +175,20 @@ def _no_function(spec: ModuleSpec, module: str, function: str, use: _Use | None)
         parsed = _parse(spec, module)
     except (ImportError, OSError):
         return None
-    except (SyntaxError, ValueError) as error:
-        line = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
-        reason = error.msg if isinstance(error, SyntaxError) else error
-        return f"{spec.origin} is not valid Python{line}: {reason}; correct the file"
-    names = None if parsed is None else names_defined(parsed.body)
-    if names is None or function in names:
-        what = None if parsed is None or use is None else use(parsed, function)
-        return what and f"in {spec.origin} {function} {what}"
-    near = nearest(function, names)
-    instead = f"did you mean {module}:{near}?" if near else "write the name of a function in it"
-    return f"{module} ({spec.origin}) defines no {function}; {instead}"
+    except SyntaxError as error:
+        line = f" (line {error.lineno})" if error.lineno else ""
+        return f"{spec.origin} is not valid Python{line}: {error.msg}; correct the file"
+    except ValueError as error:
+        return f"{spec.origin} is not valid Python: {error}; correct the file"
+    if parsed is None:
+        return None
+    names = names_defined(parsed.body)
+    if names is not None and function not in names:
+        near = nearest(function, names)
+        instead = f"did you mean {module}:{near}?" if near else "write the name of a function in it"
+        return f"{module} ({spec.origin}) defines no {function}; {instead}"
+    why_not = None if use is None else use(parsed, function)
+    return None if why_not is None else f"in {spec.origin} {function} {why_not}"
 
 
 def _parse(spec: ModuleSpec, module: str) -> Module | None:
