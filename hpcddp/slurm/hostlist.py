@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import groupby, product
+from itertools import product
 
 from hpcddp.errors import HpcddpError
 
@@ -97,6 +97,16 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
 
 def ranges_text(numbers: Iterable[int]) -> str:
     """Return numbers as Slurm writes those of an array: ``0-2,4``."""
-    groups = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
-    spans = [[number for _, number in group] for _, group in groups]
-    return ",".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    texts = []
+    for span in spans:
+        if len(span) == 1:
+            texts.append(f"{span[0]}")
+        else:
+            texts.append(f"{span[0]}-{span[-1]}")
+    return ",".join(texts)

@@ -80,8 +80,9 @@ def submission_environment(environment: Mapping[str, str]) -> tuple[dict[str, st
     Returns:
         The environment without them, but with ``SLURM_CONF``; and the names that were dropped, sorted.
     """
-    dropped = tuple(sorted(name for name in environment if name.startswith(_DROPPED_PREFIXES) and name not in _KEPT))
-    return {name: value for name, value in environment.items() if name not in dropped}, dropped
+    dropped = sorted(name for name in environment if name.startswith(_DROPPED_PREFIXES) and name not in _KEPT)
+    inherited = {name: value for name, value in environment.items() if name not in dropped}
+    return inherited, tuple(dropped)
 
 
 @contextmanager

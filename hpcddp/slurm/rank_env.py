@@ -165,6 +165,7 @@ class RankEnv:
         nodes = variables.count("SLURM_STEP_NUM_NODES")
         node_rank = variables.number("SLURM_NODEID")
         tasks = variables.tasks_per_node("SLURM_STEP_TASKS_PER_NODE", nodes)
+        distribution, _, _ = variables.text("SLURM_DISTRIBUTION", "block").partition(":")
         return cls(
             rank=variables.number("SLURM_PROCID"),
             local_rank=variables.number("SLURM_LOCALID"),
@@ -174,8 +175,7 @@ class RankEnv:
             nodes=nodes,
             hosts=variables.hosts("SLURM_STEP_NODELIST"),
             tasks_per_node=tasks,
-            consecutive=max(tasks) == 1
-            or variables.text("SLURM_DISTRIBUTION", "block").partition(":")[0] in {"block", ""},
+            consecutive=max(tasks) == 1 or distribution in {"block", ""},
             job_id=own_job_id(variables.env),
             restart_count=variables.number("SLURM_RESTART_COUNT", 0),
             source="slurm",
@@ -243,8 +243,12 @@ class RankEnv:
             return self.hosts[0]
         if not (self.consecutive and self.tasks_per_node):
             return None
+        # On each node, the ranks below this number are on it or on a node before it.
         ends = accumulate(self.tasks_per_node)
-        return next((host for host, end in zip(self.hosts, ends, strict=True) if rank < end), None)
+        for host, end in zip(self.hosts, ends, strict=True):
+            if rank < end:
+                return host
+        return None
 
     def exports(self, master_addr: str, master_port: int) -> dict[str, str]:
         """Return the variables of PyTorch's env:// rendezvous.

@@ -63,17 +63,19 @@ def allocation_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[s
     problem = _problem_of_shell(environment)
     if problem is None:
         problem = _problem_of_allocation(spec, environment["SLURM_JOB_ID"], environment)
-    if problem is not None:
-        options = (
-            f"--{directive.flag}" if directive.value is None else f"--{directive.flag}={directive.value}"
-            for directive in request_of(spec)
-        )
-        salloc = shlex.join(["salloc", *options])
-        yield Obstacle(
-            sentence=f"--cluster here: {problem}; submit in the shell that this command opens: {salloc}; or give the "
-            "job to the queue: --cluster slurm",
-            can_force=False,
-        )
+    if problem is None:
+        return
+    salloc = ["salloc"]
+    for directive in request_of(spec):
+        if directive.value is None:
+            salloc.append(f"--{directive.flag}")
+        else:
+            salloc.append(f"--{directive.flag}={directive.value}")
+    yield Obstacle(
+        sentence=f"--cluster here: {problem}; submit in the shell that this command opens: {shlex.join(salloc)}; or "
+        "give the job to the queue: --cluster slurm",
+        can_force=False,
+    )
 
 
 def _problem_of_shell(environment: Mapping[str, str]) -> str | None:

@@ -331,9 +331,12 @@ def _has_wandb_key(variables: Mapping[str, str]) -> bool:
     if variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE", "").lower() in _WANDB_WITHOUT_KEY:
         return True
     host = urlsplit(variables.get("WANDB_BASE_URL") or f"https://{_WANDB_HOST}").hostname or _WANDB_HOST
-    home = variables.get("HOME")
-    files = [Path(variables[name]) for name in ("NETRC",) if variables.get(name)]
-    files += [Path(home) / name for name in (".netrc", "_netrc") if home]
+    files: list[Path] = []
+    if variables.get("NETRC"):
+        files.append(Path(variables["NETRC"]))
+    if variables.get("HOME"):
+        home = Path(variables["HOME"])
+        files += [home / ".netrc", home / "_netrc"]
     for file in files:
         try:
             # A named pipe would be waited for.
@@ -443,18 +446,26 @@ def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
     resumed has its values, and its braces are meant.
     """
     words = request.job.spec.command or ()
-    table = request.sweep_table
-    if request.run.path.exists() or any(map(is_placeholder, table.keys if table else ())):
+    if not words or request.run.path.exists():
         return
-    is_python = bool(words) and PYTHON.fullmatch(Path(words[0]).name) is not None
-    texts = [word.replace("${", "") for before, word in pairwise(words) if not (is_python and before == "-c")]
-    if names := sorted(placeholders_of(texts) - set(RUN_PLACEHOLDERS)):
-        held = listed([f"{{{name}}}" for name in names])
-        options = " ".join(f"--sweep {name}=VALUE,VALUE" for name in names)
-        yield (
-            f"command holds {held}, which no sweep gives a value, so that the program gets the braces as they are; to "
-            f"try several values, add {options}"
-        )
+    table = request.sweep_table
+    if table is not None and any(map(is_placeholder, table.keys)):
+        return
+    is_python = PYTHON.fullmatch(Path(words[0]).name) is not None
+    texts = []
+    for word_before, word in pairwise(words):
+        is_python_code = is_python and word_before == "-c"
+        if not is_python_code:
+            texts.append(word.replace("${", ""))
+    names = sorted(placeholders_of(texts) - set(RUN_PLACEHOLDERS))
+    if not names:
+        return
+    placeholders = listed([f"{{{name}}}" for name in names])
+    options = " ".join(f"--sweep {name}=VALUE,VALUE" for name in names)
+    yield (
+        f"command holds {placeholders}, which no sweep gives a value, so that the program gets the braces as they are; "
+        f"to try several values, add {options}"
+    )
 
 
 # A variable or a home directory at the beginning of a value, or behind an equals sign or a colon.

@@ -117,8 +117,10 @@ def find_project(request: SubmitRequest) -> Project:
     directory = request.directory.resolve()
     run_root = (directory / request.job.spec.run_root).resolve()
     git = find_git(directory, request.environment)
-    top = None if git is None else _top_of(git)
-    if git is None or top is None:
+    if git is None:
+        return _without_git(directory, run_root, request.job.spec)
+    top = _top_of(git)
+    if top is None:
         return _without_git(directory, run_root, request.job.spec)
     git = replace(git, directory=top)
     below_top = "" if directory == top else directory.relative_to(top).as_posix()
@@ -128,12 +130,12 @@ def find_project(request: SubmitRequest) -> Project:
     files = _files_of(git, "")
     if files is None:
         return replace(project, unknown=_SLOW)
-    environments = tuple(
-        str(PurePath(file.name).parent)
-        for file in files
-        if not file.is_tracked and file.name.endswith(f"/{_ENVIRONMENT_MARK}")
-    )
-    left_out = environments if project.run_root is None else (*environments, project.run_root)
+    untracked = [file.name for file in files if not file.is_tracked]
+    marks = [name for name in untracked if name.endswith(f"/{_ENVIRONMENT_MARK}")]
+    environments = tuple(str(PurePath(mark).parent) for mark in marks)
+    left_out = environments
+    if project.run_root is not None:
+        left_out = (*environments, project.run_root)
     if left_out:
         files = [file for file in files if not is_below(file.name, left_out)]
     return replace(project, files=tuple(files), visible_environments=environments)

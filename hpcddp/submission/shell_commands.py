@@ -85,12 +85,16 @@ def shell_text_of(command: Sequence[str]) -> ShellText | None:
         # A name without a slash is looked up in PATH.
         text = read_program(words[0]) if "/" in words[0] else ""
         shebang = _SHEBANG.match(text)
-        return None if shebang is None else ShellText(name=words[0], shell=shebang[1], text=text, file=words[0])
+        if shebang is None:
+            return None
+        return ShellText(name=words[0], shell=shebang[1], text=text, file=words[0])
     text_index = shell_text_index(words)
     if text_index is not None:
         return ShellText(name=f"the text of {words[0]} -c", shell=shell, text=words[text_index])
     file = shell_script(words)
-    return None if file is None else ShellText(name=file, shell=shell, text=read_program(file), file=file)
+    if file is None:
+        return None
+    return ShellText(name=file, shell=shell, text=read_program(file), file=file)
 
 
 def shell_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
