@@ -184,36 +184,36 @@ def _query(
     With proctrack/linuxproc Slurm signals every process of a task, twice within milliseconds at a preemption: a command
     that a task runs after the first signal is ended by the second one.
     """
-    done = _run(command, environment, timeout_s=timeout_s)
+    completed = _run(command, environment, timeout_s=timeout_s)
     for _ in range(_MAX_TRIES - 1):
-        if done.returncode >= 0:
+        if completed.returncode >= 0:
             break
-        done = _run(command, environment, timeout_s=timeout_s)
-    return done
+        completed = _run(command, environment, timeout_s=timeout_s)
+    return completed
 
 
-def _is_away(done: subprocess.CompletedProcess[str]) -> bool:
+def _is_away(completed: subprocess.CompletedProcess[str]) -> bool:
     """Return whether a command failed because no controller answered."""
-    return any(message in done.stderr for message in _AWAY)
+    return any(message in completed.stderr for message in _AWAY)
 
 
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
+def _reason(completed: subprocess.CompletedProcess[str]) -> str:
     """Return what the command printed about its failure, on one line."""
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return "; ".join(lines) or f"it exited with {done.returncode} and said nothing"
+    lines = [line.strip() for line in (completed.stderr or completed.stdout).splitlines() if line.strip()]
+    return "; ".join(lines) or f"it exited with {completed.returncode} and said nothing"
 
 
-def _failure(name: str, done: subprocess.CompletedProcess[str]) -> SlurmCommandError:
+def _failure(name: str, completed: subprocess.CompletedProcess[str]) -> SlurmCommandError:
     """Return the error for a command that failed; ``name`` is what the error calls it."""
-    error = SlurmUnavailableError if _is_away(done) else SlurmCommandError
-    return error(f"{name} failed: {_reason(done)}", returncode=done.returncode)
+    error = SlurmUnavailableError if _is_away(completed) else SlurmCommandError
+    return error(f"{name} failed: {_reason(completed)}", returncode=completed.returncode)
 
 
-def _output(done: subprocess.CompletedProcess[str], *, name: str) -> str:
+def _output(completed: subprocess.CompletedProcess[str], *, name: str) -> str:
     """Return what a command printed; ``name`` is what an error calls it."""
-    if done.returncode == 0:
-        return done.stdout
-    raise _failure(name, done)
+    if completed.returncode == 0:
+        return completed.stdout
+    raise _failure(name, completed)
 
 
 def ask(*command: str, environment: Mapping[str, str]) -> str:
@@ -304,16 +304,16 @@ def sbatch(
     """
     words = [f"--chdir={directory}"] if directory else []
     words += [f"--dependency={dependency}"] if dependency else []
-    done = _run(["sbatch", "--parsable", *words, *options, str(script)], environment)
-    if done.returncode == -SIGINT:
+    completed = _run(["sbatch", "--parsable", *words, *options, str(script)], environment)
+    if completed.returncode == -SIGINT:
         raise SlurmCommandError(
             "sbatch was interrupted before it printed a job id; if squeue --me shows the job all the same, end it with "
             "scancel",
-            returncode=done.returncode,
+            returncode=completed.returncode,
         )
-    if done.returncode != 0:
-        raise SlurmCommandError(f"sbatch refused the job: {_reason(done)}", returncode=done.returncode)
-    return parse_job_id(done.stdout)
+    if completed.returncode != 0:
+        raise SlurmCommandError(f"sbatch refused the job: {_reason(completed)}", returncode=completed.returncode)
+    return parse_job_id(completed.stdout)
 
 
 def script_of_job(job_id: str, environment: Mapping[str, str]) -> str:
@@ -344,10 +344,10 @@ def test_script(script: str, *, environment: Mapping[str, str], options: Sequenc
         SlurmUnavailableError: sbatch is not installed, or the controller does not answer.
         SlurmCommandError: Slurm would refuse the job; the message has its reason.
     """
-    done = _run(["sbatch", "--test-only", *options], environment, text=script)
-    if done.returncode != 0:
-        raise _failure("sbatch --test-only", done)
-    return _reason(done).removeprefix("sbatch: ")
+    completed = _run(["sbatch", "--test-only", *options], environment, text=script)
+    if completed.returncode != 0:
+        raise _failure("sbatch --test-only", completed)
+    return _reason(completed).removeprefix("sbatch: ")
 
 
 def start_srun(words: Sequence[str], *, environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -378,10 +378,10 @@ def start_srun(words: Sequence[str], *, environment: Mapping[str, str]) -> subpr
 def srun_knows(option: str, environment: Mapping[str, str]) -> bool:
     """Return whether srun has an option, such as ``--container-image``; plugins of a site add options."""
     try:
-        done = _query(["srun", "--help"], environment)
+        completed = _query(["srun", "--help"], environment)
     except SlurmUnavailableError:
         return False
-    return option in done.stdout
+    return option in completed.stdout
 
 
 def queue(environment: Mapping[str, str]) -> list[QueuedJob]:
@@ -479,12 +479,13 @@ def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> 
     """
     # Submit times are compared, so the user's format must not apply (scontrol(1), SLURM_TIME_FORMAT).
     environment = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
-    done = _query(["scontrol", "show", "job", job_id], environment)
-    if done.returncode == 0:
-        return [parse_job(record) for record in _records_of(done.stdout) if record.strip()]
-    if _UNKNOWN_JOB in done.stderr or _UNKNOWN_ELEMENT.format(job_id=job_id) in done.stdout + done.stderr:
+    completed = _query(["scontrol", "show", "job", job_id], environment)
+    if completed.returncode == 0:
+        return [parse_job(record) for record in _records_of(completed.stdout) if record.strip()]
+    is_unknown_element = _UNKNOWN_ELEMENT.format(job_id=job_id) in completed.stdout + completed.stderr
+    if is_unknown_element or _UNKNOWN_JOB in completed.stderr:
         return []
-    raise _failure(f"scontrol show job {job_id}", done)
+    raise _failure(f"scontrol show job {job_id}", completed)
 
 
 def show_job_details(job_id: str, *, environment: Mapping[str, str]) -> str | None:
@@ -497,10 +498,10 @@ def show_job_details(job_id: str, *, environment: Mapping[str, str]) -> str | No
         SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
         SlurmCommandError: the controller refused the request.
     """
-    done = _query(["scontrol", "show", "job", "--details", job_id], environment)
-    if done.returncode != 0 and _UNKNOWN_JOB in done.stderr:
+    completed = _query(["scontrol", "show", "job", "--details", job_id], environment)
+    if completed.returncode != 0 and _UNKNOWN_JOB in completed.stderr:
         return None
-    return _output(done, name=f"scontrol show job {job_id}")
+    return _output(completed, name=f"scontrol show job {job_id}")
 
 
 def requeue(job_id: str) -> None:
@@ -668,8 +669,8 @@ def partitions(environment: Mapping[str, str]) -> list[str]:
         SlurmUnavailableError: sinfo is not installed, or the controller does not answer in time.
         SlurmCommandError: the controller refused the request.
     """
-    done = _run(["sinfo", "--noheader", "--format=%R"], environment, timeout_s=_COMPLETION_TIMEOUT_S)
-    return sorted(set(_output(done, name="sinfo").split()))
+    completed = _run(["sinfo", "--noheader", "--format=%R"], environment, timeout_s=_COMPLETION_TIMEOUT_S)
+    return sorted(set(_output(completed, name="sinfo").split()))
 
 
 def node_states(environment: Mapping[str, str]) -> dict[str, str]:

@@ -475,13 +475,15 @@ _UNEXPANDED = re.compile(r"(?:^|[=:])(?:\$\{?[A-Za-z_]|~/)", re.ASCII)
 def unexpanded_values(request: SubmitRequest) -> Iterator[str]:
     """Yield a sentence about values that look as if a shell would expand them: the program gets them as they are."""
     spec = request.job.spec
-    held = [f"environment.env.{name}" for name, value in spec.environment.env.items() if _UNEXPANDED.search(value)]
+    unexpanded = [
+        f"environment.env.{name}" for name, value in spec.environment.env.items() if _UNEXPANDED.search(value)
+    ]
     words = words_outside_shell_texts(spec.command or ())
-    held += [f"the word {word!r} of command" for word in words if _UNEXPANDED.search(word)]
-    if held:
+    unexpanded += [f"the word {word!r} of command" for word in words if _UNEXPANDED.search(word)]
+    if unexpanded:
         yield (
-            f"{', '.join(held)}: $NAME and ~/ are not expanded there, so that the program gets them as they are; write "
-            "the whole path, or let a shell in the task expand it: -- bash -c 'COMMAND'"
+            f"{', '.join(unexpanded)}: $NAME and ~/ are not expanded there, so that the program gets them as they are; "
+            "write the whole path, or let a shell in the task expand it: -- bash -c 'COMMAND'"
         )
 
 

@@ -214,17 +214,19 @@ def _without_hpcddp(
     section = spec.environment
     # ``absolute`` does not follow links: the link in a virtual environment is what selects its packages.
     probe = [str(python.absolute()), "-P", "-c", _PROBE, *_packages(spec)]
-    done = _run(probe, {**environment, **section.env})
-    if done.returncode != 0:
-        install = shlex.join([*(add or [str(python), "-m", "pip", "install"]), pip_requirement()])
-        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing").strip()
+    completed = _run(probe, {**environment, **section.env})
+    if completed.returncode != 0:
+        installer = add or [str(python), "-m", "pip", "install"]
+        install = shlex.join([*installer, pip_requirement()])
+        lines = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
+        reason = lines[-1] if lines else "it said nothing"
         yield Obstacle(
             sentence=f"{named} cannot run hpcddp ({reason}); run: {install}",
             # Modules and shell lines may add it on the node.
             certain=not (section.modules or section.setup),
         )
         return
-    version, *missing = done.stdout.split() or [""]
+    version, *missing = completed.stdout.split() or [""]
     if missing and section.container is None:
         yield _without_packages(spec, missing, str(python))
     if version != __version__:

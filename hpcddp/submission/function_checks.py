@@ -81,10 +81,10 @@ def meant_module(module: str, variables: Mapping[str, str]) -> str | None:
 def _named_functions(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield the keys of the job that hold a function of the user, and the functions."""
     train = spec.train
-    held: dict[str, str | None] = {"entrypoint": spec.entrypoint, "batch.group": spec.batch.group}
+    values: dict[str, str | None] = {"entrypoint": spec.entrypoint, "batch.group": spec.batch.group}
     if train is not None:
-        held |= {"train.model": train.model, "train.dataset": train.dataset, "train.loss": train.loss}
-    yield from ((key, name) for key, name in held.items() if name is not None and ":" in name)
+        values |= {"train.model": train.model, "train.dataset": train.dataset, "train.loss": train.loss}
+    yield from ((key, name) for key, name in values.items() if name is not None and ":" in name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,17 +206,21 @@ def _parse(spec: ModuleSpec, module: str) -> Module | None:
 
 def _calls_collectives(module: Module, name: str, *, read_module: ReadModule) -> str | None:
     """Return which collective a loss of shares calls; None if none is seen."""
-    called = collective_in(module, name, read_module)
-    return called and (
-        f"calls {called}, in which every rank must take part, and a rank without samples does not call a loss of "
+    collective = collective_in(module, name, read_module)
+    if collective is None:
+        return None
+    return (
+        f"calls {collective}, in which every rank must take part, and a rank without samples does not call a loss of "
         "shares; write train.loss_reduction: global, and check the loss with hpcddp doctor ddp"
     )
 
 
 def _not_called_with_one(module: Module, name: str) -> str | None:
     """Return why a module's function cannot be called with one argument; None if it can, or if that is not known."""
-    what = _arguments_not_one(module.body, name)
-    return what and f"{what}, but an entrypoint is called with one argument, the context; write def {name}(context)"
+    arguments = _arguments_not_one(module.body, name)
+    if arguments is None:
+        return None
+    return f"{arguments}, but an entrypoint is called with one argument, the context; write def {name}(context)"
 
 
 def _refuses_arguments(
