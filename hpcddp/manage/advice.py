@@ -57,25 +57,29 @@ def advice_for(goodput: Goodput, *, events: Sequence[Event], data_wait_share: fl
         return Advice(sentence=f"The goodput is unknown: {goodput.unknown}.")
     attempts_with_loss = _attempts_with_loss(goodput, events)
     phase = _largest_phase_to_shorten(goodput, has_loss=bool(attempts_with_loss))
-    phase_share = 0.0 if phase is None else goodput.share(phase)
-    waiting_share = data_wait_share * goodput.share(Phase.TRAINING)
-    if waiting_share > max(1 - _GOOD_GOODPUT, phase_share):
-        sentence = f"{_LOAD_FASTER} That was {waiting_share:.0%} of the time on the nodes."
+    phase_share = 0.0
+    if phase is not None:
+        phase_share = goodput.share(phase)
+
+    data_wait_of_all = data_wait_share * goodput.share(Phase.TRAINING)
+    if data_wait_of_all > 1 - _GOOD_GOODPUT and data_wait_of_all > phase_share:
+        sentence = f"{_LOAD_FASTER} That was {data_wait_of_all:.0%} of the time on the nodes."
         return Advice(sentence=sentence, phase=Phase.TRAINING)
-    if goodput.value >= _GOOD_GOODPUT or phase is None:
-        return Advice(
-            sentence=f"Nothing to change: {goodput.value:.1%} of the time on the nodes was training that counts."
-        )
+
+    if phase is None or goodput.value >= _GOOD_GOODPUT:
+        sentence = f"Nothing to change: {goodput.value:.1%} of the time on the nodes was training that counts."
+        return Advice(sentence=sentence)
+
     if phase is Phase.LOST:
         instruction = _save_more_often(goodput, events, attempts_with_loss)
     elif phase is Phase.START_UP and not is_local:
         instruction = _start_less_often(goodput, events)
     else:
         instruction = _INSTRUCTIONS.get(phase, _OTHER_INSTRUCTION)
-    seconds = goodput.seconds
-    sentence = f"{instruction} That was {duration_text(seconds[phase])}, {phase_share:.0%} of the time on the nodes"
-    queue_s = seconds.get(Phase.QUEUE, 0.0)
-    if queue_s > _on_nodes_s(goodput) and not is_local:
+    duration = duration_text(goodput.seconds[phase])
+    sentence = f"{instruction} That was {duration}, {phase_share:.0%} of the time on the nodes"
+    queue_s = goodput.seconds.get(Phase.QUEUE, 0.0)
+    if not is_local and queue_s > _on_nodes_s(goodput):
         sentence += (
             f". The queue took longer, {duration_text(queue_s)}: fewer nodes or a shorter time limit may start earlier"
         )

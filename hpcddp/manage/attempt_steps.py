@@ -62,6 +62,10 @@ def attempts_of(run: RunRecords) -> list[Attempt]:
             last_counted_step = _step_kept_at_end(run, recorders[index])
         else:
             last_counted_step = _lowest_step(resumed_steps[index + 1 :])
+        is_running = next_start is None and run.is_alive
+        end = None
+        if not is_running:
+            end = _end_of(records, events, stretches, next_start)
         attempt = Attempt(
             records=records,
             events=events_of_attempt(events, records.number, next_start),
@@ -71,7 +75,7 @@ def attempts_of(run: RunRecords) -> list[Attempt]:
             resumed_from=resumed_steps[index],
             last_counted_step=last_counted_step,
             counted_stretches=_stretches_until(last_counted_step, stretches),
-            end=None if next_start is None and run.is_alive else _end_of(records, events, stretches, next_start),
+            end=end,
         )
         attempts.append(attempt)
     return attempts

@@ -52,39 +52,43 @@ class DamagedRunError(CancelError):
 def cancel(status: RunStatus, *, end: End) -> str:
     """Cancel a run, and return what happens now, in a sentence.
 
-    Args:
-        end: cancels Slurm jobs.
-
     Raises:
         CancelError: it is unknown whether the job that would be cancelled is the run's.
         DamagedRunError: a record of the job or the result is damaged.
     """
-    run = status.run
     job = status.files.job
     if not status.files.is_job_known and status.files.result is None:
         raise DamagedRunError(f"nothing was cancelled: {status.files.damaged[0]}")
-    if status.state is State.UNKNOWN or (status.state.is_alive and job is None):
-        raise CancelError(
-            f"nothing was cancelled: the state of the run {run.run_id} is unknown; try again where Slurm, or the "
-            "machine that it was started on, can be queried"
-        )
-    if not status.state.is_alive or job is None:
+    has_ended = not status.state.is_alive and status.state is not State.UNKNOWN
+    if has_ended:
         what = _signal_left_behind([status]) or "there is nothing to cancel"
-        return f"run {run.run_id} has ended already ({status.state}); {what}"
+        return f"run {status.run.run_id} has ended already ({status.state}); {what}"
+    if status.state is State.UNKNOWN or job is None:
+        raise CancelError(
+            f"nothing was cancelled: the state of the run {status.run.run_id} is unknown; try again where Slurm, or "
+            "the machine that it was started on, can be queried"
+        )
     _append_cancel_event(status)
     if job.local:
-        is_signalled = _signal_batch_script(job)
-        if not status.state.has_nodes:
-            _conclude(status)
-            return f"run {run.run_id} is cancelled before its turn; to start it: {resume_command(run)}"
-        if not is_signalled:
-            return f"run {run.run_id} has ended meanwhile; there is nothing to cancel"
-        return _sentence_about_signalled(run)
+        return _cancel_on_this_machine(status, job)
     end([job.job_id])
     if status.state.has_nodes:
         return _sentence_about_ending(status, job.job_id)
     saved_step = _conclude(status)
     return _sentence_about_waiting(status, job.job_id, saved_step)
+
+
+def _cancel_on_this_machine(status: RunStatus, job: Job) -> str:
+    """End a run on this machine, and return what happens now, in a sentence."""
+    run = status.run
+    still_ran = _signal_batch_script(job)
+    if not status.state.has_nodes:
+        _conclude(status)
+        return f"run {run.run_id} is cancelled before its turn; to start it: {resume_command(run)}"
+    if not still_ran:
+        return f"run {run.run_id} has ended meanwhile; there is nothing to cancel"
+    reaction = "its program receives SIGTERM" if _is_command(run) else "it saves and exits"
+    return f"run {run.run_id} was signalled; {reaction}. To resume later: {resume_command(run)}"
 
 
 def _signal_batch_script(job: Job) -> bool:
@@ -94,12 +98,6 @@ def _signal_batch_script(job: Job) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _sentence_about_signalled(run: RunDirectory) -> str:
-    """Return what happens to a run on this machine."""
-    reaction = "its program receives SIGTERM" if _is_command(run) else "it saves and exits"
-    return f"run {run.run_id} was signalled; {reaction}. To resume later: {resume_command(run)}"
 
 
 def _sentence_about_waiting(status: RunStatus, job_id: str, saved_step: int) -> str:
@@ -186,7 +184,6 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     """Cancel all elements of a sweep, and return what happens now, in a sentence.
 
     Args:
-        end: cancels Slurm jobs.
         now: seconds since the epoch.
 
     Raises:
@@ -197,27 +194,28 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
         raise CancelError(
             f"nothing was cancelled: Slurm cannot say which elements of {sweep.sweep_id} are alive; try later"
         )
-    alive = [element for element in status.elements if element.state.is_alive and element.files.job is not None]
     signalled = _signal_left_behind(status.elements)
+    alive = [element for element in status.elements if element.state.is_alive and element.files.job is not None]
     if not alive:
         what = signalled or "there is nothing to cancel"
         return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); {what}"
     for element in alive:
         _append_cancel_event(element)
-    jobs = _jobs_of(alive)
-    for job in jobs:
+    jobs_in_slurm = []
+    for job in _jobs_of(alive):
         if job.local:
             _signal_batch_script(job)
-    job_ids = [job.job_id for job in jobs if not job.local]
-    if job_ids:
-        end(_joined_by_array(job_ids))
+        else:
+            jobs_in_slurm.append(job.job_id)
+    if jobs_in_slurm:
+        end(_joined_by_array(jobs_in_slurm))
     for element in alive:
         if not element.state.has_nodes and element.run.path.is_dir():
             _conclude(element)
     # Elements that have not begun have no directory of their own.
     with write_errors_printed(sweep.directory.events):
         _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
-    return _sentence_about_sweep(sweep, alive, is_local=not job_ids, signalled=signalled)
+    return _sentence_about_sweep(sweep, alive, is_local=not jobs_in_slurm, signalled=signalled)
 
 
 def _sentence_about_sweep(sweep: Sweep, alive: Sequence[RunStatus], *, is_local: bool, signalled: str | None) -> str:
@@ -313,8 +311,8 @@ def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[fl
     run = status.run
     job_id = _live_job(status)
     spec = read_job_file(run)
-    may_continue = not spec.requeue.left_to_slurm or spec.requeue.allow_continuation
-    if not may_continue and not commands.may_requeue(job_id):
+    is_left_to_slurm = spec.requeue.left_to_slurm and not spec.requeue.allow_continuation
+    if is_left_to_slurm and not commands.may_requeue(job_id):
         raise RequeueError(
             f"Slurm is not allowed to requeue job {job_id}; end the run with hpcddp cancel {run.run_id}, then resume "
             f"it with {resume_command(run)}"

@@ -37,27 +37,44 @@ def _sentence(
     group: str, collectives_by_rank: Mapping[int, Sequence[Collective]], silent_ranks: list[int]
 ) -> str | None:
     """Return which ranks wait in the first collective of a group that did not end; None if all have ended."""
-    open_numbers: list[int] = []
+    unfinished_numbers: list[int] = []
     for collectives in collectives_by_rank.values():
-        open_numbers += [collective.number for collective in collectives if not collective.is_finished]
-    if not open_numbers:
+        unfinished_numbers += [collective.number for collective in collectives if not collective.is_finished]
+    if not unfinished_numbers:
         return None
-    first_open = min(open_numbers)
-    ranks_by_call: dict[str, list[int]] = {}
-    ranks_by_last: dict[int, list[int]] = {}
-    for rank, collectives in collectives_by_rank.items():
-        reached = next((collective for collective in collectives if collective.number == first_open), None)
-        last = max((collective.number for collective in collectives), default=0)
-        if reached is not None and not reached.is_finished:
-            ranks_by_call.setdefault(reached.call, []).append(rank)
-        elif last < first_open:
-            ranks_by_last.setdefault(last, []).append(rank)
-    parts = [f"{numbered_text('rank', ranks)} in {call}" for call, ranks in ranks_by_call.items()]
-    for last, ranks in ranks_by_last.items():
-        parts.append(f"{numbered_text('rank', ranks)} not there yet (last: {last or 'none'})")
+    number = min(unfinished_numbers)
+    waiting_ranks = _waiting_ranks_by_call(number, collectives_by_rank)
+    late_ranks = _late_ranks_by_last_number(number, collectives_by_rank)
+    parts = [f"{numbered_text('rank', ranks)} in {call}" for call, ranks in waiting_ranks.items()]
+    for last_number, ranks in late_ranks.items():
+        parts.append(f"{numbered_text('rank', ranks)} not there yet (last: {last_number or 'none'})")
     if silent_ranks:
         parts.append(f"{numbered_text('rank', silent_ranks)} without a trace")
-    sentence = f"collective {first_open} of the process group {group} did not end: {', '.join(parts)}"
-    if len(ranks_by_call) > 1:
+    sentence = f"collective {number} of the process group {group} did not end: {', '.join(parts)}"
+    if len(waiting_ranks) > 1:
         sentence += "; the ranks call different collectives"
     return sentence
+
+
+def _waiting_ranks_by_call(
+    number: int, collectives_by_rank: Mapping[int, Sequence[Collective]]
+) -> dict[str, list[int]]:
+    """Return the ranks that are in the collective with a number, by what they call."""
+    ranks_by_call: dict[str, list[int]] = {}
+    for rank, collectives in collectives_by_rank.items():
+        collective = next((collective for collective in collectives if collective.number == number), None)
+        if collective is not None and not collective.is_finished:
+            ranks_by_call.setdefault(collective.call, []).append(rank)
+    return ranks_by_call
+
+
+def _late_ranks_by_last_number(
+    number: int, collectives_by_rank: Mapping[int, Sequence[Collective]]
+) -> dict[int, list[int]]:
+    """Return the ranks that have not reached the collective with a number, by that of their last one; 0 is none."""
+    ranks_by_last_number: dict[int, list[int]] = {}
+    for rank, collectives in collectives_by_rank.items():
+        last_number = max((collective.number for collective in collectives), default=0)
+        if last_number < number:
+            ranks_by_last_number.setdefault(last_number, []).append(rank)
+    return ranks_by_last_number

@@ -90,20 +90,27 @@ def page(
     Raises:
         NoMatplotlibError: matplotlib is not installed.
     """
-    drawer = Drawer()
     is_single = len(reports) == 1
-    metric = sorted_by
-    order = list(reports)
     heading = None
     if sorted_by is not None:
+        metric: str | None = sorted_by
+        order = list(reports)
         heading = f"by the last {sorted_by}, the {best_extreme(sorted_by)} first"
-    elif not is_single:
+    elif is_single:
+        metric = None
+        order = list(reports)
+    else:
         metric, order = ranked(reports)
         if metric is not None:
             heading = f"the best {metric} first"
+    ranking = []
+    if not is_single:
+        ranking = [_row(rank, report, metric) for rank, report in enumerate(order, start=1)]
+
+    detailed = order[:_RUNS_DETAILED]
     with_curves = [report for report in order if report.measured.lines]
     drawn = with_curves[:_RUNS_DRAWN]
-    detailed = order[:_RUNS_DETAILED]
+    drawer = Drawer()
     texts = _Texts()
     return _template().render(
         title=title,
@@ -114,7 +121,7 @@ def page(
         is_single=is_single,
         is_sweep=is_sweep,
         heading=heading,
-        ranking=[] if is_single else [_row(rank, report, metric) for rank, report in enumerate(order, start=1)],
+        ranking=ranking,
         legend=[{"color": f"--c{color}", "label": label} for color, label in enumerate(_short_labels(drawn))],
         left_undrawn=len(with_curves) - len(drawn),
         charts=list(_charts(drawn, drawer)),
@@ -221,6 +228,13 @@ def _run_values(report: RunReport, drawer: Drawer, texts: _Texts) -> dict[str, A
     files = report.status.files
     began = report.began
     ended = max((attempt.ended for attempt in report.attempts), default=None)
+    wall_s = None
+    if began is not None and ended is not None:
+        wall_s = ended - began
+    sources = []
+    for source in report.sources:
+        packages = ", ".join(f"{name} {version}" for name, version in source.packages.items())
+        sources.append({"source": source, "diff": texts.take(source.diff), "packages": packages})
     return {
         "id": report.run.run_id,
         "label": _label(report),
@@ -233,7 +247,7 @@ def _run_values(report: RunReport, drawer: Drawer, texts: _Texts) -> dict[str, A
         "began": began,
         "ended": ended,
         "is_running": any(attempt.is_running for attempt in report.attempts),
-        "wall_s": None if began is None or ended is None else ended - began,
+        "wall_s": wall_s,
         "queue_s": goodput.seconds.get(Phase.QUEUE),
         "device": report.device,
         "hours": goodput.total_device_hours,
@@ -252,14 +266,7 @@ def _run_values(report: RunReport, drawer: Drawer, texts: _Texts) -> dict[str, A
         "saves": _durations(report.saves),
         "checkpoints": report.checkpoints,
         "error": _error(report),
-        "sources": [
-            {
-                "source": source,
-                "diff": texts.take(source.diff),
-                "packages": ", ".join(f"{name} {version}" for name, version in source.packages.items()),
-            }
-            for source in report.sources
-        ],
+        "sources": sources,
         "code_changes": report.code_changes,
         "job_file": texts.take(_job_file_text(report)),
         "damaged": report.damaged,
@@ -341,8 +348,8 @@ def _in_order_of_page(names: Sequence[str]) -> list[str]:
 def _charts(reports: Sequence[RunReport], drawer: Drawer) -> Iterator[Chart]:
     """Yield a chart for each metric; the first run has the first colour."""
     names = _names_of_charts(reports)
-    points = _POINTS // max(1, 4 * len(names) * len(reports))
-    points = max(_FEWEST_POINTS, min(_MOST_POINTS, points))
+    fitting_points = _POINTS // max(1, 4 * len(names) * len(reports))
+    points_of_curve = max(_FEWEST_POINTS, min(_MOST_POINTS, fitting_points))
     longest_s = max((_wall_s(report) for report in reports), default=0.0)
     unit_s, unit = time_unit(longest_s)
     last_step = max((report.measured.last_step for report in reports), default=0)
@@ -359,18 +366,16 @@ def _charts(reports: Sequence[RunReport], drawer: Drawer) -> Iterator[Chart]:
             if metric is None:
                 continue
             lines = sum(piece.lines for piece in metric.pieces)
-            pieces = joined_pieces(metric.pieces, math.ceil(lines / points))
+            pieces = joined_pieces(metric.pieces, math.ceil(lines / points_of_curve))
             curves_over_steps.append(Curve.over_steps(pieces, color))
             curves_over_time.append(Curve.over_time(pieces, color, began=report.began or 0.0, unit_s=unit_s))
-        is_logarithmic = _spans_powers_of_ten(curves_over_steps)
+        is_log = _spans_powers_of_ten(curves_over_steps)
         yield Chart(
             title=_clean(name),
-            over_steps=drawer.chart(curves_over_steps, step_marks, width=last_step, is_logarithmic=is_logarithmic),
-            over_time=drawer.chart(
-                curves_over_time, time_marks, width=longest_s / unit_s, is_logarithmic=is_logarithmic
-            ),
+            over_steps=drawer.chart(curves_over_steps, step_marks, width=last_step, is_logarithmic=is_log),
+            over_time=drawer.chart(curves_over_time, time_marks, width=longest_s / unit_s, is_logarithmic=is_log),
             unit=unit,
-            is_logarithmic=is_logarithmic,
+            is_logarithmic=is_log,
         )
 
 
