@@ -122,6 +122,7 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
     submission, submission_damage = record_or_damage(lambda: read_submission(run))
     start, start_damage = record_or_damage(lambda: newest_start(run))
     result, result_damage = record_or_damage(lambda: read_result(run))
+    job_damage = _sentences(submission_damage, start_damage, result_damage)
     have_ranks_met = False
     ranks_damage = None
     if attempt is not None:
@@ -130,13 +131,12 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
     plan, plan_damage = record_or_damage(lambda: read_plan(run))
     events, events_damage = lines_or_damage(run.events, lambda: read_event_log(run.events, TAIL_BYTES))
     metrics, metrics_damage = lines_or_damage(run.metrics, lambda: read_metrics(run.metrics, _METRICS_TAIL_BYTES))
-    job_damage = _sentences(submission_damage, start_damage, result_damage)
     progress = None
     if metrics:
         attempt_began = 0.0 if start is None else start.time
         progress = progress_of(metrics, since=attempt_began, written=time_written(run.metrics))
-    starts_over_sentence = None
     is_finished = result is not None and result.status == FINISHED
+    starts_over_sentence = None
     if attempt is not None and not is_finished:
         starts_over_sentence = starts_over(run, attempt)
     return RunFiles(

@@ -374,29 +374,18 @@ class RunMetrics:
     ) -> None:
         visible_s = self._visible_s(attempt_index, times[-1])
         stretches = self.stretches[attempt_index]
-
-        def stretch_of(first: int, end: int) -> Stretch:
-            rows = slice(first, end)
-            return Stretch(
-                lines=end - first,
-                first_step=steps[first],
-                lowest_step=min(steps[rows]),
-                highest_step=max(steps[rows]),
-                began=times[first] - step_s[first],
-                ended=times[end - 1],
-                step_s=sum(step_s[rows]),
-                eval_s=sum(eval_s[rows]),
-            )
-
         for first in range(0, len(steps), self._stretch_lines):
-            end = min(first + self._stretch_lines, len(steps))
-            stretch = stretch_of(first, end)
+            rows = slice(first, first + self._stretch_lines)
+            stretch = _stretch_of(steps[rows], times[rows], step_s[rows], eval_s[rows])
             pauses_s = stretch.ended - stretch.began - stretch.step_s
-            if end - first > 1 and (stretch.eval_s > visible_s or pauses_s > visible_s):
-                for line in range(first, end):
-                    _append(stretches, stretch_of(line, line + 1), self._stretch_lines, visible_s)
-            else:
+            hides_pause = stretch.eval_s > visible_s or pauses_s > visible_s
+            if not hides_pause:
                 _append(stretches, stretch, self._stretch_lines, visible_s)
+                continue
+            for line in range(first, first + stretch.lines):
+                row = slice(line, line + 1)
+                line_stretch = _stretch_of(steps[row], times[row], step_s[row], eval_s[row])
+                _append(stretches, line_stretch, self._stretch_lines, visible_s)
         while sum(map(len, self.stretches)) > _MOST_STRETCHES * (1 + attempt_index):
             self._stretch_lines *= 2
             for index in range(attempt_index + 1):
@@ -415,6 +404,22 @@ class RunMetrics:
 
     def _visible_s(self, attempt_index: int, time: float) -> float:
         return max(0.0, _VISIBLE * (time - self.starts[attempt_index].began)) if self.starts else 0.0
+
+
+def _stretch_of(
+    steps: Sequence[int], times: Sequence[float], step_s: Sequence[float], eval_s: Sequence[float]
+) -> Stretch:
+    """Return all these lines, at least one, as one stretch."""
+    return Stretch(
+        lines=len(steps),
+        first_step=steps[0],
+        lowest_step=min(steps),
+        highest_step=max(steps),
+        began=times[0] - step_s[0],
+        ended=times[-1],
+        step_s=sum(step_s),
+        eval_s=sum(eval_s),
+    )
 
 
 def _append(stretches: list[Stretch], stretch: Stretch, lines: int, visible_s: float) -> None:
