@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import islice
@@ -36,38 +37,40 @@ def ratio_text(ratio: Fraction) -> str:
 def scaling_findings(
     rate: LearningRate, optimizer: Optimizer | None, global_batch_size: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield the reasons why ``learning_rate.rule`` cannot be applied: the key and the message.
+    """Yield the reason why ``learning_rate.rule`` cannot be applied, if there is one: the key and the message.
 
     Args:
-        rate: the job's ``learning_rate``.
         optimizer: the job's ``train.optimizer``; None = unknown.
         global_batch_size: B.
     """
     if optimizer is None or optimizer.name not in ADAM_FAMILY:
         return
     if rate.rule == "linear":
-        yield (
-            "learning_rate.rule",
-            (
-                f"is linear, and the steps of {optimizer.name} do not grow with the gradient, so that their rate "
-                "follows the square root of the batch (Malladi et al. 2022); write sqrt, or none"
-            ),
+        sentence = (
+            f"is linear, and the steps of {optimizer.name} do not grow with the gradient, so that their rate follows "
+            "the square root of the batch (Malladi et al. 2022); write sqrt, or none"
         )
+        yield "learning_rate.rule", sentence
+        return
+    base = rate.base_global_batch_size
+    if rate.rule != "sqrt" or base is None or base == global_batch_size:
+        return
     kappa = batch_ratio(rate, global_batch_size)
     beta = min(optimizer.betas)
     growth = kappa * (1 - as_written(beta))
-    if rate.rule == "sqrt" and kappa != 1 and growth >= 1:
-        # The largest B below B0 / (1 - beta).
-        largest = -(-(rate.base_global_batch_size or 1) // (1 - as_written(beta))) - 1
-        smaller = f"batch.global_batch_size {largest} or less, " if largest >= 1 else ""
-        yield (
-            "learning_rate.rule",
-            (
-                f"is sqrt, and kappa * (1 - beta) is {ratio_text(kappa)} * (1 - {beta!r}) = {ratio_text(growth)} for "
-                f"train.optimizer.betas {list(optimizer.betas)}, which must be below 1, or nothing is averaged over "
-                f"steps; write {smaller}betas closer to 1, or rule: none"
-            ),
-        )
+    if growth < 1:
+        return
+    way_out = "write betas closer to 1, or rule: none"
+    # The largest B below B0 / (1 - beta).
+    largest = math.ceil(base / (1 - as_written(beta))) - 1
+    if largest >= 1:
+        way_out = f"write batch.global_batch_size {largest} or less, betas closer to 1, or rule: none"
+    sentence = (
+        f"is sqrt, and kappa * (1 - beta) is {ratio_text(kappa)} * (1 - {beta!r}) = {ratio_text(growth)} for "
+        f"train.optimizer.betas {list(optimizer.betas)}, which must be below 1, or nothing is averaged over steps; "
+        f"{way_out}"
+    )
+    yield "learning_rate.rule", sentence
 
 
 def fixed_ways_out(global_batch_size: int, world_size: int, size: int) -> list[str]:
@@ -105,7 +108,6 @@ def why_ranks_idle(global_batch_size: int, world_size: int, unit: Unit, *, layou
     Args:
         global_batch_size: B.
         world_size: W.
-        unit: what B counts.
         layout: where W comes from, such as " (2 x 4)".
     """
     if global_batch_size >= world_size:

@@ -35,37 +35,43 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None, option: st
     """Return the message for one validation error.
 
     Args:
-        error: pydantic's error.
-        path: its key path.
         written: how the value was spelled, where it was no text.
         option: the option that gives this field alone, ``--set train.epochs`` or ``--nodes``; None for a value from
             elsewhere.
     """
+    kind = error["type"]
     value = error["input"]
-    if error["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         return unknown_key(path)
-    if error["type"] == "missing" and path[-1].isdecimal():
-        return f"is missing from the list; write {int(path[-1]) + 1} items or more"
-    if error["type"] == "missing":
-        return f"is missing; write for example {path[-1]}: {example_of(path) or '...'}"
+    if kind == "missing":
+        return _sentence_about_missing(path)
     if "[key]" in error["loc"]:
         why, instead = _reason(error, value, None)
         return f"is not a valid key: {why.removeprefix('and ')}; {instead}"
     if path == _GRES and isinstance(value, str):
-        why = "as sbatch takes it"
-        instead = f"write {_instead_of_gres(value, option)}"
-    elif error["type"] in {"model_type", "model_attributes_type"}:
+        return f"is {shown(value, written=written)}, as sbatch takes it; write {_instead_of_gres(value, option)}"
+
+    if kind in {"model_type", "model_attributes_type"}:
         why = "expected a section"
         instead = _first_field(path, written or value, option)
     elif is_secret(path):
-        why, instead = _reason(error, value if value is None else _HIDDEN, None)
+        hidden_value = None if value is None else _HIDDEN
+        why, instead = _reason(error, hidden_value, None)
     else:
         why, instead = _reason(error, value, written, option)
     if is_secret(path) and not isinstance(value, dict | list | None):
         return f"contains a value that is not shown here, {why}; {instead}"
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    kind = "the number " if number and error["type"] == "string_type" else ""
-    return f"is {kind}{shown(value, written=written)}, {why}; {instead}"
+    value_text = shown(value, written=written)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and kind == "string_type":
+        value_text = f"the number {value_text}"
+    return f"is {value_text}, {why}; {instead}"
+
+
+def _sentence_about_missing(path: Path) -> str:
+    if path[-1].isdecimal():
+        return f"is missing from the list; write {int(path[-1]) + 1} items or more"
+    return f"is missing; write for example {path[-1]}: {example_of(path) or '...'}"
 
 
 def _instead_of_gres(text: str, option: str | None) -> str:

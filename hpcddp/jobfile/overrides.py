@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path as FilePath
@@ -148,7 +148,7 @@ def sweep_overrides(axes: Sequence[str], file: FilePath | None, max_parallel: in
         sentence = f"cannot be combined with {SWEEP_OPTION}; write the values of both into the file"
         raise JobFileError.of([Problem(file=_FILE_OPTION, sentence=sentence)])
     if axes:
-        overrides += _of_axes(axes)
+        overrides += _overrides_of_axes(axes)
     if file is not None:
         source = Source(origin=_FILE_OPTION, file=str(file))
         overrides.append(Override(path=("sweep",), value=_read_file(file), source=source))
@@ -158,31 +158,43 @@ def sweep_overrides(axes: Sequence[str], file: FilePath | None, max_parallel: in
     return tuple(overrides)
 
 
-def _of_axes(axes: Sequence[str]) -> Iterator[Override]:
-    problems: list[Problem] = []
-    # The options replace the sweep of the job file.
+def _overrides_of_axes(axes: Sequence[str]) -> list[Override]:
+    """Return the values of ``--sweep KEY=VALUES``, which replace the sweep of the job file.
+
+    Raises:
+        JobFileError: with every problem of them.
+    """
     overrides = [Override(path=("sweep",), value={}, source=Source(origin=SWEEP_OPTION, file=SWEEP_OPTION))]
+    problems = []
     for text in axes:
-        key, equals, values = text.partition("=")
-        key = key.strip()
-        file = f"{SWEEP_OPTION} {key}"
-        if not equals or not key:
-            sentence = _no_axis(key) if key else "is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"
-            problems.append(Problem(file=SWEEP_OPTION, sentence=sentence))
-        elif any(override.path == ("sweep", key) for override in overrides):
-            problems.append(Problem(file=file, key=key, sentence="is given twice; write all values behind one"))
+        result = _override_of_axis(text, overrides)
+        if isinstance(result, Problem):
+            problems.append(result)
         else:
-            try:
-                value = _read_axis(key, values)
-            except DocumentError as error:
-                problems.append(Problem(file=file, key=key, sentence=error.sentence))
-            else:
-                overrides.append(
-                    Override(path=("sweep", key), value=value, source=Source(origin=SWEEP_OPTION, file=file))
-                )
+            overrides.append(result)
     if problems:
         raise JobFileError.of(problems)
-    return iter(overrides)
+    return overrides
+
+
+def _override_of_axis(text: str, earlier_overrides: Sequence[Override]) -> Override | Problem:
+    """Return the values of one ``--sweep KEY=VALUES``, or the problem with it."""
+    key, equals, values = text.partition("=")
+    key = key.strip()
+    if not key:
+        sentence = "is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"
+        return Problem(file=SWEEP_OPTION, sentence=sentence)
+    if not equals:
+        return Problem(file=SWEEP_OPTION, sentence=_no_axis(key))
+    path = ("sweep", key)
+    file = f"{SWEEP_OPTION} {key}"
+    if any(override.path == path for override in earlier_overrides):
+        return Problem(file=file, key=key, sentence="is given twice; write all values behind one")
+    try:
+        value = _read_axis(key, values)
+    except DocumentError as error:
+        return Problem(file=file, key=key, sentence=error.sentence)
+    return Override(path=path, value=value, source=Source(origin=SWEEP_OPTION, file=file))
 
 
 def _no_axis(text: str) -> str:

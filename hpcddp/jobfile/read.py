@@ -96,27 +96,31 @@ def load_job(
     Raises:
         JobFileError: with every problem of the files and the overrides.
     """
-    content = {} if path is None else path
-    is_file = isinstance(content, FilePath)
-    file = _read_file(content) if isinstance(content, FilePath) else Document(value=dict(content))
-    source = Source(
-        origin=JOB_FILE,
-        file=str(path) if is_file else f"the {COMMAND_LINE}" if path is None else "the job",
-        lines=file.lines,
-        written=file.written,
-    )
+    if path is None:
+        document = Document(value={})
+        file = f"the {COMMAND_LINE}"
+    elif isinstance(path, FilePath):
+        document = _read_file(path)
+        file = str(path)
+    else:
+        document = Document(value=dict(path))
+        file = "the job"
+    source = Source(origin=JOB_FILE, file=file, lines=document.lines, written=document.written)
+
     sets, problems = _read_command_line(overrides, options)
-    problems += [_of_fault(fault, source) for fault in file.faults]
+    for fault in document.faults:
+        problem = Problem(file=file, line=fault.line, key=dotted(fault.path), sentence=fault.sentence)
+        problems.append(problem)
     merged = MergedValues()
     profile: Profile | None = None
     try:
-        profile = _merge_defaults(merged, file.value, source, sets, defaults)
+        profile = _merge_defaults(merged, document.value, source, sets, defaults)
     except SettingsError as error:
         problems += error.problems
-    merged.merge(file.value, source)
+    merged.merge(document.value, source)
     if path is None:
         _name_after_command(merged, sets)
-    wrong = [fault.path for fault in file.faults]
+    wrong = [fault.path for fault in document.faults]
     wrong += [tuple(problem.key.split(".")) for problem in problems if problem.key]
     return _resolve(merged, source, sets, problems, wrong, profile, environment=defaults.environment)
 
@@ -181,18 +185,21 @@ def _resolve(
 ) -> ResolvedJob:
     """Assign the values of the command line, and check the job.
 
+    Args:
+        wrong: the key paths whose values have problems already.
+
     Raises:
         JobFileError: with ``problems`` and every problem of the values.
     """
     for override in sets:
         merged.assign(override.path, override.value, override.source)
-        wrong = [fault for fault in wrong if fault[: len(override.path)] != override.path]
-    unset = list(expand_paths(merged, environment, source))
-    problems = [*problems, *unset]
-    wrong = [*wrong, *(path_of(problem.key) for problem in unset)]
+        wrong = [wrong_path for wrong_path in wrong if wrong_path[: len(override.path)] != override.path]
+    problems_of_paths = list(expand_paths(merged, environment, source))
+    wrong = [*wrong, *(path_of(problem.key) for problem in problems_of_paths)]
     spec, problems_of_values = check_values(merged, source, wrong)
-    if problems or problems_of_values or spec is None:
-        raise JobFileError.of([*problems, *problems_of_values])
+    all_problems = [*problems, *problems_of_paths, *problems_of_values]
+    if all_problems or spec is None:
+        raise JobFileError.of(all_problems)
     return ResolvedJob(
         spec=spec,
         origins=dict(_origins(spec, merged)),
@@ -237,10 +244,6 @@ def _script_sentence(path: FilePath, text: str) -> str:
         f"begins with {first_line!r}, so it is a script, not a job file; to run it in a job, write -- {program} "
         f"{path}, or if it calls srun, -- and what srun starts"
     )
-
-
-def _of_fault(fault: DocumentError, source: Source) -> Problem:
-    return Problem(file=source.file, line=fault.line, key=dotted(fault.path), sentence=fault.sentence)
 
 
 def _merge_defaults(
