@@ -99,7 +99,6 @@ class World:
         ranks_per_node: the ranks that each launcher starts.
         address: the first node, as this one reaches it.
         port: a port that is free there.
-        name: identifies the world.
         environment: the environment of the launcher.
     """
 
@@ -261,11 +260,7 @@ def launcher_command_of(command: tuple[str, ...]) -> LauncherCommand | None:
 
 
 def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
-    """Return the launcher that a command starts, also behind ``env``, ``uv run`` or ``bash -c``; None if there is none.
-
-    Args:
-        words: the command.
-    """
+    """Return the launcher that a command starts, also behind ``env``, ``uv run`` or ``bash -c``; None without one."""
     words = tuple(words)
     name = Path(words[0]).name if words else ""
     try:
@@ -364,39 +359,42 @@ def _torchrun(
     if option_words[-1:] == ("--",):
         option_words = option_words[:-1]
 
+    fewest_nodes = None
     meeting_option = _first_given(options, _TORCHRUN_MEETING)
-    nodes = None
     if options.nnodes is not None:
-        node_range = _node_range(options.nnodes)
-        if node_range is not None:
-            nodes = node_range[0]
-        if node_range is None or node_range[0] != node_range[1]:
+        fewest_nodes, most_nodes = _node_range(options.nnodes) or (None, None)
+        has_fixed_nodes = fewest_nodes is not None and fewest_nodes == most_nodes
+        if not has_fixed_nodes:
             # Only the launchers themselves can agree on a number of nodes in a range.
             meeting_option = "--nnodes"
     command = LauncherCommand(
         launcher="torchrun",
         words=(*launcher_words, *option_words),
         arguments=program,
-        nodes=nodes,
+        nodes=fewest_nodes,
         node_option="--nnodes",
         ranks=options.nproc_per_node,
         rank_option="--nproc-per-node",
         meeting_option=meeting_option,
     )
 
-    # The default of an option is the variable PET_<NAME> (torch/distributed/argparse_util.py).
-    shared_by = _node_range(options.nnodes or environment.get("PET_NNODES", "1"))
     if options.standalone:
-        shared_by = (1, 1)
-    if not options.no_python:
-        module_option = ("-m",) if options.module else ()
-        program = (*python, *module_option, *program)
+        shared_by: tuple[int, int] | None = (1, 1)
+    else:
+        # The default of an option is the variable PET_<NAME> (torch/distributed/argparse_util.py).
+        shared_by = _node_range(options.nnodes or environment.get("PET_NNODES", "1"))
+    if options.no_python:
+        program_of_rank = program
+    elif options.module:
+        program_of_rank = (*python, "-m", *program)
+    else:
+        program_of_rank = (*python, *program)
     return Launcher(
         name=name,
         option="--nnodes",
         shared_by=shared_by,
         host=options.rdzv_endpoint or options.master_addr,
-        program=program,
+        program=program_of_rank,
         options=command,
     )
 
@@ -414,21 +412,28 @@ def _torchrun_options(world: World) -> tuple[str, ...]:
 
 
 def _accelerate(launcher_words: tuple[str, ...], arguments: tuple[str, ...], python: tuple[str, ...]) -> Launcher:
-    script = next((index for index, word in enumerate(arguments) if word.endswith(".py")), None)
-    end_of_options = script
-    if script is None:
+    script_index = next((index for index, word in enumerate(arguments) if word.endswith(".py")), None)
+    if script_index is not None:
+        program: tuple[str, ...] = (*python, *arguments[script_index:])
+        end_of_options: int | None = script_index
+    else:
+        program = ()
         end_of_options = next((index + 2 for index, word in enumerate(arguments) if word in {"-m", "--module"}), None)
     # Only these options are parsed, in front of the script: a script can have options of the same names.
     parser = _option_parser(_ACCELERATE_FLAGS, _ACCELERATE_VALUES)
     options, _ = parser.parse_known_args(arguments[:end_of_options])
 
     machines = _count(options.num_machines)
-    is_machines_readable = options.num_machines is None or machines is not None
     starts_one_process = options.num_processes == "1"
-    shared_by = None
-    # A configuration file can set any number. A single process in each task can be that task's rank.
-    if is_machines_readable and options.config_file is None and not starts_one_process:
-        shared_by = (machines or 1, machines or 1)
+    if starts_one_process or options.config_file is not None:
+        # A single process in each task can be that task's rank. A configuration file can set any number.
+        shared_by = None
+    elif options.num_machines is None or machines == 0:
+        shared_by = (1, 1)
+    elif machines is None:
+        shared_by = None
+    else:
+        shared_by = (machines, machines)
 
     meeting_option = _first_given(options, _ACCELERATE_MEETING)
     if meeting_option is None and starts_one_process:
@@ -447,9 +452,6 @@ def _accelerate(launcher_words: tuple[str, ...], arguments: tuple[str, ...], pyt
         kind_option=_first_given(options, kind_options),
         configuration=options.config_file,
     )
-    program: tuple[str, ...] = ()
-    if script is not None:
-        program = (*python, *arguments[script:])
     return Launcher(
         name=_ACCELERATE,
         option="--num_machines",
