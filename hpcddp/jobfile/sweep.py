@@ -186,34 +186,43 @@ def _command_findings(command: Sequence[str], swept_names: Sequence[str]) -> Ite
     """
     yield from _brace_findings(command, swept_names)
     placeholders = _sweep_placeholders(command)
-    without_values = [name for name in placeholders if name not in swept_names]
     unused_names = [name for name in swept_names if name not in placeholders]
-    if len(unused_names) == len(without_values) == 1 and nearest(unused_names[0], without_values) is None:
+    # The placeholders without values of which no error was reported yet.
+    without_values = [name for name in placeholders if name not in swept_names]
+    if len(unused_names) == 1 and len(without_values) == 1 and nearest(unused_names[0], without_values) is None:
         # The names are not alike, but each lacks what the other has: most likely one mistake, and one error for it.
-        advice = f"did you mean {{{unused_names[0]}}}? Or write"
-        yield _COMMAND, _lacks_values(without_values[0], advice)
+        yield _COMMAND, _lacks_values(without_values[0], similar_name=unused_names[0])
         return
+
     for name in unused_names:
         similar_name = nearest(name, without_values)
         if similar_name is None:
-            advice = f"write {{{name}}} in the command where the value belongs"
+            advice = f"write {_in_braces(name)} in the command where the value belongs"
             yield ("sweep", name), f"is neither a field of the job file nor a placeholder of the command; {advice}"
         else:
             # One mistake, and one error for it.
             without_values.remove(similar_name)
-            advice = f"did you mean {similar_name}?"
-            yield ("sweep", name), f"is not a placeholder of the command, which holds {{{similar_name}}}; {advice}"
+            problem = f"is not a placeholder of the command, which holds {_in_braces(similar_name)}"
+            yield ("sweep", name), f"{problem}; did you mean {similar_name}?"
     for name in without_values:
-        similar_name = nearest(name, swept_names)
-        if similar_name is None:
-            yield _COMMAND, _lacks_values(name, "give it values in the sweep, or write")
-        else:
-            yield _COMMAND, _lacks_values(name, f"did you mean {{{similar_name}}}? Or write")
+        yield _COMMAND, _lacks_values(name, similar_name=nearest(name, swept_names))
 
 
-def _lacks_values(placeholder: str, advice: str) -> str:
-    """Return the message for a placeholder of the command without values; the advice ends where braces are written."""
-    return f"holds {{{placeholder}}}, which has no values in the sweep; {advice} {{{{{placeholder}}}}} for the text"
+def _lacks_values(placeholder: str, *, similar_name: str | None) -> str:
+    """Return the message for a placeholder of the command without values.
+
+    Args:
+        similar_name: the name that is probably meant; None without one.
+    """
+    advice = "give it values in the sweep, or"
+    if similar_name is not None:
+        advice = f"did you mean {_in_braces(similar_name)}? Or"
+    braced = _in_braces(placeholder)
+    return f"holds {braced}, which has no values in the sweep; {advice} write {_in_braces(braced)} for the text"
+
+
+def _in_braces(text: str) -> str:
+    return "{" + text + "}"
 
 
 def _brace_findings(command: Sequence[str], swept_names: Sequence[str]) -> Iterator[Finding]:
@@ -249,7 +258,6 @@ def element_spec(spec: JobSpec, values: Mapping[str, Any]) -> JobSpec:
     """Return the job of an element of a sweep.
 
     Args:
-        spec: a valid job.
         values: the element's values by key path.
 
     Raises:
@@ -366,33 +374,32 @@ def _check_elements(spec: JobSpec, table: SweepTable, rules: Sequence[Rule]) -> 
     # The other rules have the same result for the job and for every element.
     yield from broken_rules(spec, [rule for rule in rules if rule not in rules_of_elements])
 
-    wrong_types: dict[Finding, None] = {}
+    # The keys are the findings, each once, in their order.
+    type_findings: dict[Finding, None] = {}
     elements_of_right_types: list[int] = []
-    elements_by_finding: dict[Finding, list[int]] = {}
+    elements_by_rule_finding: dict[Finding, list[int]] = {}
     job_values = _without_sweep(spec, table.keys)
     for index in range(len(table)):
         try:
             element = _with_values(job_values, table.element(index))
         except ValidationError as error:
-            wrong_types.update(dict.fromkeys(_type_findings(error)))
+            type_findings.update(dict.fromkeys(_type_findings(error)))
             continue
         elements_of_right_types.append(index)
         for finding in broken_rules(element, rules_of_elements):
-            elements_by_finding.setdefault(finding, []).append(index)
+            elements_by_rule_finding.setdefault(finding, []).append(index)
 
-    findings_of_all = [
-        finding
-        for finding in broken_rules(spec, rules_of_elements)
-        if elements_by_finding.get(finding, []) == elements_of_right_types
-    ]
-    yield from findings_of_all
-    type_errors = [(("sweep", _key_of(path, table.keys) or ""), sentence) for path, sentence in wrong_types]
+    findings_of_all = []
+    for finding in broken_rules(spec, rules_of_elements):
+        if elements_by_rule_finding.get(finding, []) == elements_of_right_types:
+            findings_of_all.append(finding)
+            yield finding
+    type_errors = [(("sweep", _key_of(path, table.keys) or ""), sentence) for path, sentence in type_findings]
     yield from _first_errors(type_errors)
-    rule_errors = [
-        _explain(finding, elements, table)
-        for finding, elements in elements_by_finding.items()
-        if finding not in findings_of_all
-    ]
+    rule_errors = []
+    for finding, elements in elements_by_rule_finding.items():
+        if finding not in findings_of_all:
+            rule_errors.append(_explain(finding, elements, table))
     yield from _first_errors(rule_errors)
 
 
