@@ -40,7 +40,7 @@ from hpcddp.script.request import (
     take_counts,
     take_other_flags,
 )
-from hpcddp.script.shell import Statement, Word
+from hpcddp.script.shell import Command, Statement, Word
 from hpcddp.script.surroundings import SET_BY_HPCDDP, Surroundings, read_around
 from hpcddp.script.variables import Variables, names_in
 from hpcddp.slurm.directives import Directive, directives_for
@@ -85,27 +85,29 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     draft = Draft()
     flags = effective_flags(script, draft)
     _note_foreign_directives(script, draft)
-    launch, launch_index = _find_launch(script)
-    call = _index_behind_call(script.statements, launch_index)
+    command, launch_index = _find_launch(script)
+    index_behind_call = _index_behind_call(script.statements, launch_index)
     surroundings = Surroundings(draft)
-    for statement in (*script.statements[:launch_index], *script.statements[launch_index + 1 : call - 1]):
+    for statement in script.statements[:launch_index]:
         surroundings.read_before(statement)
-    read_around(script.statements[launch_index], launch.command, surroundings)
-    surroundings.substituted = surroundings.variables.names_behind(launch.command.text)
-    launch = launch_of(launch.command, surroundings.variables)
+    for statement in script.statements[launch_index + 1 : index_behind_call - 1]:
+        surroundings.read_before(statement)
+    read_around(script.statements[launch_index], command, surroundings)
+    surroundings.substituted = surroundings.variables.names_behind(command.text)
+    launch = launch_of(command, surroundings.variables)
     for statement in launch.before:
-        surroundings.read_before(replace(statement, line=launch.command.line, last_line=launch.command.line))
+        surroundings.read_before(replace(statement, line=command.line, last_line=command.line))
     _take_chdir(flags, surroundings)
-    surroundings.read_prefix(launch.command.line, launch.command.assignments)
-    used = _take_launch(launch, flags, surroundings)
-    if call > launch_index + 1:
-        called = script.statements[call - 1]
-        draft.drop(called.line, called.text, "it calls the function that starts the program")
-    for statement in script.statements[call:]:
+    surroundings.read_prefix(command.line, command.assignments)
+    used_names = _take_launch(launch, flags, surroundings)
+    if index_behind_call > launch_index + 1:
+        call = script.statements[index_behind_call - 1]
+        draft.drop(call.line, call.text, "it calls the function that starts the program")
+    for statement in script.statements[index_behind_call:]:
         surroundings.read_after(statement)
     _note_login_shell(script, surroundings)
-    surroundings.finish(used)
-    _note_unknown_variables(launch, used, surroundings)
+    surroundings.finish(used_names)
+    _note_unknown_variables(launch, used_names, surroundings)
     draft.values.setdefault(("name",), job_name_of(name))
     take_other_flags(flags, draft)
     job = _valid_job(draft, environment)
@@ -174,25 +176,25 @@ def _note_foreign_directives(script: Script, draft: Draft) -> None:
             draft.leave_open(comment.line, comment.text, "sbatch refuses a script with #SLURM; write #SBATCH")
 
 
-def _find_launch(script: Script) -> tuple[Launch, int]:
-    """Return the command that starts the ranks, and the number of its statement: the first of the most certain ones.
+def _find_launch(script: Script) -> tuple[Command, int]:
+    """Return the command that starts the ranks, and the index of its statement: the first of the most certain ones.
 
     Raises:
         ConversionError: nothing in the script starts a program.
     """
     variables = Variables()
-    best: Launch | None = None
+    best_launch: Launch | None = None
     launch_index = 0
-    for number, statement in enumerate(script.statements):
+    for index, statement in enumerate(script.statements):
         for command in statement.commands:
             launch = launch_of(command, variables)
-            if launch.certainty and (best is None or launch.certainty > best.certainty):
-                best = launch
-                launch_index = number
+            if launch.certainty and (best_launch is None or launch.certainty > best_launch.certainty):
+                best_launch = launch
+                launch_index = index
         _follow(statement, variables)
-    if best is None:
+    if best_launch is None:
         raise ConversionError(_why_no_launch(script))
-    return best, launch_index
+    return best_launch.command, launch_index
 
 
 def _why_no_launch(script: Script) -> str:

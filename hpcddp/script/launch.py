@@ -235,14 +235,15 @@ def split_launcher(words: tuple[Word, ...], name: LauncherName) -> LauncherWords
     ranks = None
     position = head
     while position < start:
-        option, equals, value = texts[position].partition("=")
-        option = option.replace("_", "-")
-        takes_next = not equals and option not in WORLD_OPTIONS_WITHOUT_VALUE
+        written, equals, value = texts[position].partition("=")
+        option = written.replace("_", "-")
         if option not in WORLD_OPTIONS[name]:
             options.append(words[position])
             position += 1
             continue
-        count = 2 if takes_next else 1
+        count = 2
+        if equals or option in WORLD_OPTIONS_WITHOUT_VALUE:
+            count = 1
         if option in {"--nproc-per-node", "--num-processes"}:
             ranks = value if equals else next(iter(texts[position + 1 :]), None)
         world += words[position : position + count]

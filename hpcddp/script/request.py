@@ -38,7 +38,6 @@ class Counts:
     """The numbers that a script requests.
 
     Args:
-        nodes: hosts.
         tasks_per_node: Slurm tasks on each node.
         cpus_per_task: CPUs of each Slurm task.
         gpus_per_node: GPUs on each node.
@@ -113,38 +112,50 @@ def _drop_earlier(earlier: Flag | None, flag: Flag, draft: Draft) -> None:
 
 def read_counts(flags: Mapping[str, Flag], launch: Launch | None, draft: Draft) -> Counts:
     """Return the numbers of nodes, tasks, CPUs and GPUs; those of srun override those of sbatch."""
-    step = {flag.name: flag for flag in launch.srun} if launch is not None else {}
+    flags_of_srun = {flag.name: flag for flag in launch.srun} if launch is not None else {}
 
     def number(name: str) -> int | None:
-        for given in (step.get(name), flags.get(name)):
-            if given is not None and re.fullmatch("[0-9]{1,7}", given.value or "", re.ASCII):
-                return int(given.value or 0) or None
+        """Return the number that a flag gives; None if it gives none, or 0."""
+        for flag in (flags_of_srun.get(name), flags.get(name)):
+            if flag is not None and re.fullmatch("[0-9]{1,7}", flag.value or "", re.ASCII):
+                return int(flag.value or 0) or None
         return None
 
     nodes = _read_nodes(flags, number, draft)
-    tasks_per_node = number("ntasks-per-node")
-    tasks = number("ntasks")
-    if tasks is not None and (tasks_per_node is None or tasks < nodes * tasks_per_node):
-        tasks_per_node = max(1, tasks // nodes)
-        if tasks % nodes and "ntasks" in flags:
-            draft.leave_open(
-                flags["ntasks"].line,
-                flag_text(flags["ntasks"]),
-                f"{tasks} tasks do not divide over {nodes} nodes evenly, and every node of a job has the same number "
-                f"of ranks; the job file has {tasks_per_node}",
-            )
-    gpus, gpu_type = _read_gpus(flags, nodes=nodes, tasks_per_node=tasks_per_node or 1)
-    cpus = number("cpus-per-task")
-    per_gpu = number("cpus-per-gpu")
-    if cpus is None and per_gpu is not None:
-        cpus = max(1, per_gpu * max(gpus, 1) // (tasks_per_node or 1))
+    tasks_per_node = _read_tasks_per_node(flags, number, draft, nodes=nodes)
+    gpus_per_node, gpu_type = _read_gpus(flags, nodes=nodes, tasks_per_node=tasks_per_node)
+    cpus_per_task = number("cpus-per-task")
+    cpus_per_gpu = number("cpus-per-gpu")
+    if cpus_per_task is None and cpus_per_gpu is not None:
+        cpus_per_task = max(1, cpus_per_gpu * max(gpus_per_node, 1) // tasks_per_node)
     return Counts(
         nodes=nodes,
-        tasks_per_node=tasks_per_node or 1,
-        cpus_per_task=cpus or 1,
-        gpus_per_node=gpus,
+        tasks_per_node=tasks_per_node,
+        cpus_per_task=cpus_per_task or 1,
+        gpus_per_node=gpus_per_node,
         gpu_type=gpu_type,
     )
+
+
+def _read_tasks_per_node(
+    flags: Mapping[str, Flag], number: Callable[[str], int | None], draft: Draft, *, nodes: int
+) -> int:
+    """Return the number of tasks on each node: ``--ntasks-per-node``, or fewer if ``--ntasks`` asks for fewer."""
+    tasks_per_node = number("ntasks-per-node")
+    tasks = number("ntasks")
+    if tasks is None:
+        return tasks_per_node or 1
+    if tasks_per_node is not None and nodes * tasks_per_node <= tasks:
+        return tasks_per_node
+    tasks_per_node = max(1, tasks // nodes)
+    if tasks % nodes and "ntasks" in flags:
+        draft.leave_open(
+            flags["ntasks"].line,
+            flag_text(flags["ntasks"]),
+            f"{tasks} tasks do not divide over {nodes} nodes evenly, and every node of a job has the same number of "
+            f"ranks; the job file has {tasks_per_node}",
+        )
+    return tasks_per_node
 
 
 def _read_nodes(flags: Mapping[str, Flag], number: Callable[[str], int | None], draft: Draft) -> int:

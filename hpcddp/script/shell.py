@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _ARRAY_START: Final = re.compile(rf"{_NAME}\+?=\Z", re.ASCII)
@@ -128,7 +128,6 @@ class Comment:
     Args:
         line: the number of its line, from 1.
         column: the number of characters in front of it.
-        text: the comment.
     """
 
     line: int
@@ -155,44 +154,68 @@ def read_word(text: str, start: int) -> tuple[Word, int]:
         UnreadableTextError: a quote or a parenthesis in it does not close.
     """
     value = ""
-    # The word with an "x" for everything that is quoted.
+    # The word with an "x" for everything that is quoted or expanded, without arrays and process substitutions.
     unquoted = ""
     expands = False
     position = start
     while position < len(text):
-        character = text[position]
-        if character == "'":
-            end = _find(text, "'", position)
-            value += text[position + 1 : end - 1]
+        if text[position] in _QUOTING:
+            part = _read_quoted(text, position)
             unquoted += "x"
-        elif character == '"':
-            end = _end_of_double_quotes(text, position)
-            inner = text[position + 1 : end - 1]
-            value += _ESCAPED.sub(_without_backslash, inner)
-            expands = expands or _EXPANSION.search(re.sub(r"\\.", "", inner, flags=re.DOTALL)) is not None
-            unquoted += "x"
-        elif character == "\\":
-            end = position + 2
-            value += text[position + 1 : end].strip("\n")
-            unquoted += "x"
-        elif character in "$`":
-            end = _end_of_expansion(text, position)
-            value += text[position:end]
-            expands = expands or end - position > 1
-            unquoted += "x"
-        elif _PROCESS_SUBSTITUTION.match(text, position) or (character == "(" and _ARRAY_START.search(unquoted)):
+        elif _PROCESS_SUBSTITUTION.match(text, position) or (text[position] == "(" and _ARRAY_START.search(unquoted)):
             end = _end_of_group(text, text.index("(", position), "(", ")")
-            value += text[position:end]
-            expands = True
+            part = _WordPart(end=end, value=text[position:end], expands=True)
         elif (plain := _PLAIN.match(text, position)) is not None:
-            end = plain.end()
-            value += plain[0]
+            part = _WordPart(end=plain.end(), value=plain[0])
             unquoted += plain[0]
         else:
             break
-        position = end
+        value += part.value
+        expands = expands or part.expands
+        position = part.end
     expands = expands or _PATTERN.search(unquoted) is not None
     return Word(written=text[start:position], text=value, expands=expands), position
+
+
+_QUOTING: Final = "'\"\\$`"
+
+
+class _WordPart(NamedTuple):
+    """A part of a word.
+
+    Args:
+        end: the position behind it.
+        value: what it means, without its quotes.
+        expands: whether the shell expands something in it.
+    """
+
+    end: int
+    value: str
+    expands: bool = False
+
+
+def _read_quoted(text: str, start: int) -> _WordPart:
+    r"""Return the part of a word that begins with ``'``, ``"``, ``\``, ``$`` or a backquote.
+
+    Raises:
+        UnreadableTextError: a quote or a parenthesis in it does not close.
+    """
+    opening = text[start]
+    if opening == "'":
+        end = _find(text, "'", start)
+        return _WordPart(end=end, value=text[start + 1 : end - 1])
+    if opening == '"':
+        end = _end_of_double_quotes(text, start)
+        inner = text[start + 1 : end - 1]
+        without_escapes = re.sub(r"\\.", "", inner, flags=re.DOTALL)
+        expands = _EXPANSION.search(without_escapes) is not None
+        return _WordPart(end=end, value=_ESCAPED.sub(_without_backslash, inner), expands=expands)
+    if opening == "\\":
+        end = start + 2
+        return _WordPart(end=end, value=text[start + 1 : end].strip("\n"))
+    end = _end_of_expansion(text, start)
+    is_lone_dollar = end == start + 1
+    return _WordPart(end=end, value=text[start:end], expands=not is_lone_dollar)
 
 
 def _without_backslash(escape: re.Match[str]) -> str:

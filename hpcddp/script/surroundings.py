@@ -266,25 +266,31 @@ class Surroundings:
             self.variables.forget(re.split(r"[+\[=]", word.written)[0])
             self._add_setup(statement)
             return
-        name, written = assignment
+        name, written_value = assignment
         self.assigned.add(name)
         self.variables.assign(word)
-        value, _ = read_word(written, 0)
-        shown = f"export {word.written}" if is_exported else word.written
+        line = statement.line
+        export = f"export {word.written}"
+        shown = export if is_exported else word.written
         if name in _NOT_NEEDED:
             # A later line of the script may use its value.
-            self._setup.append(_SetupLine(statement.line, f"export {word.written}", shown, name, _NOT_NEEDED[name]))
-        elif name == "OMP_NUM_THREADS" and "SLURM_CPUS" in written:
-            self.draft.drop(statement.line, shown, "hpcddp sets it to the CPUs of a rank")
-        elif may_be_secret(name) and is_exported and not value.expands and value.text:
-            self._pass_secret(statement.line, name)
-        elif is_exported and not value.expands and not written.startswith("("):
-            self.draft.take(statement.line, shown, ("environment", "env", name), value.text)
-            self._setup.append(_SetupLine(statement.line, f"export {word.written}", shown, name, is_in_env=True))
+            self._setup.append(_SetupLine(line, export, shown, serves=name, why=_NOT_NEEDED[name]))
+            return
+        if name == "OMP_NUM_THREADS" and "SLURM_CPUS" in written_value:
+            self.draft.drop(line, shown, "hpcddp sets it to the CPUs of a rank")
+            return
+        value, _ = read_word(written_value, 0)
+        is_array = written_value.startswith("(")
+        is_exported_text = is_exported and not value.expands
+        if is_exported_text and may_be_secret(name) and value.text:
+            self._pass_secret(line, name)
+        elif is_exported_text and not is_array:
+            self.draft.take(line, shown, ("environment", "env", name), value.text)
+            self._setup.append(_SetupLine(line, export, shown, serves=name, is_in_env=True))
         else:
-            text = word.written if written.startswith("(") else f"export {word.written}"
-            setup_line = _SetupLine(statement.line, text, shown, None if is_exported else name)
-            self._setup.append(setup_line)
+            text = word.written if is_array else export
+            serves = None if is_exported else name
+            self._setup.append(_SetupLine(line, text, shown, serves=serves))
 
     def _pass_secret(self, line: int, name: str) -> None:
         passed = self.draft.values.setdefault(("environment", "pass_env"), [])
