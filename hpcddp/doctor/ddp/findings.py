@@ -31,7 +31,6 @@ class DdpFinding:
         kind: a stable identifier for programs.
         severity: ``defect``: W ranks train differently from one process; ``hidden``: this finding prevents the
             comparison, so that a difference may be hidden; ``note``: information.
-        sentence: the observation.
         way_out: what to do; empty if nothing is needed.
     """
 
@@ -107,31 +106,32 @@ def _judge_initialisation(alone: Report, ranks: Sequence[Report], comparison: Co
 
 def _judge_unused_parameters(ranks: Sequence[Report]) -> Iterator[DdpFinding]:
     unused = set(ranks[0]["unused"])
-    for report in ranks[1:]:
-        unused_here = set(report["unused"])
-        if unused_here == unused:
-            continue
-        names = sorted(unused_here - unused or unused - unused_here)
-        sentence = f"{_named(names)} gets a gradient on some ranks only: rank {report['rank']} and rank 0 differ"
-        if ranks[0]["finds_unused"]:
+    other_rank = next((report for report in ranks if set(report["unused"]) != unused), None)
+    if other_rank is None:
+        if unused:
             yield _note(
-                "unused_on_some_ranks",
-                f"{sentence} on the same samples.",
-                "Use every parameter on every rank.",
-            )
-        else:
-            yield _defect(
-                "unused_on_some_ranks",
-                f"{sentence}; DDP waits for the others indefinitely.",
-                "Use every parameter on every rank, or give the model an attribute find_unused_parameters = True.",
+                "unused_parameters",
+                f"No gradient reaches {_named(ranks[0]['unused'])}, on any rank; DDP searches for such parameters "
+                "in every step.",
+                "Leave them out, or set requires_grad to False.",
             )
         return
-    if unused:
+    different_names = set(other_rank["unused"]) - unused
+    if not different_names:
+        different_names = unused - set(other_rank["unused"])
+    names = _named(sorted(different_names))
+    sentence = f"{names} gets a gradient on some ranks only: rank {other_rank['rank']} and rank 0 differ"
+    if ranks[0]["finds_unused"]:
         yield _note(
-            "unused_parameters",
-            f"No gradient reaches {_named(ranks[0]['unused'])}, on any rank; DDP searches for such parameters "
-            "in every step.",
-            "Leave them out, or set requires_grad to False.",
+            "unused_on_some_ranks",
+            f"{sentence} on the same samples.",
+            "Use every parameter on every rank.",
+        )
+    else:
+        yield _defect(
+            "unused_on_some_ranks",
+            f"{sentence}; DDP waits for the others indefinitely.",
+            "Use every parameter on every rank, or give the model an attribute find_unused_parameters = True.",
         )
 
 
@@ -147,26 +147,30 @@ def _judge_noise(ranks: Sequence[Report], comparison: Comparison) -> Iterator[Dd
         return
     masks = {report["noise"]["masks"] for report in ranks}
     generators = {report["noise"]["generator"] for report in ranks}
-    if len(masks) < len(ranks) or len(generators) < len(ranks):
+    if len(masks) == len(ranks) and len(generators) == len(ranks):
+        yield _note(
+            "dropout",
+            "Dropout masks differ between ranks, as they should; dropout was off during the comparison.",
+        )
+    else:
         yield _defect(
             "same_masks",
             "Ranks draw the same random numbers in the forward: their dropout masks do not differ.",
             "Do not seed torch in the model, and use no generator of its own: hpcddp seeds torch's with "
             "seed, step and rank.",
         )
-    else:
-        yield _note(
-            "dropout",
-            "Dropout masks differ between ranks, as they should; dropout was off during the comparison.",
-        )
-    if not noise["only_dropout"]:
-        yield DdpFinding(
-            kind="own_noise",
-            severity="hidden" if any(_wrong_gradients(step, comparison) for step in _steps_of(ranks[0])) else "note",
-            sentence="The model draws random numbers other than dropout; gradients differ because of them, and "
-            "other differences cannot be seen.",
-            way_out="Run the comparison with these random numbers switched off.",
-        )
+    if noise["only_dropout"]:
+        return
+    severity: Severity = "note"
+    if any(_wrong_gradients(step, comparison) for step in _steps_of(ranks[0])):
+        severity = "hidden"
+    yield DdpFinding(
+        kind="own_noise",
+        severity=severity,
+        sentence="The model draws random numbers other than dropout; gradients differ because of them, and "
+        "other differences cannot be seen.",
+        way_out="Run the comparison with these random numbers switched off.",
+    )
 
 
 def _judge_samples(alone: Report, ranks: Sequence[Report]) -> Iterator[DdpFinding]:
@@ -238,9 +242,16 @@ def _causes(
         yield replace(declaration, sentence=f"{declaration.sentence}: {off}.")
         return
     ranks = comparison.world_size
-    divided = [name for name in wrong if _is_multiple(gradients[name], 1 / ranks, comparison)]
-    multiplied = [name for name in wrong if _is_multiple(gradients[name], ranks, comparison)]
-    rest = {name: error for name, error in wrong.items() if name not in divided and name not in multiplied}
+    divided = []
+    multiplied = []
+    other_errors = {}
+    for name, error in wrong.items():
+        if _is_multiple(gradients[name], 1 / ranks, comparison):
+            divided.append(name)
+        elif _is_multiple(gradients[name], ranks, comparison):
+            multiplied.append(name)
+        else:
+            other_errors[name] = error
     if divided:
         yield _defect(
             "gradient_divided",
@@ -255,8 +266,8 @@ def _causes(
             "by the number of ranks twice.",
             "Do not multiply by the number of ranks, nor sum gradients that DDP averages already.",
         )
-    if rest:
-        yield _other_cause(step, gradients, rest, alone, comparison)
+    if other_errors:
+        yield _other_cause(step, gradients, other_errors, alone, comparison)
 
 
 def _wrong_declaration(alone: Report, comparison: Comparison) -> DdpFinding | None:

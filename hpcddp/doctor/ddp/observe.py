@@ -88,29 +88,31 @@ def _steps(setting: Setting, replica: Replica, record: Path, steps: int) -> Iter
     stepper = Stepper(replica, setting.plan.batch, context.train, batches, context.rank)
     gradients: dict[str, NDArray[Any]] = {}
 
-    def read(*_: object) -> None:
+    def keep_gradients(*_: object) -> None:
         gradients.update(_gradients(replica.model))
 
     # At this point gradients are averaged and not changed, since clipping is off.
-    replica.optimizer.register_step_pre_hook(read)
+    replica.optimizer.register_step_pre_hook(keep_gradients)
     for position in itertools.islice(setting.schedule.positions(0), steps):
         batches.samples.clear()
         computed = stepper.compute(position)
         agreement = agree_on_step(computed.part)
         stepper.update(computed)
         loss = agreement.read().steps[0].loss_sum / position.samples
+        all_gradients = np.concatenate([*gradients.values()])
         path = record.with_name(f"{record.name}-{position.step}.raw")
         compared = None
         if context.world_size == 1:
-            np.concatenate([*gradients.values()]).tofile(path)
+            all_gradients.tofile(path)
         elif context.is_main:
-            compared = _compare(gradients, np.fromfile(path, dtype=next(iter(gradients.values())).dtype))
+            dtype = next(iter(gradients.values())).dtype
+            compared = _compare(gradients, np.fromfile(path, dtype=dtype))
         yield {
             "loss": loss,
             "samples": [*batches.samples],
             "parameters": digests(replica.model),
             "buffers": _buffer_digests(replica.model),
-            "gradient_norm": float(np.linalg.norm(np.concatenate([*gradients.values()]))),
+            "gradient_norm": float(np.linalg.norm(all_gradients)),
             "gradients": compared,
         }
 

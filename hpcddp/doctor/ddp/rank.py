@@ -159,17 +159,19 @@ def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[
     # After a forward, torch's generator has equal states on two ranks only if the model has seeded it.
     generator = digest(torch.get_rng_state())
     without_dropout = outputs(0, dropout=False)
+    # A model that seeds torch draws the same numbers in steps 0 and 1; its outputs change without dropout.
+    changes_with_step = not torch.equal(noisy_1, noisy_0)
+    changes_without_dropout = not torch.equal(noisy_0, without_dropout)
 
     freeze_batch_norm(model, inputs)
     frozen_0 = outputs(0, dropout=False)
     frozen_1 = outputs(1, dropout=False)
-    # The first sample beside a copy of itself, in place of another sample.
     first = frozen_0[0]
+    # The first sample beside a copy of itself, in place of another sample.
     first_alone = outputs(0, dropout=False, rows=inputs[[0, 0]])[0]
     scale = float(first_alone.abs().max())
     return {
-        # A model that seeds torch draws the same numbers in steps 0 and 1; its outputs change without dropout.
-        "random": not (torch.equal(noisy_1, noisy_0) and torch.equal(noisy_0, without_dropout)),
+        "random": changes_with_step or changes_without_dropout,
         "repeats": torch.equal(noisy_0, noisy_0_again),
         "masks": digest(noisy_0),
         "generator": generator,

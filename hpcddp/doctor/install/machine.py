@@ -155,19 +155,19 @@ def torch_findings(answer: Mapping[str, Any], *, where: str = "") -> Iterator[Fi
             remedy="for GPUs install the build for CUDA (pytorch.org)",
         )
         return
-    gpus = f"{counted(answer['gpus'], 'GPU')} here"
-    if not answer["gpus"]:
-        gpus = "no GPU here, as usual on a login node"
+    gpus = "no GPU here, as usual on a login node"
+    if answer["gpus"]:
+        gpus = f"{counted(answer['gpus'], 'GPU')} here"
     yield Finding(name="cuda", verdict="ok", found=f"{where}CUDA {answer['cuda']}, {gpus}")
-    if answer["nccl"] is not None:
-        yield Finding(name="nccl", verdict="ok", found=f"{where}NCCL {answer['nccl']}")
-    else:
+    if answer["nccl"] is None:
         yield Finding(
             name="nccl",
             verdict="error",
             found=f"{where}this torch has no NCCL",
             remedy="several GPUs need it: install the build of pytorch.org",
         )
+    else:
+        yield Finding(name="nccl", verdict="ok", found=f"{where}NCCL {answer['nccl']}")
 
 
 def _oldest_torch() -> tuple[int, ...] | None:

@@ -76,11 +76,14 @@ def examine_nodes(
         environment: the environment of srun.
         wait_s: seconds to wait for the nodes.
     """
-    options = [
-        f"--{directive.flag}" if directive.value is None else f"--{directive.flag}={directive.value}"
-        for directive in directives_for(spec, run_id=None)
-        if directive.flag not in _OTHERS
-    ]
+    options = []
+    for directive in directives_for(spec, run_id=None):
+        if directive.flag in _OTHERS:
+            continue
+        option = f"--{directive.flag}"
+        if directive.value is not None:
+            option += f"={directive.value}"
+        options.append(option)
     options += ["--ntasks-per-node=1", f"--time={_TIME_LIMIT}", "--job-name=hpcddp-doctor", "--kill-on-bad-exit=1"]
     words = [*options, python, "-P", "-u", "-m", "hpcddp.doctor.install.probe"]
     try:

@@ -41,29 +41,29 @@ def main() -> int:
     host = own_host(os.environ)
     server = socket.create_server(("", 0), backlog=64)
     threading.Thread(target=_serve, args=(server, host), daemon=True).start()
-    others = [name for name in expand(os.environ["SLURM_STEP_NODELIST"]) if name != host]
+    other_hosts = [name for name in expand(os.environ["SLURM_STEP_NODELIST"]) if name != host]
     _answer(
         task,
         host=host,
         python=platform.python_version(),
         hpcddp=__version__,
-        addresses=reachable_addresses([host, socket.gethostname()], others, single_host=False),
+        addresses=reachable_addresses([host, socket.gethostname()], other_hosts, single_host=False),
         port=server.getsockname()[1],
     )
     question = json.loads(sys.stdin.readline())
     clock = time.time()
     directory = Path(question["directory"])
     tasks = question["tasks"]
-    _answer(
-        task,
-        clock=clock,
-        **_shared(directory, task, question["token"]),
-        **_reach(tasks[(task + 1) % len(tasks)]),
-    )
+    next_task = tasks[(task + 1) % len(tasks)]
+    _answer(task, clock=clock, **_shared(directory, task, question["token"]), **_reach(next_task))
     sys.stdin.readline()
     seen = [name for name in question["files"] if (directory / name).is_file()]
-    speed = _speed(directory) if task == 0 and seen else None
-    torch = ask_torch(sys.executable) if is_installed("torch") else None
+    speed = None
+    if task == 0 and seen:
+        speed = _speed(directory)
+    torch = None
+    if is_installed("torch"):
+        torch = ask_torch(sys.executable)
     _answer(task, seen=seen, speed=speed, torch=torch)
     return 0
 
