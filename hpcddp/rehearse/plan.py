@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -75,9 +75,11 @@ def make_small(
     """
     if job.spec.sweep is not None:
         raise UserError("the job has a sweep, and one run is rehearsed; leave the sweep out: --set sweep=null")
-    has_gpus = job.spec.uses_gpus and (place == "cluster" or (place == "here" and gpus > 0))
-    fields = _training(job.spec, has_gpus=has_gpus)
-    fixed: dict[str, Any] = {
+    place_has_gpus = place == "cluster" or (place == "here" and gpus > 0)
+    has_gpus = job.spec.uses_gpus and place_has_gpus
+    # Fields that the command line may set otherwise, and fields that always get these values.
+    optional_fields = _training(job.spec, has_gpus=has_gpus)
+    fixed_fields: dict[str, Any] = {
         "run_root": str(run_root),
         "trackers.use": [],
         # A small job has no node to spare.
@@ -85,20 +87,27 @@ def make_small(
         "resources.spare_nodes": 0,
     }
     if place == "here":
-        fields |= _resources_here(job.spec, gpus)
+        optional_fields |= _resources_here(job.spec, gpus)
     else:
-        fixed |= _resources_on_two_nodes(has_gpus, place)
-    changed = {key: value for key, value in fields.items() if not _is_named(job, key)} | fixed
-    texts = [f"{key}={json.dumps(value)}" for key, value in changed.items()]
+        fixed_fields |= _resources_on_two_nodes(has_gpus, place)
+    new_values = {key: value for key, value in optional_fields.items() if not _is_named(job, key)}
+    new_values |= fixed_fields
+    texts = [f"{key}={json.dumps(value)}" for key, value in new_values.items()]
     small = change_job(job.spec, file="the rehearsed job", overrides=texts, environment=environment)
-    given = job.spec.model_dump(mode="json")
-    after = small.spec.model_dump(mode="json")
-    changes = [
-        f"{key}: {_shown(_value(given, key))} -> {_shown(_value(after, key))}"
-        for key in changed
-        if key not in _NOT_TOLD and _value(given, key) != _value(after, key)
-    ]
-    return SmallJob(job=small, changes=tuple(changes))
+    return SmallJob(job=small, changes=tuple(_changes(job.spec, small.spec, new_values)))
+
+
+def _changes(spec: JobSpec, small_spec: JobSpec, keys: Iterable[str]) -> Iterator[str]:
+    """Yield a phrase for each key whose value is another one in the small job."""
+    values_before = spec.model_dump(mode="json")
+    values_after = small_spec.model_dump(mode="json")
+    for key in keys:
+        if key in _NOT_TOLD:
+            continue
+        before = _value(values_before, key)
+        after = _value(values_after, key)
+        if before != after:
+            yield f"{key}: {_shown(before)} -> {_shown(after)}"
 
 
 def _is_named(job: ResolvedJob, key: str) -> bool:
@@ -170,16 +179,13 @@ def _training(spec: JobSpec, *, has_gpus: bool) -> dict[str, Any]:
     dataset = DATASETS.get(train.dataset)
     if train.dataset == "synthetic" or (dataset is not None and dataset.is_in_files):
         # Real images take hours on CPUs, and nothing about a restart depends on them.
-        classes = {} if train.num_classes is None else {"num_classes": train.num_classes}
-        fields |= {
-            "train.dataset": "synthetic",
-            "train.data_dir": None,
-            "train.dataset_args": {
-                **_SYNTHETIC,
-                **classes,
-                "samples": _STEPS * batch_fields["batch.global_batch_size"],
-            },
-        }
+        dataset_args = dict(_SYNTHETIC)
+        if train.num_classes is not None:
+            dataset_args["num_classes"] = train.num_classes
+        dataset_args["samples"] = _STEPS * batch_fields["batch.global_batch_size"]
+        fields["train.dataset"] = "synthetic"
+        fields["train.data_dir"] = None
+        fields["train.dataset_args"] = dataset_args
     if not has_gpus:
         fields["train.device"] = None
         if train.precision != "fp64":

@@ -40,7 +40,6 @@ class TrialReport:
     """What became of the run under one fault.
 
     Args:
-        disturbed: the run.
         comparison: how it differs from the undisturbed one; None if it did not come back.
         cause: the likely cause of what differs; None if nothing does, or the run did not come back.
     """
@@ -73,16 +72,23 @@ class TrialReport:
         }
         if comparison is None:
             return document
+        first_metric = None
         metric = comparison.metric
+        if metric is not None:
+            first_metric = {
+                "step": metric.step,
+                "name": metric.name,
+                "expected": metric.expected,
+                "found": metric.found,
+            }
+        tensors = [
+            {"file": difference.file, "name": difference.name, "largest_difference": _finite(difference.largest)}
+            for difference in comparison.saved.differences
+        ]
         return {
             **document,
-            "first_metric": None
-            if metric is None
-            else {"step": metric.step, "name": metric.name, "expected": metric.expected, "found": metric.found},
-            "tensors": [
-                {"file": difference.file, "name": difference.name, "largest_difference": _finite(difference.largest)}
-                for difference in comparison.saved.differences
-            ],
+            "first_metric": first_metric,
+            "tensors": tensors,
             "same_parameters": comparison.same_parameters,
             "files_compared": comparison.saved.files,
             "files_not_compared": list(comparison.saved.unreadable),
@@ -191,7 +197,10 @@ def rehearse(
         HpcddpError: the job cannot be rehearsed, or does not finish without a fault.
     """
     project = read_project(directory, linked=linked)
-    with _directory_of_rehearsal(keep, Path(job.spec.run_root) if place == "cluster" else None) as root:
+    run_root = None
+    if place == "cluster":
+        run_root = Path(job.spec.run_root)
+    with _directory_of_rehearsal(keep, run_root) as root:
         small = make_small(job, place=place, run_root=root, gpus=gpus_here(), environment=environment)
         stage = Stage(
             small=small,
@@ -211,7 +220,8 @@ def rehearse(
         trials = []
         for fault in faults:
             say(f"{fault.name}: {fault.what} ...")
-            trial = _judge(fault, reference, run_disturbed(stage, fault, reference))
+            disturbed = run_disturbed(stage, fault, reference)
+            trial = _judge(fault, reference, disturbed)
             say(f"{fault.name}: {trial.verdict}")
             trials.append(trial)
     return RehearsalReport(
@@ -231,20 +241,8 @@ def _directory_of_rehearsal(keep: Path | None, run_root: Path | None) -> Iterato
         keep: the directory; None makes a temporary one.
         run_root: the directory to make that in, which every node sees; None is that of this machine.
     """
-    if keep is None:
-        if run_root is not None:
-            run_root.mkdir(parents=True, exist_ok=True)
-        # A hidden directory holds no run that other commands find.
-        root = Path(tempfile.mkdtemp(prefix=".hpcddp-rehearse-", dir=run_root)).resolve()
-    else:
-        root = keep.absolute()
-        try:
-            root.mkdir(mode=0o700)
-        except OSError as error:
-            raise UserError(
-                f"--keep is {keep}, and this directory cannot be made ({error.strerror}); name one that does not exist"
-            ) from None
     is_kept = keep is not None
+    root = _make_temporary_directory(run_root) if keep is None else _make_kept_directory(keep)
     with guarded(root, is_kept=is_kept):
         try:
             with interrupted_by_signals():
@@ -255,6 +253,24 @@ def _directory_of_rehearsal(keep: Path | None, run_root: Path | None) -> Iterato
                 with suppress(OSError):
                     # It is empty if it was made for this rehearsal.
                     run_root.rmdir()
+
+
+def _make_temporary_directory(run_root: Path | None) -> Path:
+    if run_root is not None:
+        run_root.mkdir(parents=True, exist_ok=True)
+    # A hidden directory holds no run that other commands find.
+    return Path(tempfile.mkdtemp(prefix=".hpcddp-rehearse-", dir=run_root)).resolve()
+
+
+def _make_kept_directory(keep: Path) -> Path:
+    root = keep.absolute()
+    try:
+        root.mkdir(mode=0o700)
+    except OSError as error:
+        raise UserError(
+            f"--keep is {keep}, and this directory cannot be made ({error.strerror}); name one that does not exist"
+        ) from None
+    return root
 
 
 def _judge(fault: Fault, reference: Undisturbed, disturbed: Disturbed) -> TrialReport:

@@ -22,7 +22,7 @@ from hpcddp.manage.starts_over import first_losses
 from hpcddp.polling import wait_until
 from hpcddp.processes import environment_of, find, own_processes
 from hpcddp.rehearse.compare import Course, training_steps
-from hpcddp.rehearse.faults import Fault, cut_in_half, send
+from hpcddp.rehearse.faults import Fault, SlurmAct, cut_in_half, send
 from hpcddp.rehearse.interrupts import interrupted_afterwards
 from hpcddp.rehearse.plan import SmallJob
 from hpcddp.rehearse.project import Project
@@ -220,7 +220,7 @@ def run_undisturbed(stage: Stage) -> Undisturbed:
     trial = _start(stage, "undisturbed")
     first_saved_step: int | None = None
     while trial.look():
-        if trial.saves and first_saved_step is None and trial.steps:
+        if first_saved_step is None and trial.saves and trial.steps:
             first_saved_step = trial.steps[-1]
         if trial.seconds > stage.timeout_s:
             raise UndisturbedError(
@@ -230,12 +230,12 @@ def run_undisturbed(stage: Stage) -> Undisturbed:
         time.sleep(_POLL_S)
     result = trial.result()
     if result is None or result.status != FINISHED:
-        reason = "it left no result" if result is None else result.reason or result.status
         output = "".join(f"\n  {line}" for line in trial.last_output())
+        left_out = ", ".join(stage.project.left_out) or "nothing"
         raise UndisturbedError(
-            f"without a fault the job does not finish on this machine: {reason}{output}",
+            f"without a fault the job does not finish on this machine: {_why_not_finished(result)}{output}",
             hint="Let it finish first: hpcddp submit ... --cluster local --follow. Each run of a rehearsal has a copy "
-            f"of the project, which lacks: {', '.join(stage.project.left_out) or 'nothing'}; --link PATH adds one.",
+            f"of the project, which lacks: {left_out}; --link PATH adds one.",
         )
     course = Course(
         before=trial.lines(),
@@ -251,33 +251,53 @@ def run_undisturbed(stage: Stage) -> Undisturbed:
     )
 
 
+def _why_not_finished(result: Result | None) -> str:
+    """Return why a run has not finished.
+
+    Args:
+        result: the result that it left; None if it left none.
+    """
+    if result is None:
+        return "it left no result"
+    return result.reason or result.status
+
+
 def run_disturbed(stage: Stage, fault: Fault, reference: Undisturbed) -> Disturbed:
     """Run the job until about the middle, cause the fault, let the run go on, and wait for its end."""
     trial = _start(stage, fault.name)
     _wait_for_moment(stage, trial, reference)
-    begun = time.monotonic()
     if fault.by_slurm is not None:
-        try:
-            cause_by_slurm(fault.by_slurm, trial.run, stage.environment)
-        except HpcddpError as error:
-            return replace(_after_first_attempt(trial), problem=error.message)
-        _wait_for_second_attempt(trial)
-        outcome = _after_first_attempt(trial)
-        return _without_rest(outcome, reference) or _finish(stage, trial, outcome, begun=begun)
+        return _run_disturbed_by_slurm(stage, fault.by_slurm, trial, reference)
     _disturb(fault, trial)
     end_processes(stage.root)
     outcome = _after_first_attempt(trial)
-    newest = newest_to_damage(outcome.files)
-    outcome = replace(outcome, held=_names_in(newest))
-    if (ended := _without_rest(outcome, reference)) is not None:
-        return ended
+    newest_file = newest_to_damage(outcome.files)
+    outcome = replace(outcome, held=_names_in(newest_file))
+    ended_outcome = _without_rest(outcome, reference)
+    if ended_outcome is not None:
+        return ended_outcome
     if fault.damages_newest:
-        if newest is None:
+        if newest_file is None:
             reason = "the program has saved no file with tensors that could be damaged; --fault names the other faults"
             return replace(outcome, not_tried=reason)
-        cut_in_half(newest.path)
-        outcome = replace(outcome, damaged=newest.name)
+        cut_in_half(newest_file.path)
+        outcome = replace(outcome, damaged=newest_file.name)
     return _resume(stage, fault, trial, outcome)
+
+
+def _run_disturbed_by_slurm(stage: Stage, act: SlurmAct, trial: Trial, reference: Undisturbed) -> Disturbed:
+    """Let Slurm cause the fault and run the job again, and wait for its end."""
+    begun = time.monotonic()
+    try:
+        cause_by_slurm(act, trial.run, stage.environment)
+    except HpcddpError as error:
+        return replace(_after_first_attempt(trial), problem=error.message)
+    _wait_for_second_attempt(trial)
+    outcome = _after_first_attempt(trial)
+    ended_outcome = _without_rest(outcome, reference)
+    if ended_outcome is not None:
+        return ended_outcome
+    return _finish(stage, trial, outcome, begun=begun)
 
 
 def _start(stage: Stage, name: str) -> Trial:
@@ -364,15 +384,18 @@ def _after_first_attempt(trial: Trial) -> Disturbed:
 
 def _without_rest(outcome: Disturbed, reference: Undisturbed) -> Disturbed | None:
     """Return the outcome of a run that has nothing left to do after the fault; None if it has."""
-    last = reference.steps[-1] if reference.steps else None
-    has_all_steps = last is None or outcome.step is None or outcome.step >= last
-    if outcome.ended_as == FINISHED and not has_all_steps:
+    lacks_steps = False
+    has_all_steps = False
+    if reference.steps and outcome.step is not None:
+        lacks_steps = outcome.step < reference.steps[-1]
+        has_all_steps = not lacks_steps
+    if outcome.ended_as == FINISHED and lacks_steps:
         problem = (
-            f"the run counts as finished after step {outcome.step} of {last}: its program exits with code 0 as if all "
-            "work were done"
+            f"the run counts as finished after step {outcome.step} of {reference.steps[-1]}: its program exits with "
+            "code 0 as if all work were done"
         )
         return replace(outcome, problem=problem)
-    if outcome.ended_as == FINISHED or (last is not None and outcome.step is not None and outcome.step >= last):
+    if outcome.ended_as == FINISHED or has_all_steps:
         return replace(
             outcome, not_tried="all steps were done before the run ended; give it more steps, or longer ones"
         )
@@ -402,8 +425,6 @@ def _finish(stage: Stage, trial: Trial, outcome: Disturbed, *, begun: float) -> 
     """Wait for the end of a run's second attempt, and add what it shows to the outcome of the first.
 
     Args:
-        stage: the rehearsal.
-        trial: the run.
         outcome: what was known after the first attempt.
         begun: from when on the restart counts, on the monotonic clock.
     """
@@ -411,7 +432,9 @@ def _finish(stage: Stage, trial: Trial, outcome: Disturbed, *, begun: float) -> 
     steps_before = len(trial.steps)
     restart_s: float | None = None
     while trial.look():
-        has_progress = len(trial.steps) > steps_before or (not trial.steps and len(trial.saves) > saves_before)
+        has_progress = len(trial.steps) > steps_before
+        if not trial.steps:
+            has_progress = len(trial.saves) > saves_before
         if has_progress and restart_s is None:
             restart_s = time.monotonic() - begun
         if trial.seconds > stage.timeout_s:
@@ -429,8 +452,7 @@ def _finish(stage: Stage, trial: Trial, outcome: Disturbed, *, begun: float) -> 
     )
     outcome = replace(outcome, course=course, files=trial.files(), restart_s=restart_s)
     if result is None or result.status != FINISHED:
-        reason = "it left no result" if result is None else result.reason or result.status
-        problem = f"the second attempt does not finish: {reason}"
+        problem = f"the second attempt does not finish: {_why_not_finished(result)}"
         return replace(outcome, problem=problem, output=tuple(trial.last_output()))
     return outcome
 
