@@ -144,7 +144,6 @@ class Profile:
     """A cluster profile.
 
     Args:
-        settings: its content.
         cluster: the facts about its cluster, if ``hpcddp init`` wrote it.
     """
 
@@ -254,7 +253,6 @@ def _read_facts(settings: Settings, *, name: str) -> ClusterFacts | None:
 
     Args:
         settings: the content of the profile.
-        name: the profile's name.
 
     Raises:
         SettingsError: facts are missing or invalid; lists all of them.

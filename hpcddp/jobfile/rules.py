@@ -35,7 +35,6 @@ class Rule:
 
     Args:
         reads: the key paths that it reads; the rule is skipped where one of them is wrong already.
-        find: yields the errors.
     """
 
     reads: tuple[str, ...]

@@ -62,9 +62,7 @@ class Module:
     """The source of a module.
 
     Args:
-        name: its full name.
         is_package: whether it is the ``__init__`` of a package.
-        body: its statements.
     """
 
     name: str
@@ -91,12 +89,7 @@ ReadModule = Callable[[str], Module | None]
 
 
 def is_own_source(module: str, file: str) -> bool:
-    """Return whether a module is the user's own, and neither of the standard library nor of an installed package.
-
-    Args:
-        module: its full name.
-        file: its source.
-    """
+    """Return whether a module is the user's own, and neither of the standard library nor of an installed package."""
     is_standard = file.startswith(sysconfig.get_path("stdlib") + "/")
     return module.partition(".")[0] not in _NOT_OWN and not is_standard and not _INSTALLED & set(PurePath(file).parts)
 

@@ -51,8 +51,6 @@ class Piece:
         steps: the sum of their steps.
         times: the sum of their times, in seconds since the epoch; not finite if one is not known.
         total: their sum.
-        low: the smallest.
-        high: the largest.
     """
 
     attempt_index: int
@@ -143,7 +141,6 @@ class Stretch:
     """Lines of metrics that follow each other in one attempt.
 
     Args:
-        lines: how many.
         first_step: the step of the first line.
         lowest_step: the lowest step of a line.
         highest_step: the highest step of a line.

@@ -45,7 +45,6 @@ def state_of_result(status: str, cause: str | None) -> State:
     """Return the state that a result means.
 
     Args:
-        status: the result's ``status``.
         cause: why the last attempt ended, the value of a ``Cause``; None if unknown.
     """
     if status == State.STOPPED and cause == Cause.TIME_LIMIT:

@@ -27,7 +27,6 @@ class SentSignal:
     """A signal of a fault.
 
     Args:
-        target: who gets it.
         after_s: seconds after the fault began; it is not sent if the attempt has ended by then.
     """
 

@@ -22,7 +22,6 @@ def guarded(root: Path, *, is_kept: bool) -> Iterator[None]:
 
     Args:
         root: the directory of the rehearsal.
-        is_kept: whether it stays.
     """
     words = [sys.executable, "-P", "-m", __name__, *([_KEEP] if is_kept else []), str(root)]
     # In a session of its own, so that what ends the rehearsal does not end it too.

@@ -25,7 +25,6 @@ def cause_by_slurm(act: SlurmAct, run: RunDirectory, environment: Mapping[str, s
     """Cause a fault of Slurm.
 
     Args:
-        act: the fault.
         run: the run, whose job runs.
         environment: the environment of Slurm's commands.
 

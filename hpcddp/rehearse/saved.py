@@ -39,7 +39,6 @@ class SavedFile:
     """A file with tensors, as far as its first bytes show.
 
     Args:
-        path: the file.
         name: its path below the run directory or the project's copy, which two runs have in common.
         time: when it was written, in nanoseconds since the epoch.
     """

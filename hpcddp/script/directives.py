@@ -61,7 +61,6 @@ class DirectiveLine:
 
     Args:
         number: its number, from 1.
-        text: the line.
         words: its words, without their quotes; empty if a quote does not close.
         comment: the text from an unquoted ``#`` on, which sbatch does not read; empty without one.
         is_ignored: whether it stands after the first command, where sbatch reads no more.

@@ -28,7 +28,6 @@ class BashError:
 
     Args:
         line: the number of the line in which bash notices it, from 1: the last one for what does not end.
-        message: bash's own words.
     """
 
     line: int

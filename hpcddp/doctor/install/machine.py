@@ -55,9 +55,7 @@ class Finding:
     """What one check found.
 
     Args:
-        name: the subject.
         verdict: an error keeps runs from working; a warning may.
-        found: what was found.
         remedy: what to do about it; None if there is nothing to do.
     """
 

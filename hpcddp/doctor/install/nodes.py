@@ -110,7 +110,6 @@ class _SrunPipes:
     """The pipes of srun: questions to all tasks, and the answers of each.
 
     Args:
-        srun: the process.
         nodes: how many tasks answer.
     """
 

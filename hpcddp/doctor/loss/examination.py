@@ -126,7 +126,6 @@ def _examine_user_batches(loss: Loss, data: str, directory: Path, dimension: int
     """Judge a loss on the user's own batches.
 
     Args:
-        data: as for ``examine``.
         dimension: the dimension of the outputs that counts samples.
 
     Raises:

@@ -166,7 +166,6 @@ def _verdict(deviations: Mapping[str, Deviation], from_sum: Deviation, tolerance
     """Return the verdict.
 
     Args:
-        deviations: those of ``Judgement``.
         from_sum: the largest deviation from the sum of the shares' losses, over all splits.
         tolerance: the largest deviation that counts as rounding.
     """
