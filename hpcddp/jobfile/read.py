@@ -253,17 +253,26 @@ def _merge_defaults(
     project: Settings | None = None
     if defaults.project is not None:
         project = read_project(defaults.project, directory=defaults.directory, user_id=defaults.user_id)
-    named = [(project.values.get("profile"), project.source)] if project is not None else []
-    named += [(values["profile"], source)] if "profile" in values else []
-    named += [(override.value, override.source) for override in sets if override.path == ("profile",)]
-    name, source_of_name = named[-1] if named else (None, source)
+    name: Any = None
+    source_of_name = source
+    if project is not None:
+        name = project.values.get("profile")
+        source_of_name = project.source
+    if "profile" in values:
+        name = values["profile"]
+        source_of_name = source
+    for override in sets:
+        if override.path == ("profile",):
+            name = override.value
+            source_of_name = override.source
     profile: Profile | None = None
     # An invalid name is reported with the other problems of the fields.
     if name is None or (isinstance(name, str) and re.fullmatch(PROFILE_PATTERN, name, re.ASCII)):
         profile = _read_profile(name, source_of_name, defaults)
-    for settings in (profile.settings if profile is not None else None, project):
-        if settings is not None:
-            merged.merge(settings.job, settings.source)
+    if profile is not None:
+        merged.merge(profile.settings.job, profile.settings.source)
+    if project is not None:
+        merged.merge(project.job, project.source)
     return profile
 
 

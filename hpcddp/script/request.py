@@ -198,9 +198,9 @@ def _read_gpus(flags: Mapping[str, Flag], *, nodes: int, tasks_per_node: int) ->
         gpu_type = next((value for field, value in fields if field == "gpu_type"), None)
         count = sum(counts)
         if name == "gpus-per-task":
-            count *= tasks_per_node
-        elif name == "gpus":
-            count = max(1, count // nodes) if count else 0
+            return count * tasks_per_node, gpu_type
+        if name == "gpus" and count > 0:
+            return max(1, count // nodes), gpu_type
         return count, gpu_type
     return 0, None
 

@@ -79,18 +79,18 @@ def examine(
     with _one_thread(), first_on_path(directory), float64_by_default():
         loss = Loss(name=name, function=load_loss(name))
         _refuse_collective(name)
-        if data is None:
-            if batch_dim:
-                raise DoctorError(
-                    f"--batch-dim is {batch_dim}, and says how batches of --data lie; give some, or leave it out"
-                )
+        if data is None and batch_dim:
+            raise DoctorError(
+                f"--batch-dim is {batch_dim}, and says how batches of --data lie; give some, or leave it out"
+            )
+        if data is not None and samples is not None:
+            raise DoctorError(f"--batch is {samples}, but the batches of --data {data} have a size; leave it out")
+        if data is not None:
+            finding = _examine_user_batches(loss, data, directory, batch_dim, world_size)
+        else:
             size = _RANDOM_SAMPLES if samples is None else samples
             _refuse_small(size, world_size, "--batch")
             finding = examine_random(loss, size, world_size)
-        else:
-            if samples is not None:
-                raise DoctorError(f"--batch is {samples}, but the batches of --data {data} have a size; leave it out")
-            finding = _examine_user_batches(loss, data, directory, batch_dim, world_size)
         splits = judged_splits(finding.batch.samples, world_size, finding.worst)
         repair = repair_for(loss, finding.batch, finding.verdict, splits=splits)
     return Diagnosis(

@@ -111,19 +111,19 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
 
     splits = judged_splits(batch.samples, world_size, seed)
     parts_of_splits = [_evaluate_parts(loss, batch, split) for split in splits]
-    average = combine(parts_of_splits[0], splits[0], [1 / world_size] * world_size)
-
     deviations = {"order": order}
     from_sum = Deviation()
     for split, parts in zip(splits, parts_of_splits, strict=True):
         mean = combine(parts, split, [size / batch.samples for size in split.sizes])
-        deviations[split.name] = deviations.get(split.name, Deviation()).joined(deviation(whole, mean))
+        largest_until_now = deviations.get(split.name, Deviation())
+        deviations[split.name] = largest_until_now.joined(deviation(whole, mean))
         total = combine(parts, split, [1.0] * len(parts))
         from_sum = from_sum.joined(deviation(whole, total))
+    average_over_ranks = combine(parts_of_splits[0], splits[0], [1 / world_size] * world_size)
     return Judgement(
         verdict=_verdict(deviations, from_sum, tolerance_of(whole.dtype)),
         deviations=deviations,
-        ddp=_compare_ddp(whole, average),
+        ddp=_compare_ddp(whole, average_over_ranks),
         dtype=whole.dtype,
         changes_arguments=whole.changed_arguments,
         bad_share=_first_bad_share(splits, parts_of_splits),
