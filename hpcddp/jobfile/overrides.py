@@ -214,21 +214,22 @@ def _read_axis(key: str, text: str) -> list[Any]:
         document = read_value(f"[{text}]")
     except DocumentError:
         document = Document(value=None)
-    if not isinstance(document.value, list):
+    values = document.value
+    if not isinstance(values, list):
         raise DocumentError(
             "is not a list of values; write them with commas between them, and quote a string with commas"
         )
-    written = [document.written.get((str(index),)) for index in range(len(document.value))]
-    if len(document.value) == 1 and isinstance(document.value[0], list) and not _takes_lists(key):
+    if len(values) == 1 and isinstance(values[0], list) and not _takes_lists(key):
         inner = ",".join(word.strip() for word in text.strip()[1:-1].split(","))
         raise DocumentError(f"has its values in brackets; write {shlex.quote(f'{key}={inner}')}")
+    spellings = [document.written.get((str(index),)) for index in range(len(values))]
     if is_placeholder(key):
-        return list(expand_ranges(map(_for_command, document.value, written)))
+        return list(expand_ranges(map(_for_command, values, spellings)))
     if _is_variable(path_of(key)):
         # Numbers as they were written.
-        texts = [value if text is None else text for value, text in zip(document.value, written, strict=True)]
+        texts = [value if spelling is None else spelling for value, spelling in zip(values, spellings, strict=True)]
         return list(expand_ranges(texts, as_texts=True))
-    return list(expand_ranges(document.value))
+    return list(expand_ranges(values))
 
 
 def _takes_lists(key: str) -> bool:

@@ -114,22 +114,28 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
     independent = [record for record in records if not record.secondary and not record.waiting]
     first_ranks = _first_ranks(attempt, records, independent)
     first_record = next((record for record in records if record.rank in first_ranks), None)
-    traceback = [] if first_record is None else first_record.traceback.rstrip().splitlines()
-    text = traceback
-    if not traceback and first_ranks:
+    if first_record is not None:
+        host = first_record.host
+        text = first_record.traceback.rstrip().splitlines()
+    else:
+        host = _host(attempt, first_ranks)
+        text = []
+    # The record of a program that was killed has the end of its log.
+    is_traceback = any(line.startswith(_FRAME) for line in text)
+    if not text and first_ranks:
         text = _last_lines(attempt.rank_log(first_ranks[0]))
     steps = [record.step for record in [*independent, *records] if record.step is not None]
+    ranks_with_own_cause = {*first_ranks, *(record.rank for record in independent)}
     return FirstError(
         attempt=attempt,
         sentence=failure_sentence(attempt, records),
         ranks=tuple(first_ranks),
-        host=_host(attempt, first_ranks) if first_record is None else first_record.host,
+        host=host,
         step=steps[0] if steps else None,
         text=tuple(text),
-        # The record of a program that was killed has the end of its log.
-        is_traceback=any(line.startswith(_FRAME) for line in traceback),
+        is_traceback=is_traceback,
         others=(*_others(attempt, independent[1:]), *damaged_failures(attempt)),
-        secondary=_secondary(attempt, records, {*first_ranks, *(record.rank for record in independent)}),
+        secondary=_secondary(attempt, records, ranks_with_own_cause),
     )
 
 

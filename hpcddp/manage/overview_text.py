@@ -51,14 +51,11 @@ def _table(
         line = lines[row]
         return paint(text, line.state) if isinstance(line, RunStatus) else text
 
-    columns = {
-        name: Column(
-            title=title_of_names if name == "name" else name,
-            cells=[one_line(row.get(name, "")) for row in rows],
-            is_number=name in _NUMBERS,
-        )
-        for name in _COLUMNS
-    }
+    columns = {}
+    for name in _COLUMNS:
+        title = title_of_names if name == "name" else name
+        cells = [one_line(row.get(name, "")) for row in rows]
+        columns[name] = Column(title=title, cells=cells, is_number=name in _NUMBERS)
     sweep_rows = {row for row, line in enumerate(lines) if isinstance(line, SweepStatus)}
     columns["state"] = replace(columns["state"], long_rows=sweep_rows, paint=paint_state)
     hidden = _hide_columns(columns, width)

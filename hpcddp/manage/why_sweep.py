@@ -42,7 +42,9 @@ class SweepAnswer:
         yield f"{sweep.sweep_id} ({sweep.path.parent.name}), a sweep of {len(sweep.elements)}: {self.status.sentence}"
         for indices, answer in self.groups[:_ANSWERS_SHOWN]:
             state = answer.status.state
-            why = str(state) if state.has_nodes or state is State.FINISHED else f"{state}: {answer.why}"
+            why = str(state)
+            if not state.has_nodes and state is not State.FINISHED:
+                why += f": {answer.why}"
             yield f"  {numbered_text('element', indices)} {why}"
             if answer.advice is not None:
                 yield f"    {answer.advice}"

@@ -95,20 +95,22 @@ def _cause_at_step(step: int, expected: Metrics, disturbed: Course, held: Sequen
     if skips_steps or _is_shifted(expected, resumed, stride):
         return STEP_COUNTER
     is_first_step = step == first_step
-    has_optimizer = any(_OPTIMIZER.search(name) for name in held)
-    if held and not has_optimizer and not is_first_step:
+    lacks_optimizer = bool(held) and not any(_OPTIMIZER.search(name) for name in held)
+    if lacks_optimizer and not is_first_step:
         # Before the learning rate, which is a part of that state.
         return OPTIMIZER_MISSING
-    differing = [
+    different_names = [
         name for (at, name), value in resumed.items() if at == step and expected.get((at, name), value) != value
     ]
     for part in _MEASURED_PARTS:
-        if any(part.name.search(name) for name in differing):
+        if any(part.name.search(name) for name in different_names):
             return part.cause
     if not is_first_step:
         return OPTIMIZER_NOT_LOADED
-    has_generators = any(GENERATORS.search(name) for name in held)
-    return DATA_OR_RANDOM if has_generators or not held else f"{DATA_OR_RANDOM}{NO_GENERATORS}"
+    lacks_generators = bool(held) and not any(GENERATORS.search(name) for name in held)
+    if lacks_generators:
+        return f"{DATA_OR_RANDOM}{NO_GENERATORS}"
+    return DATA_OR_RANDOM
 
 
 def _is_shifted(expected: Metrics, resumed: Metrics, stride: int) -> bool:

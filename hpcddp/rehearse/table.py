@@ -29,13 +29,11 @@ def lines_of(report: RehearsalReport) -> Iterator[str]:
             yield from (f"    {line}" for line in details[1:])
     yield from _not_compared(report)
     yield ""
-    bad = [trial.fault.name for trial in report.trials if not trial.is_good]
-    count = counted(len(report.trials), "fault")
-    yield (
-        f"The run comes back after {count}."
-        if not bad
-        else f"The run does not come back as it was after: {', '.join(bad)}."
-    )
+    bad_faults = [trial.fault.name for trial in report.trials if not trial.is_good]
+    if bad_faults:
+        yield f"The run does not come back as it was after: {', '.join(bad_faults)}."
+    else:
+        yield f"The run comes back after {counted(len(report.trials), 'fault')}."
 
 
 def _not_compared(report: RehearsalReport) -> Iterator[str]:

@@ -62,16 +62,17 @@ def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
                 f"sbatch does not read it: it stands after the first command (line {script.first_command}); to have "
                 "it, write it into the job file",
             )
-        elif line.problem is not None and not line.flags:
+        elif line.flags:
+            for flag in line.flags:
+                _add_flag(flags, flag, draft)
+        elif line.problem is not None:
             draft.leave_open(line.number, line.text, f"sbatch refuses this line: it {line.problem}")
         elif not line.words:
             draft.drop(line.number, line.text, "it has no flag")
-        elif not line.flags:
+        else:
             draft.leave_open(
                 line.number, line.text, "sbatch takes its words for the value of a flag in a line before it"
             )
-        for flag in () if line.is_ignored else line.flags:
-            _add_flag(flags, flag, draft)
     return flags
 
 
@@ -84,8 +85,9 @@ def flag_text(flag: Flag) -> str:
 
 def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
     name = _ALIASES.get(flag.name, flag.name)
+    earlier = flags.get(name)
     if flag.is_unknown:
-        _drop_earlier(flags.get(name), flag, draft)
+        _drop_earlier(earlier, flag, draft)
         flags[name] = flag
     elif flag.problem is not None:
         draft.leave_open(flag.line, flag_text(flag), f"sbatch refuses it: the line {flag.problem}")
@@ -94,13 +96,12 @@ def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
         draft.leave_open(
             flag.line, flag_text(flag), "a heterogeneous job is several jobs, and a job file is one: write one for each"
         )
+    elif earlier is not None and name == "mail-type":
+        # sbatch adds them up (measured on Slurm 22.05.8).
+        draft.note_taken(earlier.line, flag_text(earlier), ("resources", "mail_type"))
+        flags[name] = replace(flag, name=name, value=f"{earlier.value},{flag.value}")
     else:
-        if name in flags and name == "mail-type":
-            # sbatch adds them up (measured on Slurm 22.05.8).
-            flag = replace(flag, value=f"{flags[name].value},{flag.value}")
-            draft.note_taken(flags[name].line, flag_text(flags[name]), ("resources", "mail_type"))
-        else:
-            _drop_earlier(flags.get(name), flag, draft)
+        _drop_earlier(earlier, flag, draft)
         flags[name] = replace(flag, name=name)
 
 

@@ -118,22 +118,15 @@ class Surroundings:
         """
         if self._modules:
             self.draft.values["environment", "modules"] = self._modules
-        for line, is_needed in zip(self._setup, self._needed(set(used) - _NOT_NEEDED.keys()), strict=True):
+        are_needed = self._needed(set(used) - _NOT_NEEDED.keys())
+        for line, is_needed in zip(self._setup, are_needed, strict=True):
             if is_needed:
                 self._keep(line)
-            elif line.is_in_env:
-                continue
-            elif line.why is not None:
-                self.draft.drop(line.line, line.shown, line.why)
-            elif line.serves in self.substituted:
-                self.draft.drop(
-                    line.line, line.shown, "its value stands where the command uses it, or hpcddp fills that in"
-                )
-            elif line.serves != _DIRECTORY:
-                self.draft.drop(line.line, line.shown, f"nothing else in the job file uses ${line.serves}")
-        texts = " ".join(self.draft.values.get(SETUP, ()))
+            elif not line.is_in_env:
+                self._drop(line)
+        setup = " ".join(self.draft.values.get(SETUP, ()))
         for name, line in self._functions:
-            if re.search(rf"\b{re.escape(name)}\b", texts):
+            if re.search(rf"\b{re.escape(name)}\b", setup):
                 self._keep(line, first=True)
             else:
                 self.draft.drop(line.line, line.shown, "nothing in the job file calls it")
@@ -149,6 +142,17 @@ class Surroundings:
                 used_by_setup |= {*names_in(line.text), _DIRECTORY}
             needed.append(is_needed)
         return needed[::-1]
+
+    def _drop(self, line: _SetupLine) -> None:
+        """Say why a line is not needed; another row tells what became of a change of the directory."""
+        if line.why is not None:
+            self.draft.drop(line.line, line.shown, line.why)
+        elif line.serves in self.substituted:
+            self.draft.drop(
+                line.line, line.shown, "its value stands where the command uses it, or hpcddp fills that in"
+            )
+        elif line.serves != _DIRECTORY:
+            self.draft.drop(line.line, line.shown, f"nothing else in the job file uses ${line.serves}")
 
     def _keep(self, line: _SetupLine, *, first: bool = False) -> None:
         setup = self.draft.values.setdefault(SETUP, [])
@@ -202,13 +206,13 @@ class Surroundings:
             self._add_setup(statement)
 
     def _read_module(self, statement: Statement, command: Command) -> None:
-        words = [word.text for word in self.variables.resolve(command.words)]
-        program, *arguments = words
+        program, *arguments = [word.text for word in self.variables.resolve(command.words)]
         if program == "ml" and arguments and not arguments[0].startswith("-") and arguments[0] not in _ML_COMMANDS:
             arguments = ["load", *arguments]
         names = arguments[1:]
-        loads = arguments[:1] in (["load"], ["add"]) and names and not any(name.startswith("-") for name in names)
-        is_plain = loads and not any("$" in name for name in names) and not command.redirections
+        loads_modules = arguments[:1] in (["load"], ["add"]) and bool(names)
+        has_plain_names = not any(name.startswith("-") or "$" in name for name in names)
+        is_plain = loads_modules and has_plain_names and not command.redirections
         if is_plain and self._is_in_order and not self._has_environment:
             self._modules += names
             self.draft.note_taken(statement.line, statement.text, ("environment", "modules"))
