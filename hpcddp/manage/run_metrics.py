@@ -226,10 +226,14 @@ class _StepClock:
             (after - before) / rate if after > before and rate > _SLOWEST else 0.0
             for (before, after), rate in zip(pairwise(most_seen), rates, strict=True)
         ]
-        if 0.0 in step_s and any(map(_lacks_duration, step_s, times)):
+        is_complete = 0.0 not in step_s
+        if not is_complete and any(map(_lacks_duration, step_s, times)):
             return self._durations_by_time(times, seen, rates, eval_s)
         self._samples = most_seen[-1]
-        for time, evaluated_s in zip(times, eval_s, strict=True) if 0.0 in step_s else [(times[-1], 0.0)]:
+        if is_complete:
+            self._end_line(times[-1], 0.0)
+            return step_s
+        for time, evaluated_s in zip(times, eval_s, strict=True):
             self._end_line(time, evaluated_s)
         return step_s
 
