@@ -115,7 +115,7 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
     first_ranks = _first_ranks(attempt, records, independent)
     first_record = next((record for record in records if record.rank in first_ranks), None)
     if first_record is not None:
-        host = first_record.host
+        host: str | None = first_record.host
         text = first_record.traceback.rstrip().splitlines()
     else:
         host = _host(attempt, first_ranks)
