@@ -57,6 +57,23 @@ def test_an_error_that_names_broken_hardware_is_no_error_of_the_users_code(proce
     assert failure_record(error, process_state=process_state).exit_code == 71
 
 
+def test_the_error_of_a_callback_of_torch_is_told_without_its_frames(process_state: ProcessState) -> None:
+    from torch.futures import Future
+
+    numbers: Future[None] = Future()
+    ended = numbers.then(_fail)
+    numbers.set_result(None)
+    with pytest.raises(RuntimeError) as failed:
+        ended.wait()
+    record = failure_record(failed.value, process_state=process_state)
+    assert record.message == "the communicator was aborted: another rank has gone"
+    assert record.secondary
+
+
+def _fail(_: object) -> None:
+    raise RuntimeError("the communicator was aborted: another rank has gone")
+
+
 def test_a_rank_whose_peer_has_gone_is_secondary(process_state: ProcessState) -> None:
     record = failure_record(PEER_LOSS, process_state=process_state)
     assert (record.secondary, record.exit_code) == (True, 71)
