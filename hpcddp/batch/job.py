@@ -9,7 +9,7 @@ from typing import Any
 from hpcddp.batch.noise_scale import MeasuredNoise, larger_batch_pays, noise_note
 from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_over_ranks, refuse_single_sample
 from hpcddp.batch.refusals import PlanError, refuse_accumulated_global_loss, refuse_below_one
-from hpcddp.batch.scaling import Scaling, scaling_of
+from hpcddp.batch.scaling import Scaling, scaling_of_job
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import counted
 from hpcddp.jobfile.job import JobSpec
@@ -49,27 +49,35 @@ class JobPlan:
             return None
         return self.batch.steps_per_epoch * self.epochs
 
-    @property
-    def _larger_batch_pays(self) -> bool | None:
-        return None if self.noise is None else larger_batch_pays(self.noise.samples, self.batch.global_batch_size)
-
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``hpcddp plan --json``; unknown values are None, and a note says why."""
         batch = self.batch
         notes = list(self.notes)
-        listable = batch.world_size * batch.grad_accum_steps <= _MOST_NUMBERS
-        if not listable:
+        per_rank_samples = None
+        micro_batches = None
+        if batch.world_size * batch.grad_accum_steps <= _MOST_NUMBERS:
+            per_rank_samples = list(batch.per_rank_samples)
+            micro_batches = [list(sizes) for sizes in batch.micro_batches]
+        else:
             notes.append(
                 "per_rank_samples and micro_batches are left out, being more than a million numbers: rank r gets "
                 "floor(B/W) + (1 if r < B mod W else 0) samples, and micro-step a of its n likewise "
                 "floor(n/A) + (1 if a < n mod A else 0)."
             )
+        scaling_document = Scaling.UNKNOWN
+        if self.scaling is not None:
+            scaling_document = self.scaling.as_json()
+        noise_scale = None
+        is_larger_batch_better = None
+        if self.noise is not None:
+            noise_scale = self.noise.samples
+            is_larger_batch_better = larger_batch_pays(noise_scale, batch.global_batch_size)
         return {
             "global_batch_size": batch.global_batch_size,
             "world_size": batch.world_size,
             "grad_accum_steps": batch.grad_accum_steps,
-            "per_rank_samples": list(batch.per_rank_samples) if listable else None,
-            "micro_batches": [list(micro) for micro in batch.micro_batches] if listable else None,
+            "per_rank_samples": per_rank_samples,
+            "micro_batches": micro_batches,
             "steps_per_epoch": batch.steps_per_epoch,
             "tail_samples": batch.tail_samples,
             "samples_per_epoch": batch.samples_per_epoch,
@@ -77,11 +85,11 @@ class JobPlan:
             "dropped": batch.dropped,
             "imbalance": batch.imbalance,
             "learning_rate": self.learning_rate,
-            **(Scaling.UNKNOWN if self.scaling is None else self.scaling.as_json()),
+            **scaling_document,
             "total_steps": self.total_steps,
             "unit": batch.unit,
-            "noise_scale": None if self.noise is None else self.noise.samples,
-            "larger_batch_pays": self._larger_batch_pays,
+            "noise_scale": noise_scale,
+            "larger_batch_pays": is_larger_batch_better,
             "notes": notes,
         }
 
@@ -121,39 +129,56 @@ def plan_job(
         smallest_group=smallest_group,
     )
     if spec.command is not None:
-        per_device_batch_size(batch)
-    unknown = f"The number of {batch.unit}s is unknown; give it with --samples."
+        refuse_uneven_shares(batch)
+
+    epochs = None
+    batch_norm: BatchNorm = "local"
+    has_local_batch_norm = False
+    measures_noise = False
     train = spec.train
-    if train is not None and train.loss_reduction == "global":
-        refuse_accumulated_global_loss(batch.grad_accum_steps)
+    if train is not None:
+        if train.loss_reduction == "global":
+            refuse_accumulated_global_loss(batch.grad_accum_steps)
+        epochs = train.epochs
+        batch_norm = train.batch_norm
+        has_local_batch_norm = _has_local_batch_norm(train, batch)
+        measures_noise = train.noise_scale
+
     scaling = None
+    learning_rate = None
+    schedule = None
     if spec.states_learning_rate:
-        scaling = scaling_of(
-            spec.learning_rate,
-            None if train is None else train.optimizer,
-            ema_decay=None if train is None else train.ema_decay,
-            global_batch_size=batch.global_batch_size,
-        )
+        scaling = scaling_of_job(spec)
+        learning_rate = scaling.scaled.learning_rate
+        schedule = scaling.scaled.course(spec.learning_rate)
+
+    all_notes = list(notes)
+    if samples is None and not notes:
+        all_notes.append(f"The number of {batch.unit}s is unknown; give it with --samples.")
+    all_notes += split_notes(batch, batch_norm)
+    all_notes += _noise_notes(noise, batch, measures=measures_noise)
+    if train is not None:
+        all_notes += _warm_up_notes(spec.learning_rate, train)
+    if scaling is not None:
+        all_notes += _scaling_notes(scaling, batch.global_batch_size)
+
     return JobPlan(
         batch=batch,
-        epochs=None if spec.train is None else spec.train.epochs,
-        learning_rate=None if scaling is None else scaling.scaled.learning_rate,
-        schedule=None if scaling is None else scaling.scaled.course(spec.learning_rate),
+        epochs=epochs,
+        learning_rate=learning_rate,
+        schedule=schedule,
         scaling=scaling,
         noise=None if batch.unit == "group" else noise,
-        has_local_batch_norm=train is not None
-        and train.batch_norm == "local"
-        and batch.per_device_batch_size is None
-        and has_batch_norm(train.model),
-        notes=(
-            *notes,
-            *(() if samples is not None or notes else (unknown,)),
-            *split_notes(batch, "local" if train is None else train.batch_norm),
-            *_noise_notes(noise, batch, measures=train is not None and train.noise_scale),
-            *_warm_up_notes(spec.learning_rate, train),
-            *(() if scaling is None else _scaling_notes(scaling, batch.global_batch_size)),
-        ),
+        notes=tuple(all_notes),
+        has_local_batch_norm=has_local_batch_norm,
     )
+
+
+def _has_local_batch_norm(train: Train, batch: BatchPlan) -> bool:
+    """Return whether the model has BatchNorm whose statistics depend on the number of ranks."""
+    if train.batch_norm != "local" or batch.per_device_batch_size is not None:
+        return False
+    return has_batch_norm(train.model)
 
 
 def plan_each_node_count(spec: JobSpec, plan_one: Callable[[JobSpec], JobPlan]) -> dict[int, JobPlan]:
@@ -179,8 +204,13 @@ def plan_each_node_count(spec: JobSpec, plan_one: Callable[[JobSpec], JobPlan]) 
 
 def has_batch_norm(model: str) -> bool:
     """Return whether a model of torchvision has BatchNorm; False for a model of the user's own, which is not known."""
-    without = ("alexnet", "convnext_", "squeezenet", "swin_", "vgg", "vit_")
-    return ":" not in model and (model.endswith("_bn") or not model.startswith(without))
+    is_own = ":" in model
+    if is_own:
+        return False
+    # Such as vgg16_bn.
+    if model.endswith("_bn"):
+        return True
+    return not model.startswith(("alexnet", "convnext_", "squeezenet", "swin_", "vgg", "vit_"))
 
 
 def plan_numbers(
@@ -203,23 +233,26 @@ def plan_numbers(
         PlanError: there is less than one epoch.
     """
     refuse_below_one(epochs=epochs)
-    unknown = []
+    notes = []
     if batch.samples is None:
-        unknown.append(
+        notes.append(
             "steps_per_epoch and what follows from it are unknown: no number of samples was given (--samples)."
         )
     if epochs is None:
-        unknown.append("total_steps is unknown: no number of epochs was given (--epochs).")
+        notes.append("total_steps is unknown: no number of epochs was given (--epochs).")
     if learning_rate is None:
-        unknown.append("learning_rate is unknown: no base was given (--base-lr).")
-    scaled = [] if scaling is None else list(_scaling_notes(scaling, batch.global_batch_size))
+        notes.append("learning_rate is unknown: no base was given (--base-lr).")
+    notes += split_notes(batch)
+    notes += _noise_notes(noise, batch, measures=False)
+    if scaling is not None:
+        notes += _scaling_notes(scaling, batch.global_batch_size)
     return JobPlan(
         batch=batch,
         epochs=epochs,
         learning_rate=learning_rate,
         scaling=scaling,
         noise=noise,
-        notes=(*unknown, *split_notes(batch), *_noise_notes(noise, batch, measures=False), *scaled),
+        notes=tuple(notes),
     )
 
 
@@ -234,75 +267,94 @@ def split_notes(plan: BatchPlan, batch_norm: BatchNorm = "local") -> Iterator[st
             "batch.unit is group: the sizes of the batch count groups, and a step trains on all samples of its groups, "
             "each with the same weight; groups of different sizes make batches of different sizes."
         )
-    yield from (f"{sentence}." for sentence in short_epoch(plan))
-    yield from _idle_shares(plan)
-    yield from _batch_norm(plan, batch_norm)
+    for sentence in short_epoch(plan):
+        yield f"{sentence}."
+    yield from _idle_share_notes(plan)
+    yield from _batch_norm_notes(plan, batch_norm)
 
 
 def short_epoch(plan: BatchPlan) -> Iterator[str]:
     """Yield the sentence about data that has fewer samples than one global batch, without a full stop."""
-    if plan.samples is not None and plan.samples < plan.global_batch_size:
-        step = "with all of them" if plan.tail == "keep" else "which repeats some of them"
-        yield (
-            f"global_batch_size is {plan.global_batch_size}, and the training data has "
-            f"{counted(plan.samples, plan.unit)}, so that an epoch is one step, {step}; write {plan.samples} or less"
-        )
+    if plan.samples is None or plan.samples >= plan.global_batch_size:
+        return
+    step = "with all of them" if plan.tail == "keep" else "which repeats some of them"
+    yield (
+        f"global_batch_size is {plan.global_batch_size}, and the training data has "
+        f"{counted(plan.samples, plan.unit)}, so that an epoch is one step, {step}; write {plan.samples} or less"
+    )
 
 
-def _idle_shares(plan: BatchPlan) -> Iterator[str]:
-    share = ceil_div(plan.global_batch_size, plan.world_size)
-    if plan.grad_accum_steps > share:
+def _idle_share_notes(plan: BatchPlan) -> Iterator[str]:
+    """Yield the notes on micro-steps, and on ranks, that have no samples."""
+    largest_share = ceil_div(plan.global_batch_size, plan.world_size)
+    if plan.grad_accum_steps > largest_share:
         yield (
-            f"grad_accum_steps is {plan.grad_accum_steps}, more than the {counted(share, plan.unit)} of a rank: "
-            "some micro-steps are empty in every step."
+            f"grad_accum_steps is {plan.grad_accum_steps}, more than the {counted(largest_share, plan.unit)} of a "
+            "rank: some micro-steps are empty in every step."
         )
-    idle = 0 if plan.tail_samples is None else sum(many for many, n in plan.share_runs(plan.tail_samples) if not n)
-    if plan.tail_samples is not None and idle:
+    if plan.tail_samples is None:
+        return
+    idle_ranks = sum(ranks for ranks, share in plan.share_runs(plan.tail_samples) if share == 0)
+    if idle_ranks > 0:
         yield (
             f"The last step of an epoch has {counted(plan.tail_samples, plan.unit)} for {plan.world_size} ranks: "
-            f"{counted(idle, 'rank')} without any, which take part in the step with weight 0."
+            f"{counted(idle_ranks, 'rank')} without any, which take part in the step with weight 0."
         )
 
 
-def _batch_norm(plan: BatchPlan, mode: BatchNorm) -> Iterator[str]:
+def _batch_norm_notes(plan: BatchPlan, batch_norm: BatchNorm) -> Iterator[str]:
+    """Yield the note on a model with BatchNorm: it is refused, or its statistics are poor or not those of one batch."""
     try:
-        (refuse_single_sample if mode == "local" else refuse_single_over_ranks)(plan)
+        if batch_norm == "local":
+            refuse_single_sample(plan)
+        else:
+            refuse_single_over_ranks(plan)
     except PlanError as error:
         yield f"If the model has BatchNorm, the job is refused before its first step: {error.message}."
         return
-    yield from _few_for_batch_norm(plan) if mode == "local" else _parts_of_a_batch(plan)
-
-
-def _parts_of_a_batch(plan: BatchPlan) -> Iterator[str]:
-    if plan.grad_accum_steps > 1:
-        together = plan.micro_step_runs(plan.global_batch_size)[0][1]
+    if batch_norm == "local":
+        note = _small_micro_batch_note(plan)
+        if note is not None:
+            yield note
+    elif plan.grad_accum_steps > 1:
+        largest_micro_step = plan.micro_step_runs(plan.global_batch_size)[0][1]
         yield (
-            f"If the model has BatchNorm: sync takes its statistics over a micro-step of all ranks, {together} of "
-            f"{counted(plan.global_batch_size, plan.unit)}; with {plan.grad_accum_steps} micro-steps that is not one "
-            "batch, and changes with the number of ranks."
+            f"If the model has BatchNorm: sync takes its statistics over a micro-step of all ranks, "
+            f"{largest_micro_step} of {counted(plan.global_batch_size, plan.unit)}; with {plan.grad_accum_steps} "
+            "micro-steps that is not one batch, and changes with the number of ranks."
         )
 
 
-def _few_for_batch_norm(plan: BatchPlan) -> Iterator[str]:
-    if plan.unit == "group" and plan.smallest_group is None:
-        return
+def _small_micro_batch_note(plan: BatchPlan) -> str | None:
+    """Return the note on the first step with a micro-batch of 4 samples or fewer; None if there is no such step."""
+    samples_per_unit = 1
+    if plan.unit == "group":
+        if plan.smallest_group is None:
+            return None
+        samples_per_unit = plan.smallest_group
     for step, batch in plan.distinct_batches():
-        smallest = min(size for size in plan.micro_batch_sizes(batch) if size) * (plan.smallest_group or 1)
-        if smallest <= _SMALL_BATCH_NORM_GROUP:
-            size = f"as few as {smallest}" if plan.unit == "group" else f"{smallest}"
-            where = "every step" if step == 0 else f"the last step of every epoch (step {step})"
-            ways = "fewer ranks or a larger global batch" if step == 0 else "tail 'drop', fewer ranks or a larger batch"
-            note = (
-                f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {size} "
-                f"samples, and 4 or fewer are poor; use train.batch_norm sync, {ways}."
+        smallest = samples_per_unit * min(size for size in plan.micro_batch_sizes(batch) if size > 0)
+        if smallest > _SMALL_BATCH_NORM_GROUP:
+            continue
+        where = "every step"
+        ways = "fewer ranks or a larger global batch"
+        if step > 0:
+            where = f"the last step of every epoch (step {step})"
+            ways = "tail 'drop', fewer ranks or a larger batch"
+        size_text = str(smallest)
+        if plan.unit == "group":
+            size_text = f"as few as {smallest}"
+        note = (
+            f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {size_text} "
+            f"samples, and 4 or fewer are poor; use train.batch_norm sync, {ways}."
+        )
+        if plan.grad_accum_steps > 1:
+            note += (
+                f" With {plan.grad_accum_steps} micro-steps sync is not one batch: it takes them over one "
+                "micro-step of all ranks."
             )
-            if plan.grad_accum_steps > 1:
-                note += (
-                    f" With {plan.grad_accum_steps} micro-steps sync is not one batch: it takes them over one "
-                    "micro-step of all ranks."
-                )
-            yield note
-            return
+        return note
+    return None
 
 
 def _noise_notes(noise: MeasuredNoise | None, batch: BatchPlan, *, measures: bool) -> Iterator[str]:
@@ -315,8 +367,8 @@ def _noise_notes(noise: MeasuredNoise | None, batch: BatchPlan, *, measures: boo
         yield note
 
 
-def _warm_up_notes(rate: LearningRate, train: Train | None) -> Iterator[str]:
-    if train is not None and rate.warmup_epochs >= train.epochs:
+def _warm_up_notes(rate: LearningRate, train: Train) -> Iterator[str]:
+    if rate.warmup_epochs >= train.epochs:
         yield (
             f"learning_rate.warmup_epochs is {rate.warmup_epochs:g} and the training has "
             f"{counted(train.epochs, 'epoch')}: the rate rises until the end of the training."
@@ -327,48 +379,55 @@ _LAWS = {"linear": "linear", "sqrt": "square-root"}
 
 
 def _scaling_notes(scaling: Scaling, global_batch_size: int) -> Iterator[str]:
+    """Yield the note on a rule that changes nothing, or on a batch that no rule is applied to."""
     rule = scaling.scaled.rule
-    tuned = scaling.tuned_for
-    if rule != "none" and tuned is None:
-        yield (
-            f"learning_rate.rule is {rule}, and changes nothing: learning_rate.base_global_batch_size is null, so that "
-            "base is for this job's own batch."
-        )
-    if rule == "none" and tuned not in (None, global_batch_size) and scaling.optimizer is not None:
-        fitting = scaling.fitting
-        would = (
+    tuned_for = scaling.tuned_for
+    if rule != "none":
+        if tuned_for is None:
+            yield (
+                f"learning_rate.rule is {rule}, and changes nothing: learning_rate.base_global_batch_size is null, so "
+                "that base is for this job's own batch."
+            )
+        return
+    if tuned_for is None or tuned_for == global_batch_size or scaling.optimizer is None:
+        return
+    fitting = scaling.fitting
+    if fitting is None:
+        other_rule = (
             f"The rule that fits {scaling.optimizer} does not hold at this kappa, where kappa * (1 - beta) reaches 1"
-            if fitting is None
-            else f"The {_LAWS[fitting.rule]} rule would give {fitting.learning_rate:g}"
         )
-        yield (
-            f"learning_rate.base {scaling.base:g} was tuned for a global batch of {tuned}, and this one has "
-            f"{global_batch_size}: rule 'none' leaves it. {would}; no rule fits every model (Shallue et al. 2019)."
-        )
+    else:
+        other_rule = f"The {_LAWS[fitting.rule]} rule would give {fitting.learning_rate:g}"
+    yield (
+        f"learning_rate.base {scaling.base:g} was tuned for a global batch of {tuned_for}, and this one has "
+        f"{global_batch_size}: rule 'none' leaves it. {other_rule}; no rule fits every model (Shallue et al. 2019)."
+    )
 
 
-def per_device_batch_size(batch: BatchPlan) -> int:
-    """Return n = ``B / (W * A)``, the samples of every micro-batch of a command.
+def refuse_uneven_shares(batch: BatchPlan) -> None:
+    """Reject a batch whose micro-batches are not all equal, for a command.
 
     Raises:
         PlanError: W * A does not divide B, so that the command would use another global batch than the job states.
     """
     together = batch.world_size * batch.grad_accum_steps
-    size, rest = divmod(batch.global_batch_size, together)
-    if rest:
-        below = batch.global_batch_size - rest
-        above = below + together
-        sizes = f"{below} or {above}" if below else str(above)
-        parts = f"{batch.world_size} ranks"
-        if batch.grad_accum_steps > 1:
-            parts += f" x {batch.grad_accum_steps} micro-steps"
-        raise PlanError(
-            f"batch.global_batch_size is {batch.global_batch_size}, which {parts} cannot share evenly; write {sizes}; "
-            "only the built-in training takes uneven shares",
-            below=below,
-            above=above,
-        )
-    return size
+    rest = batch.global_batch_size % together
+    if rest == 0:
+        return
+    below = batch.global_batch_size - rest
+    above = below + together
+    sizes = f"{below} or {above}"
+    if below == 0:
+        sizes = str(above)
+    parts = f"{batch.world_size} ranks"
+    if batch.grad_accum_steps > 1:
+        parts += f" x {batch.grad_accum_steps} micro-steps"
+    raise PlanError(
+        f"batch.global_batch_size is {batch.global_batch_size}, which {parts} cannot share evenly; write {sizes}; "
+        "only the built-in training takes uneven shares",
+        below=below,
+        above=above,
+    )
 
 
 def batch_variables(batch: BatchPlan, *, learning_rate: float | None) -> dict[str, str]:
@@ -380,7 +439,8 @@ def batch_variables(batch: BatchPlan, *, learning_rate: float | None) -> dict[st
     Raises:
         PlanError: the global batch is not a whole number of equal micro-batches.
     """
-    size = per_device_batch_size(batch)
+    refuse_uneven_shares(batch)
+    size = batch.global_batch_size // (batch.world_size * batch.grad_accum_steps)
     variables = {
         "HPCDDP_GLOBAL_BATCH_SIZE": str(batch.global_batch_size),
         "HPCDDP_PER_DEVICE_BATCH_SIZE": str(size),

@@ -70,13 +70,7 @@ def scaled_hyperparameters(spec: JobSpec) -> ScaledRule:
     Raises:
         PlanError: the rule does not hold for the optimizer or its betas.
     """
-    train = spec.train
-    return scale(
-        spec.learning_rate,
-        None if train is None else train.optimizer,
-        ema_decay=None if train is None else train.ema_decay,
-        global_batch_size=spec.global_batch_size,
-    )
+    return scaling_of_job(spec).scaled
 
 
 def scale(
@@ -97,7 +91,7 @@ def scale(
     Args:
         rate: the job's ``learning_rate``: rule, base and the batch that it was tuned for.
         optimizer: the job's ``train.optimizer``; None = unknown.
-        ema_decay: the job's ``train.ema_decay``.
+        ema_decay: decay of averaged weights per step; None where there is no average.
         global_batch_size: B >= 1.
 
     Raises:
@@ -106,43 +100,53 @@ def scale(
     for key, sentence in scaling_findings(rate, optimizer, global_batch_size):
         raise PlanError(f"{key} {sentence}", key=key)
     kappa = batch_ratio(rate, global_batch_size)
-    adam = optimizer is not None and optimizer.name in ADAM_FAMILY
-    same = ScaledRule(
+    learning_rate = rate.base
+    minimum = rate.min
+    betas = None
+    eps = None
+    if optimizer is not None and optimizer.name in ADAM_FAMILY:
+        betas = optimizer.betas
+        eps = optimizer.eps
+    if rate.rule != "none" and kappa != 1:
+        factor = kappa
+        if rate.rule == "sqrt":
+            factor = Fraction(math.sqrt(kappa))
+        learning_rate = _times("learning_rate.base", learning_rate, factor)
+        minimum = _times("learning_rate.min", minimum, factor)
+        if betas is not None:
+            betas = (_faster(betas[0], kappa), _faster(betas[1], kappa))
+        if eps is not None:
+            eps = _times("train.optimizer.eps", eps, 1 / factor)
+        if ema_decay is not None:
+            ema_decay = ema_decay ** float(kappa)
+    return ScaledRule(
         rule=rate.rule,
         kappa=float(kappa),
-        learning_rate=rate.base,
-        minimum=rate.min,
-        betas=optimizer.betas if optimizer is not None and adam else None,
-        eps=optimizer.eps if optimizer is not None and adam else None,
+        learning_rate=learning_rate,
+        minimum=minimum,
+        betas=betas,
+        eps=eps,
         ema_decay=ema_decay,
-    )
-    if rate.rule == "none" or kappa == 1:
-        return same
-    factor = kappa if rate.rule == "linear" else Fraction(math.sqrt(kappa))
-    return replace(
-        same,
-        learning_rate=_times("learning_rate.base", rate.base, factor),
-        minimum=_times("learning_rate.min", rate.min, factor),
-        betas=None if same.betas is None else (_faster(same.betas[0], kappa), _faster(same.betas[1], kappa)),
-        eps=None if same.eps is None else _times("train.optimizer.eps", same.eps, 1 / factor),
-        ema_decay=None if ema_decay is None else ema_decay ** float(kappa),
     )
 
 
 def _times(key: str, number: float, factor: Fraction) -> float:
-    """Return the product, rounded once."""
+    """Return the product, rounded once; refuse one that is infinite, or zero though the number is not."""
     try:
         product = float(as_written(number) * factor)
     except OverflowError:
         product = math.inf
-    if math.isinf(product) or (number and not product):
-        outcome = "infinity" if product else "zero"
-        raise PlanError(
-            f"{key} is {number:g}, and its rule makes {outcome} of it; write a number nearer "
-            "to 1, or learning_rate.rule: none",
-            key=key,
-        )
-    return product
+    if math.isinf(product):
+        outcome = "infinity"
+    elif product == 0 and number != 0:
+        outcome = "zero"
+    else:
+        return product
+    raise PlanError(
+        f"{key} is {number:g}, and its rule makes {outcome} of it; write a number nearer "
+        "to 1, or learning_rate.rule: none",
+        key=key,
+    )
 
 
 def _faster(beta: float, kappa: Fraction) -> float:
@@ -193,6 +197,20 @@ class Scaling:
             "scaled": self.scaled.as_json(),
             "fitting": fitting,
         }
+
+
+def scaling_of_job(spec: JobSpec) -> Scaling:
+    """Return the scaled constants of a job; see ``scaling_of``.
+
+    Raises:
+        PlanError: the rule does not hold for the optimizer or its betas.
+    """
+    optimizer = None
+    ema_decay = None
+    if spec.train is not None:
+        optimizer = spec.train.optimizer
+        ema_decay = spec.train.ema_decay
+    return scaling_of(spec.learning_rate, optimizer, ema_decay=ema_decay, global_batch_size=spec.global_batch_size)
 
 
 def scaling_of(
@@ -246,6 +264,9 @@ def learning_rate_at(spec_lr: LearningRate, *, step: float, steps_per_epoch: int
         progress = min(1.0, (step - warmup_steps) / decay_steps) if decay_steps > 0 else 1.0
         return spec_lr.min + (spec_lr.base - spec_lr.min) * (1 + math.cos(math.pi * progress)) / 2
     if spec_lr.schedule == "step":
-        passed = sum(step >= milestone * steps_per_epoch for milestone in spec_lr.milestones)
-        return max(spec_lr.min, spec_lr.base * spec_lr.gamma**passed)
+        milestones_passed = 0
+        for milestone in spec_lr.milestones:
+            if step >= milestone * steps_per_epoch:
+                milestones_passed += 1
+        return max(spec_lr.min, spec_lr.base * spec_lr.gamma**milestones_passed)
     return spec_lr.base
