@@ -135,10 +135,14 @@ class BatchPlan:
 
     def batch_size(self, step: int) -> int:
         """Return b, the samples of the global batch in step ``step`` of an epoch (0..S-1): B, or the tail's."""
-        last = None if self.steps_per_epoch is None else self.steps_per_epoch - 1
+        last = None
+        if self.steps_per_epoch is not None:
+            last = self.steps_per_epoch - 1
         if step < 0 or (last is not None and step > last):
             raise ValueError(f"a step of an epoch is 0..{last}, not {step}")
-        return self.tail_samples if step == last and self.tail_samples is not None else self.global_batch_size
+        if step == last and self.tail_samples is not None:
+            return self.tail_samples
+        return self.global_batch_size
 
     def distinct_batches(self) -> Iterator[tuple[int, int]]:
         """Yield (first step, samples) for each size of global batch that occurs in an epoch: one or two."""
@@ -236,8 +240,10 @@ class Steps:
 
     def total(self, epochs: int) -> int:
         """Return the optimizer steps of the whole training, those before the start included."""
-        left = epochs - self.start.epoch
-        return self.start.step + (self.count(self.start.epoch) + (left - 1) * self._full if left > 0 else 0)
+        epochs_left = epochs - self.start.epoch
+        if epochs_left <= 0:
+            return self.start.step
+        return self.start.step + self.count(self.start.epoch) + (epochs_left - 1) * self._full
 
     def place(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step, and its number in the epoch, counted from the start in the epoch of the start.
@@ -339,24 +345,25 @@ def plan_batch(
     refusals.refuse_idle_ranks(global_batch_size, world_size, unit)
     if split == "error":
         refusals.refuse_uneven(global_batch_size, world_size, unit)
-    if per_device_batch_size is None:
-        needed = accumulation_for(global_batch_size, world_size, max_per_device_batch_size)
-        share = ceil_div(global_batch_size, world_size)
-        refusals.refuse_over_cap(share, grad_accum_steps, max_per_device_batch_size, needed)
-    else:
+    if per_device_batch_size is not None:
         refusals.refuse_given_with_fixed(
             per_device_batch_size,
             max_per_device_batch_size=max_per_device_batch_size,
             grad_accum_steps=grad_accum_steps,
         )
         refusals.refuse_unfilled(global_batch_size, world_size, per_device_batch_size)
-        needed = global_batch_size // (world_size * per_device_batch_size)
+        grad_accum_steps = global_batch_size // (world_size * per_device_batch_size)
+    elif grad_accum_steps is None:
+        grad_accum_steps = accumulation_for(global_batch_size, world_size, max_per_device_batch_size)
+    elif max_per_device_batch_size is not None:
+        largest_share = ceil_div(global_batch_size, world_size)
+        refusals.refuse_over_cap(largest_share, grad_accum_steps, max_per_device_batch_size)
     if samples is not None and tail == "drop":
         refusals.refuse_empty_epoch(samples, global_batch_size, unit)
     return BatchPlan(
         global_batch_size=global_batch_size,
         world_size=world_size,
-        grad_accum_steps=grad_accum_steps or needed,
+        grad_accum_steps=grad_accum_steps,
         max_per_device_batch_size=max_per_device_batch_size,
         per_device_batch_size=per_device_batch_size,
         samples=samples,
@@ -431,26 +438,36 @@ def _ways_out(plan: BatchPlan) -> list[str]:
         ways.append("tail 'drop'")
     batch = plan.global_batch_size
     world = plan.world_size
-    batches = chain(range(batch + 1, batch + _TRIES), range(batch - 1, max(world - 1, batch - _TRIES), -1))
-    worlds = range(world - 1, max(0, world - _TRIES), -1)
-    other_batch = next((other for other in batches if _works(plan, other, world)), None)
-    other_world = next((other for other in worlds if _works(plan, batch, other)), None)
-    ways += [] if other_batch is None else [f"global_batch_size {other_batch}"]
-    ways += [] if other_world is None else [counted(other_world, "rank")]
-    ways += ["train.batch_norm sync"] if _single_over_ranks(plan) is None else []
-    return [*ways, "a model without BatchNorm"]
+    larger_batches = range(batch + 1, batch + _TRIES)
+    smaller_batches = range(batch - 1, max(world - 1, batch - _TRIES), -1)
+    for other_batch in chain(larger_batches, smaller_batches):
+        if _works(plan, other_batch, world):
+            ways.append(f"global_batch_size {other_batch}")
+            break
+    for fewer_ranks in range(world - 1, max(0, world - _TRIES), -1):
+        if _works(plan, batch, fewer_ranks):
+            ways.append(counted(fewer_ranks, "rank"))
+            break
+    if _single_over_ranks(plan) is None:
+        ways.append("train.batch_norm sync")
+    ways.append("a model without BatchNorm")
+    return ways
 
 
 def _works(plan: BatchPlan, batch: int, world: int) -> bool:
-    derived = accumulation_for(plan.global_batch_size, plan.world_size, plan.max_per_device_batch_size)
-    follows = plan.per_device_batch_size is not None or plan.grad_accum_steps == derived
+    """Return whether the plan with another batch and world size is valid, and has no micro-batch of one sample."""
+    grad_accum_steps: int | None = plan.grad_accum_steps
+    fewest_steps = accumulation_for(plan.global_batch_size, plan.world_size, plan.max_per_device_batch_size)
+    if plan.per_device_batch_size is not None or grad_accum_steps == fewest_steps:
+        # It was not given, and follows from the other numbers.
+        grad_accum_steps = None
     try:
         other = plan_batch(
             global_batch_size=batch,
             world_size=world,
             samples=plan.samples,
             max_per_device_batch_size=plan.max_per_device_batch_size,
-            grad_accum_steps=None if follows else plan.grad_accum_steps,
+            grad_accum_steps=grad_accum_steps,
             per_device_batch_size=plan.per_device_batch_size,
             tail=plan.tail,
             unit=plan.unit,

@@ -34,14 +34,14 @@ def refuse_accumulated_global_loss(steps: int) -> None:
         )
 
 
-def refuse_idle_ranks(batch: int, world: int, unit: Unit = "sample") -> None:
+def refuse_idle_ranks(batch: int, world: int, unit: Unit) -> None:
     """Reject B < W."""
     why = why_ranks_idle(batch, world, unit)
     if why is not None:
         raise PlanError(f"global_batch_size {why}", global_batch_size=batch, world_size=world)
 
 
-def refuse_uneven(batch: int, world: int, unit: Unit = "sample") -> None:
+def refuse_uneven(batch: int, world: int, unit: Unit) -> None:
     """Reject a B that W does not divide: ``split: error``."""
     remainder = batch % world
     if remainder:
@@ -55,18 +55,18 @@ def refuse_uneven(batch: int, world: int, unit: Unit = "sample") -> None:
         )
 
 
-def refuse_over_cap(share: int, steps: int | None, cap: int | None, needed: int) -> None:
-    """Reject a given A that is less than the cap m requires."""
-    if cap is None or steps is None or steps >= needed:
-        return
+def refuse_over_cap(share: int, steps: int, cap: int) -> None:
+    """Reject a given A that makes a micro-batch larger than the cap m; ``share`` is the largest of a rank."""
     largest = ceil_div(share, steps)
-    raise PlanError(
-        f"grad_accum_steps is {steps}, which makes micro-batches of {largest} samples from a share of {share}, and "
-        f"max_per_device_batch_size allows {cap}; write grad_accum_steps {needed} or more, leave it out, or allow "
-        f"{largest} samples",
-        grad_accum_steps=steps,
-        needed=needed,
-    )
+    if largest > cap:
+        needed = ceil_div(share, cap)
+        raise PlanError(
+            f"grad_accum_steps is {steps}, which makes micro-batches of {largest} samples from a share of {share}, and "
+            f"max_per_device_batch_size allows {cap}; write grad_accum_steps {needed} or more, leave it out, or allow "
+            f"{largest} samples",
+            grad_accum_steps=steps,
+            needed=needed,
+        )
 
 
 def refuse_given_with_fixed(size: int, **others: int | None) -> None:
@@ -82,8 +82,8 @@ def refuse_given_with_fixed(size: int, **others: int | None) -> None:
 def refuse_unfilled(batch: int, world: int, size: int) -> None:
     """Reject a fixed micro-batch size n if W * n does not divide B."""
     together = world * size
-    ways = ", or ".join(fixed_ways_out(batch, world, size))
     if batch % together:
+        ways = ", or ".join(fixed_ways_out(batch, world, size))
         raise PlanError(
             f"per_device_batch_size is {size}, and {counted(world, 'rank')} make {together} of it in one micro-step, "
             f"which does not divide global_batch_size {batch}; write {ways}",
@@ -93,7 +93,7 @@ def refuse_unfilled(batch: int, world: int, size: int) -> None:
         )
 
 
-def refuse_empty_epoch(samples: int, batch: int, unit: Unit = "sample") -> None:
+def refuse_empty_epoch(samples: int, batch: int, unit: Unit) -> None:
     """Reject N < B when the tail is dropped: an epoch without a step."""
     if samples < batch:
         raise PlanError(
@@ -105,9 +105,7 @@ def refuse_empty_epoch(samples: int, batch: int, unit: Unit = "sample") -> None:
         )
 
 
-def refuse_single(
-    *, step: int, batch: int, rank: int, micro_step: int, ways_out: Sequence[str], unit: Unit = "sample"
-) -> None:
+def refuse_single(*, step: int, batch: int, rank: int, micro_step: int, ways_out: Sequence[str], unit: Unit) -> None:
     """Reject a micro-batch of one sample in front of BatchNorm; ``ways_out`` are changes that were found to work."""
     alone = ", some groups have one sample" if unit == "group" else ""
     raise PlanError(
