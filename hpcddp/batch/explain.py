@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from hpcddp.batch.job import JobPlan
 from hpcddp.batch.plan import BatchPlan
@@ -36,21 +36,27 @@ _BATCH_NORM = (
 
 def explain(plan: JobPlan) -> str:
     """Return the text of ``hpcddp plan``, lines of about 100 columns."""
-    sections = [
-        ("Step", list(_step(plan.batch))),
-        ("Epoch", list(_epoch(plan.batch))),
-        ("Training", list(_training(plan))),
+    blocks = [
+        ["Step", *_row_lines(_step(plan.batch))],
+        ["Epoch", *_row_lines(_epoch(plan.batch))],
+        ["Training", *_row_lines(_training(plan))],
     ]
-    lines = []
-    for title, rows in sections:
-        lines += [title, *(f"  {label:{_LABEL}}{text}" for label, text in rows), ""]
-    why = [paragraph.format(exception=_BATCH_NORM if plan.has_local_batch_norm else "") for paragraph in _WHY]
-    lines += [line for paragraph in why for line in ("", *textwrap.wrap(paragraph, _WIDTH))][1:]
+    exception = _BATCH_NORM if plan.has_local_batch_norm else ""
+    blocks += [textwrap.wrap(paragraph.format(exception=exception), _WIDTH) for paragraph in _WHY]
     if plan.notes:
-        lines += ["", "Notes"]
-    for note in plan.notes:
+        blocks.append(["Notes", *_note_lines(plan.notes)])
+    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+
+
+def _row_lines(rows: Iterator[tuple[str, str]]) -> list[str]:
+    return [f"  {label:{_LABEL}}{text}" for label, text in rows]
+
+
+def _note_lines(notes: Sequence[str]) -> list[str]:
+    lines = []
+    for note in notes:
         lines += textwrap.wrap(note, _WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def explain_range(plans: Mapping[int, JobPlan]) -> str:
@@ -77,11 +83,12 @@ def explain_range(plans: Mapping[int, JobPlan]) -> str:
 def _step(batch: BatchPlan) -> Iterator[tuple[str, str]]:
     yield "global batch", f"{batch.global_batch_size:,} {batch.unit}s, over {counted(batch.world_size, 'rank')}"
     yield from _shares(batch, batch.global_batch_size)
-    cap = batch.max_per_device_batch_size
-    fixed = batch.per_device_batch_size
-    limit = "no limit per device" if cap is None else f"at most {counted(cap, batch.unit)} per device at once"
-    if fixed is not None:
-        limit = f"{counted(fixed, batch.unit)} per device, held fixed"
+    if batch.per_device_batch_size is not None:
+        limit = f"{counted(batch.per_device_batch_size, batch.unit)} per device, held fixed"
+    elif batch.max_per_device_batch_size is not None:
+        limit = f"at most {counted(batch.max_per_device_batch_size, batch.unit)} per device at once"
+    else:
+        limit = "no limit per device"
     yield "accumulation", f"{counted(batch.grad_accum_steps, 'micro-step')} per optimizer step; {limit}"
     if batch.imbalance:
         largest, smallest = (size for _, size in batch.share_runs(batch.global_batch_size))
@@ -150,14 +157,18 @@ def _percent(fraction: float) -> str:
 
 
 def _training(plan: JobPlan) -> Iterator[tuple[str, str]]:
-    epochs = "an unknown number of epochs" if plan.epochs is None else counted(plan.epochs, "epoch")
-    yield "length", epochs if plan.total_steps is None else f"{counted(plan.total_steps, 'step')} in {epochs}"
+    length = "an unknown number of epochs"
+    if plan.epochs is not None:
+        length = counted(plan.epochs, "epoch")
+    if plan.total_steps is not None:
+        length = f"{counted(plan.total_steps, 'step')} in {length}"
+    yield "length", length
     if plan.learning_rate is None:
         yield "learning rate", "unknown"
         return
     if plan.scaling is not None:
         yield from _rules(plan.scaling, plan.batch.global_batch_size)
-    yield "learning rate", f"{plan.learning_rate:g}{_course(plan)}"
+    yield "learning rate", f"{plan.learning_rate:g}{_schedule_text(plan)}"
 
 
 def _rules(scaling: Scaling, global_batch_size: int) -> Iterator[tuple[str, str]]:
@@ -194,16 +205,18 @@ def _counted(count: float, noun: str) -> str:
     return f"{count:,.10g} {noun}" + ("" if count == 1 else "s")
 
 
-def _course(plan: JobPlan) -> str:
+def _schedule_text(plan: JobPlan) -> str:
     """Return the warm-up and the schedule in words."""
     schedule = plan.schedule
     if schedule is None:
         return ""
     parts = []
     if schedule.warmup_epochs:
-        steps = plan.batch.steps_per_epoch
-        in_steps = "" if steps is None else f" ({_counted(schedule.warmup_epochs * steps, 'step')})"
-        parts.append(f"after a linear warm-up of {_counted(schedule.warmup_epochs, 'epoch')}{in_steps}")
+        warm_up = f"after a linear warm-up of {_counted(schedule.warmup_epochs, 'epoch')}"
+        if plan.batch.steps_per_epoch is not None:
+            warm_up_steps = schedule.warmup_epochs * plan.batch.steps_per_epoch
+            warm_up += f" ({_counted(warm_up_steps, 'step')})"
+        parts.append(warm_up)
     if schedule.schedule == "cosine":
         parts.append(f"falling on a cosine to {schedule.min:g}")
     elif schedule.schedule == "step":
