@@ -121,11 +121,13 @@ def _count_images(data_dir: Path) -> SampleCount:
     except OSError as error:
         return _unknown(f"{root} cannot be read ({error.strerror})")
     # As torchvision.datasets.folder.make_dataset does: links are followed, suffixes compared in lower case.
-    walks = (os.walk(folder, followlinks=True) for folder in classes)
-    samples = sum(name.lower().endswith(IMAGE_EXTENSIONS) for walk in walks for _, _, names in walk for name in names)
-    if samples:
-        return SampleCount(samples, classes=len(classes))
-    return _unknown(f"no image lies under {root}/<class>/")
+    samples = 0
+    for folder in classes:
+        for _, _, names in os.walk(folder, followlinks=True):
+            samples += sum(1 for name in names if name.lower().endswith(IMAGE_EXTENSIONS))
+    if samples == 0:
+        return _unknown(f"no image lies under {root}/<class>/")
+    return SampleCount(samples, classes=len(classes))
 
 
 def _unknown(why: str, unit: str = "sample") -> SampleCount:
@@ -192,7 +194,6 @@ def count_own_samples(
         target: ``pkg.module:function``.
         arguments: ``train.dataset_args``.
         directory: the first directory of the import path, and the child's working directory.
-        python: the interpreter.
         timeout_s: how long the child may take, in seconds; then its whole session is killed.
 
     Raises:
@@ -210,7 +211,6 @@ def count_own_groups(target: str, samples: int, *, directory: Path, python: str,
         target: ``pkg.module:function``, from ``batch.group``.
         samples: samples of the training data, >= 1.
         directory: the first directory of the import path, and the child's working directory.
-        python: the interpreter.
         timeout_s: how long the child may take, in seconds.
 
     Raises:
