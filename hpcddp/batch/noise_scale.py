@@ -58,7 +58,6 @@ def noise_note(noise: MeasuredNoise | None, *, global_batch_size: int, measures:
 
     Args:
         noise: what was measured before; None = nothing.
-        global_batch_size: B.
         measures: whether the planned training measures it.
     """
     if noise is not None:

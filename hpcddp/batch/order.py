@@ -64,7 +64,6 @@ class TorchOrder:
 
     Args:
         samples: N >= 1.
-        seed: the root seed.
         epoch: zero-based.
     """
 

@@ -32,7 +32,6 @@ class GlobalBatches:
         global_batch_size: B >= 1.
         tail: treatment of an epoch's last batch.
         order: ``keyed``, or ``torch`` for the order of ``torch.randperm``.
-        seed: the root seed.
         start: where batches of this size begin; None is the beginning of the training.
 
     Raises:
