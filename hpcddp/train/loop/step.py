@@ -5,7 +5,6 @@ The order of the operations is that of the batch contract, section 4.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -95,7 +94,6 @@ class Stepper:
         """Take the micro-batches of a step, and compute the gradient of its global batch and this rank's sums.
 
         Args:
-            position: the step.
             on_loss: called with this rank's sum of losses, float64, before the backward that reduces the gradients.
         """
         replica = self._replica
@@ -143,31 +141,32 @@ class Stepper:
 
     def _accumulate(self, position: Position, on_loss: Callable[[Tensor], None]) -> Tensor:
         """Run forward and backward of all micro-steps and return this rank's sum of losses, float64."""
-        shares = self._shares(position.units, self._rank)
         losses: list[Tensor] = []
 
-        def add_loss(loss: Tensor) -> None:
+        def add_last_loss(loss: Tensor) -> None:
             losses.append(loss)
-            if len(losses) == len(shares):
-                faults.inject("backward", step=position.step)
-                on_loss(_total(losses))
+            faults.inject("backward", step=position.step)
+            on_loss(_total(losses))
 
-        for micro_step, share in enumerate(shares):
-            reduction: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            if micro_step < len(shares) - 1:
-                # The ranks reduce the gradient once, in the last micro-step.
-                reduction = self._replica.no_sync()
+        last = self._plan.grad_accum_steps - 1
+        for micro_step in range(last):
             # The forward belongs inside: there DDP decides whether the backward reduces gradients.
-            with reduction:
-                if share:
-                    batch = self.timer.next_batch(self._batches)
-                    self._backward(batch, position.samples, add_loss)
-                else:
-                    # Rank 0 has samples whenever some rank has.
-                    others_have_samples = self._shares(position.units, 0)[micro_step] > 0
-                    self._backward_nothing(position.samples, add_loss, others_have_samples=others_have_samples)
+            with self._replica.no_sync():
+                self._make_micro_step(position, micro_step, losses.append)
+        # The ranks reduce the gradient once, in the last micro-step.
+        self._make_micro_step(position, last, add_last_loss)
         self._refuse_unreached(position)
         return _total(losses)
+
+    def _make_micro_step(self, position: Position, micro_step: int, add_loss: Callable[[Tensor], None]) -> None:
+        """Run forward and backward of one micro-step; ``add_loss`` gets its sum of losses between them."""
+        if self._shares(position.units, self._rank)[micro_step] > 0:
+            batch = self.timer.next_batch(self._batches)
+            self._backward(batch, position.samples, add_loss)
+        else:
+            # Rank 0 has samples whenever some rank has.
+            others_have_samples = self._shares(position.units, 0)[micro_step] > 0
+            self._backward_nothing(position.samples, add_loss, others_have_samples=others_have_samples)
 
     def _backward(self, batch: MicroBatch, global_samples: int, add_loss: Callable[[Tensor], None]) -> None:
         """Run one micro-step; ``add_loss`` takes its sum of losses, float64, without gradient, before the backward."""
