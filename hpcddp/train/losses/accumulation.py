@@ -125,21 +125,25 @@ def accumulate_gathered(
         torch.autograd.backward(scale(loss))
         return loss.detach()
 
+    # The first pass: z of the global batch, without gradient.
     passes = _Passes(model, micro_batches)
     share = _concatenate(passes.run_without_gradient(embed))
     sizes = agree_on_sizes(share, group=group)
     global_outputs = [gather_shares(z, sizes, group) for z in share]
 
+    # F and dF/dz.
     leaves = [z.detach().requires_grad_(z.is_floating_point() or z.is_complex()) for z in global_outputs]
     loss = function(*leaves)
     gradients = _gradients(loss, leaves)
     loss = loss.detach()
 
-    # The row of the global batch with which the next micro-batch begins.
+    # The second pass: the backwards. ``begin`` is the row of the global batch with which a micro-batch begins.
     begin = sum(sizes[: distributed.rank(group)])
     for number, outputs in enumerate(passes.run_with_gradient(embed), start=1):
         surrogate = _surrogate(outputs, gradients, begin, distributed.world_size(group))
-        if number == len(micro_batches):
+        is_last = number == len(micro_batches)
+        if is_last:
+            # The gradient of the parameters that F uses directly.
             surrogate = surrogate + function(*global_outputs)
         torch.autograd.backward(scale(surrogate))
         begin += len(outputs[0])

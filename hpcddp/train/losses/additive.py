@@ -195,7 +195,6 @@ def _sum_over_ranks(
 
     Args:
         rows: the statistics of each micro-batch.
-        group: as for ``sum_statistics``.
         scalars: whether statistics that have dimensions are refused.
     """
     summary = _summarise_statistics(rows, scalars=scalars)

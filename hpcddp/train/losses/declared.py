@@ -66,7 +66,6 @@ class DeclaredLoss:
         global       loss                      the target itself: the helper includes the factor W
 
     Args:
-        function: the user's loss.
         reduction: its reduction, also as text such as ``"sum"``; `hpcddp doctor loss` checks it.
 
     Raises:

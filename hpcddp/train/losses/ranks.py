@@ -108,25 +108,9 @@ def agree(
     Raises:
         LossError: the summaries do not fit together.
     """
-    world_size = distributed.world_size(group)
     rank = distributed.rank(group)
-
-    # One row for each rank, and after them the values.
-    rows_end = world_size * _ROW_LENGTH
-    block_length = rows_end
-    values_end = rows_end
-    if values is not None:
-        block_length += INLINE
-        values_end += len(values)
-    block = torch.zeros(block_length, dtype=torch.float64, device=device)
-    block[rank * _ROW_LENGTH : (rank + 1) * _ROW_LENGTH] = _row_on(device, summary.row)
-    if values is not None:
-        block[rows_end:values_end] = values
-    add_over_ranks(block, group)
-    rows = block[:rows_end].view(world_size, _ROW_LENGTH)
-    sums = block[rows_end:values_end]
-
-    key = (summary, world_size, rank)
+    rows, sums = _exchange(summary, values, device, group)
+    key = (summary, len(rows), rank)
     if key in _accepted and device.type != "cpu" and not read:
         is_equal = (rows[:, :_EQUAL_NUMBERS] == rows[rank, :_EQUAL_NUMBERS]).all()
         return None, torch.where(is_equal, sums, torch.nan)
@@ -138,6 +122,28 @@ def agree(
         _accepted.clear()
     _accepted.add(key)
     return summaries, sums
+
+
+def _exchange(
+    summary: InputSummary, values: Tensor | None, device: torch.device, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Return the rows of all ranks (``InputSummary.row``), and the sums of the values; one collective."""
+    # The block that is summed has a row for each rank, in which the other ranks have zeros, and after them the values.
+    world_size = distributed.world_size(group)
+    rows_end = world_size * _ROW_LENGTH
+    block_length = rows_end
+    values_end = rows_end
+    if values is not None:
+        block_length += INLINE
+        values_end += len(values)
+    block = torch.zeros(block_length, dtype=torch.float64, device=device)
+    rows = block[:rows_end].view(world_size, _ROW_LENGTH)
+    sums = block[rows_end:values_end]
+    rows[distributed.rank(group)] = _row_on(device, summary.row)
+    if values is not None:
+        sums.copy_(values)
+    add_over_ranks(block, group)
+    return rows, sums
 
 
 def _summary_of(row: Sequence[float]) -> InputSummary:
