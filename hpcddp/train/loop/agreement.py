@@ -135,7 +135,6 @@ class PendingAgreement:
 
     Args:
         parts: this rank's part of each step of the block.
-        votes: this rank's requests.
     """
 
     def __init__(self, parts: Sequence[StepPart], votes: Votes) -> None:

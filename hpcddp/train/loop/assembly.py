@@ -70,15 +70,17 @@ def derive_setting(context: TrainContext) -> Setting:
     """
     spec = context.spec
     train = context.train
-    data = _opened_before(context)
-    if data is None:
-        data = open_data(train)
+    data = _open_or_take_over(context)
     refuse_other_data(data, rank=context.rank, world_size=context.world_size, device=context.device)
     if spec.batch.group is not None:
         data = with_groups(data, spec.batch.group, context.device)
-    smallest_group = None if data.groups is None else data.groups.smallest
-    # The ranks of a recovery may be fewer than those of the job.
-    world_size = None if context.recovery is None else context.world_size
+    smallest_group = None
+    if data.groups is not None:
+        smallest_group = data.groups.smallest
+    world_size = spec.world_size
+    if context.recovery is not None:
+        # The ranks of a recovery may be fewer than those of the job.
+        world_size = context.world_size
     plan = plan_job(spec, samples=data.units, smallest_group=smallest_group, world_size=world_size)
     scaled = scaled_hyperparameters(spec)
     if plan.batch.world_size != context.world_size:
@@ -95,23 +97,25 @@ def derive_setting(context: TrainContext) -> Setting:
         every=spec.checkpoint.every,
         count_samples=_sample_counter(spec, data, steps.start),
     )
-    precision = Precision(train.precision, context.device.type)
+    dtype = Precision(train.precision, context.device.type).dtype
+    cpus = min(context.cpus, spec.resources.cpus_per_task)
     return Setting(
         context=context,
         data=data,
         plan=plan,
         scaled=scaled,
         schedule=schedule,
-        placement=Placement(context.device, precision.dtype, channels_last=train.channels_last),
-        workers=choose_workers(train.num_workers, data, min(context.cpus, spec.resources.cpus_per_task)),
+        placement=Placement(context.device, dtype, channels_last=train.channels_last),
+        workers=choose_workers(train.num_workers, data, cpus),
     )
 
 
-def _opened_before(context: TrainContext) -> Data | None:
-    """Return the data that this process has opened for other ranks; None where it must be opened."""
-    if context.recovery is None or context.spec.batch.group is not None:
-        return None
-    return context.recovery.data
+def _open_or_take_over(context: TrainContext) -> Data:
+    """Open the data, or return the data that this process has opened for the process group before."""
+    # Grouped data is opened again: the groups are in its fingerprint already.
+    if context.spec.batch.group is None and context.recovery is not None and context.recovery.data is not None:
+        return context.recovery.data
+    return open_data(context.train)
 
 
 def change_start(setting: Setting, start: BatchStart) -> Setting:
@@ -173,20 +177,30 @@ def make_replica(setting: Setting) -> Replica:
     for plan in setting.schedule.steps.plans:
         _refuse_single(model, plan)
     place_model(model, placement.device, placement.dtype, channels_last=train.channels_last)
-    inputs = placement.place_inputs(first_samples(data.name, data.train, data.classes)[0])
-    # Else its first batch would fail after an epoch.
+    training_inputs, _ = first_samples(data.name, data.train, data.classes)
+    inputs = placement.place_inputs(training_inputs)
+    # Else the first validation batch would fail after an epoch.
     first_samples(data.name, data.val, data.classes, split="val")
+
     fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
-    unused = check_model_input(fit, model, inputs, Precision(train.precision, placement.device.type))
-    if unused:
-        context.print_on_rank_0(f"note: no gradient reaches {len(unused)} parameters of the model, {unused[0]} for one")
-    has_unused = bool(unused) or bool(getattr(model, "find_unused_parameters", False))
-    constants = {"optimizer": setting.scaled.optimizer(train.optimizer), "ema_decay": setting.scaled.ema_decay}
+    unused_names = check_model_input(fit, model, inputs, Precision(train.precision, placement.device.type))
+    has_unused = bool(getattr(model, "find_unused_parameters", False))
+    if unused_names:
+        has_unused = True
+        context.print_on_rank_0(
+            f"note: no gradient reaches {len(unused_names)} parameters of the model, {unused_names[0]} for one"
+        )
+
+    scaled = setting.scaled
+    scaled_train = train.model_copy(
+        update={"optimizer": scaled.optimizer(train.optimizer), "ema_decay": scaled.ema_decay}
+    )
+    first_step = setting.schedule.steps.start.step
     return build_replica(
-        train.model_copy(update=constants),
+        scaled_train,
         model,
         _placeholder(setting, inputs),
-        learning_rate=setting.schedule.position(setting.schedule.steps.start.step).learning_rate,
+        learning_rate=setting.schedule.position(first_step).learning_rate,
         unused_parameters=_on_any_rank(placement.device, flag=has_unused),
         fixed_micro_batch=setting.plan.batch.per_device_batch_size is not None,
         keeps_steps=context.keeps_steps,
@@ -259,14 +273,19 @@ def make_loop(
             f"checkpoint.best is {best.metric}, and with {setting.data.classes} classes an evaluation reports "
             f"{', '.join(evaluator.metrics)}; write one of these"
         )
-    batches = _training_batches(setting, progress.step)
+    stepper = Stepper(
+        replica,
+        setting.plan.batch,
+        context.train,
+        _training_batches(setting, progress.step),
+        context.rank,
+        keeps_buffers=context.keeps_steps,
+    )
     return Loop(
         context,
         setting.schedule,
         replica,
-        stepper=Stepper(
-            replica, setting.plan.batch, context.train, batches, context.rank, keeps_buffers=context.keeps_steps
-        ),
+        stepper=stepper,
         evaluator=evaluator,
         checkpointer=checkpointer,
         metrics=metrics,

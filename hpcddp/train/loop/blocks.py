@@ -27,7 +27,6 @@ class MadeStep:
     Args:
         skipped: whether the update was skipped because of a nonfinite loss or gradient. If only fp16's GradScaler skips
             steps, the sums of the step say so instead.
-        seconds: its duration.
         ended_at: seconds since the epoch.
     """
 

@@ -67,8 +67,6 @@ class Evaluator:
     Args:
         placement: device and layout of the batches.
         batch_size: samples per forward, >= 1.
-        workers: loader processes.
-        seed: the root seed.
     """
 
     def __init__(
@@ -126,7 +124,6 @@ class StopChecks:
     Args:
         samples: samples of the validation part.
         batch_size: the most samples in one batch.
-        ranks: number of ranks.
         device: device of the collectives.
         vote: returns this rank's reason to stop.
     """

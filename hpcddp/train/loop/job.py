@@ -111,8 +111,8 @@ def _train_from(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None:
         # Before the model is built, which may fail because the job is another one.
         batch_starts = _batch_starts(setting, checkpoint, contract)
-    if batch_starts:
-        setting = change_start(setting, batch_starts[-1])
+        if batch_starts:
+            setting = change_start(setting, batch_starts[-1])
     replica = make_replica(setting)
     checkpointer = make_checkpointer(context, replica, contract, _information(setting))
     progress = restore(checkpointer, checkpoint, context.attempt, replica, batch_starts)
@@ -344,13 +344,16 @@ def _write_result(context: TrainContext, models: Mapping[str, nn.Module], progre
 
     Of ``models``, ``model`` was trained; ``ema``, its averaged weights, is there if that was evaluated.
     """
+    # In the document numbers that are not finite are None.
     evaluation = progress.as_document()["evaluation"] or {}
+    ema_sha256 = None
+    if "ema" in models:
+        ema_sha256 = parameters_sha256(models["ema"])
     noise_scale = None
-    larger_pays = None
-    if progress.noise is not None:
+    is_larger_batch_better = None
+    if progress.noise is not None and progress.noise.samples is not None:
         noise_scale = progress.noise.samples
-    if noise_scale is not None:
-        larger_pays = larger_batch_pays(noise_scale, context.spec.global_batch_size)
+        is_larger_batch_better = larger_batch_pays(noise_scale, context.spec.global_batch_size)
     facts = {
         "epochs": progress.epoch,
         "final_loss": progress.last_loss,
@@ -360,9 +363,9 @@ def _write_result(context: TrainContext, models: Mapping[str, nn.Module], progre
         "samples_seen": progress.samples_seen,
         "skipped_steps": progress.skipped_steps,
         "parameters_sha256": parameters_sha256(models["model"]),
-        "ema_sha256": parameters_sha256(models["ema"]) if "ema" in models else None,
+        "ema_sha256": ema_sha256,
         "noise_scale": noise_scale,
-        "larger_batch_pays": larger_pays,
+        "larger_batch_pays": is_larger_batch_better,
         "threads": context.threads,
         "precision": context.train.precision,
         "device": _device_name(context.device),

@@ -67,11 +67,9 @@ class Loop:
         self._metrics = metrics
         self._progress = replace(progress, metrics_lines=())
         self._skips_nonfinite = context.train.nonfinite_loss == "skip"
-        self._blocks = Blocks(
-            world_size=context.world_size,
-            # The ranks must agree in each step on whether they skip it.
-            always_one_step=context.world_size == 1 or self._skips_nonfinite or context.keeps_steps,
-        )
+        # An agreement that an update waits for is about one step.
+        update_waits = self._skips_nonfinite or context.keeps_steps
+        self._blocks = Blocks(world_size=context.world_size, always_one_step=context.world_size == 1 or update_waits)
         self._last_lines: deque[str] = deque(progress.metrics_lines, maxlen=_LINES_KEPT)
         self._stopper = RunStopper(context, checkpointer)
         self._guard = ReplicaGuard(context.train.replica_check_every)
