@@ -25,7 +25,6 @@ def with_groups(data: Data, function: str, device: torch.device) -> Data:
     of all others. A collective compares the results.
 
     Args:
-        data: the data set.
         function: ``batch.group``, ``pkg.module:function``: takes the index of a training sample, returns its group.
         device: this rank's device; the default process group is open.
 

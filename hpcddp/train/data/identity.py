@@ -25,8 +25,6 @@ def fingerprint(name: str, train: MapStyle, classes: int) -> str:
 
     Args:
         name: as the job file has it.
-        train: the training part.
-        classes: K.
     """
     digest = hashlib.sha256(f"{name}\n{len(train)}\n{classes}\n".encode())
     labels = known_labels(train)
@@ -67,7 +65,6 @@ def refuse_other_data(data: Data, *, rank: int, world_size: int, device: torch.d
 
     Args:
         data: the data set as this rank has opened it.
-        world_size: number of ranks.
         device: device of the collective.
 
     Raises:

@@ -78,7 +78,6 @@ class ImageFiles(KeyedPart):
     """The image files of one part.
 
     Args:
-        folder: the files.
         image_size: the side of the images after all.
         resize: the shorter side before a crop in the centre.
         augment: whether images are cropped, resized and flipped at random, instead of cropped in the centre.

@@ -26,7 +26,6 @@ class MicroBatchKeys:
 
     Args:
         groups: the groups that the batches count; None = they count samples.
-        seed: the root seed.
         first_step: the first step, in optimizer steps done; may be within an epoch.
         last_step: the end, exclusive.
     """
@@ -63,7 +62,6 @@ class Placement:
     """Device, dtype and memory format of batches.
 
     Args:
-        device: this rank's device.
         dtype: of floating-point inputs and of the parts of complex ones; integer inputs keep their dtype.
         channels_last: whether images ``[n, C, H, W]`` are in channels-last memory format.
     """
@@ -115,17 +113,19 @@ class Batches:
         self._keyed = Keyed(part)
         # A whole batch needs no collating.
         self._collate: Callable[[Any], Any] = _unchanged if isinstance(part, KeyedPart) else default_collate
+        # None where this process loads the batches for a CPU: a DataLoader adds a tenth to the time of a small batch.
         self._loader: DataLoader[Any] | None = None
-        if not workers and placement.device.type == "cpu":
-            # A DataLoader adds a tenth to the time of a small batch.
-            return
-        self._loader = DataLoader(
+        if workers > 0 or placement.device.type != "cpu":
+            self._loader = self._data_loader(workers)
+
+    def _data_loader(self, workers: int) -> DataLoader[Any]:
+        return DataLoader(
             self._keyed,
             # torch's types ask for lists of indices; it passes on to the data set what it gets.
-            batch_sampler=cast("Iterable[list[int]]", keys),
+            batch_sampler=cast("Iterable[list[int]]", self._keys),
             num_workers=workers,
             collate_fn=self._collate,
-            pin_memory=placement.device.type == "cuda",
+            pin_memory=self._placement.device.type == "cuda",
             worker_init_fn=start_worker if workers else None,
             # Its own generator: the DataLoader draws a seed for its workers, which must not advance the training's
             # generator. The seed itself is not used, since samples are seeded by their keys.
@@ -143,7 +143,9 @@ class Batches:
             register_workers(iterator)
             batches = self._load(iterator)
         device = self._placement.device
-        return _place_ahead(batches, self._place, device) if device.type == "cuda" else map(self._place, batches)
+        if device.type == "cuda":
+            return _place_ahead(batches, self._place, device)
+        return map(self._place, batches)
 
     def _place(self, batch: MicroBatch) -> MicroBatch:
         return self._placement.place(batch, self._part)
@@ -155,10 +157,11 @@ class Batches:
             except StopIteration:
                 return
             except Exception as error:
-                if (lost := lost_worker(error)) is not None:
-                    raise lost from error
-                kind = UserCodeError if is_own(self._name) else DataError
-                raise kind(
+                worker_error = lost_worker(error)
+                if worker_error is not None:
+                    raise worker_error from error
+                error_type = UserCodeError if is_own(self._name) else DataError
+                raise error_type(
                     f"loading samples of dataset {self._name} failed: {describe(error)}",
                     traceback=traceback.format_exc(),
                 ) from error
@@ -169,13 +172,17 @@ class Batches:
     def _check_labels(self, labels: Tensor) -> None:
         """Refuse labels outside 0..K-1: the loss silently ignores some, and others break the CUDA context."""
         smallest, largest = (int(label) for label in labels.aminmax())
-        if smallest < 0 or largest >= self._classes:
-            label = smallest if smallest < 0 else largest
-            raise DataError(
-                f"dataset {self._name} has label {label}, and the model has "
-                f"{self._classes} classes, 0..{self._classes - 1}; write a larger train.num_classes, with labels from "
-                "0 on"
-            )
+        if smallest < 0:
+            wrong_label = smallest
+        elif largest >= self._classes:
+            wrong_label = largest
+        else:
+            return
+        raise DataError(
+            f"dataset {self._name} has label {wrong_label}, and the model has "
+            f"{self._classes} classes, 0..{self._classes - 1}; write a larger train.num_classes, with labels from "
+            "0 on"
+        )
 
 
 def _place_ahead(
@@ -210,7 +217,6 @@ def choose_workers(num_workers: int | None, data: Data, cpus: int) -> int:
 
     Args:
         num_workers: the job's setting; None = 0 for data in memory, else one less than ``cpus``.
-        data: the data set.
         cpus: CPUs of this task.
     """
     if num_workers is not None:

@@ -103,19 +103,27 @@ class Keyed(Dataset[Any]):
         """
         remaining = iter(keys)
         count = 1
-        while several := [*itertools.islice(remaining, count)]:
+        while True:
+            several = list(itertools.islice(remaining, count))
+            if not several:
+                return
             began = time.perf_counter()
-            batches = self._read_together(several) if len(several) > 1 else [self[several[0]]]
+            if len(several) == 1:
+                batches: list[Sequence[Any]] | None = [self[several[0]]]
+            else:
+                batches = self._read_together(several)
             if batches is None:
                 for index in several:
                     # A sample that raises does so when its batch is next.
                     yield self[index]
                 count = 1
-            else:
-                fitting = int(_READ_S / (time.perf_counter() - began) * len(batches))
-                most = _MOST_SAMPLES // len(several[0].indices) if self._can_join(several[0]) else 1
-                count = max(1, min(most, fitting))
-                yield from batches
+                continue
+            fitting_count = int(_READ_S / (time.perf_counter() - began) * len(batches))
+            largest_count = 1
+            if self._can_join(several[0]):
+                largest_count = _MOST_SAMPLES // len(several[0].indices)
+            count = max(1, min(largest_count, fitting_count))
+            yield from batches
 
     def _can_join(self, keys: SampleKeys) -> bool:
         """Return whether batches such as this one may be read together.
@@ -189,14 +197,20 @@ class Normalisation:
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return the numbers ``[n, C, H, W]``, float32, on the device of ``pixels``."""
         if pixels.device != self._shift.device:
-            self._shift, self._spread = self._shift.to(pixels.device), self._spread.to(pixels.device)
-            self._unit = None if self._unit is None else self._unit.to(pixels.device)
-        on_cpu = pixels.device.type == "cpu"
-        layout = torch.contiguous_format if on_cpu else torch.preserve_format
+            self._shift = self._shift.to(pixels.device)
+            self._spread = self._spread.to(pixels.device)
+            if self._unit is not None:
+                self._unit = self._unit.to(pixels.device)
+        layout = torch.preserve_format
+        images_at_once = max(1, len(pixels))
+        if pixels.device.type == "cpu":
+            layout = torch.contiguous_format
+            # A part at a time that stays in the cache: that takes a third of the time.
+            numbers_per_image = max(1, pixels[:1].numel())
+            images_at_once = max(1, _CACHED_NUMBERS // numbers_per_image)
         numbers = torch.empty_like(pixels, dtype=torch.float32, memory_format=layout)
-        # On a CPU, a part at a time that stays in its cache: that takes a third of the time.
-        images = max(1, _CACHED_NUMBERS // max(1, pixels[:1].numel())) if on_cpu else max(1, len(pixels))
-        for part, source in zip(torch.split(numbers, images), torch.split(pixels, images), strict=True):
+        parts = zip(torch.split(numbers, images_at_once), torch.split(pixels, images_at_once), strict=True)
+        for part, source in parts:
             part.copy_(source)
             if self._unit is not None:
                 part.div_(self._unit)

@@ -53,19 +53,24 @@ def register_workers(iterator: object) -> None:
 def lost_worker(error: BaseException | None) -> LostWorkerError | None:
     """Return the error for a lost loader process if ``error`` or one of its causes reports one, else None."""
     while error is not None:
-        match = _WORKER_LOST.search(str(error)) if isinstance(error, RuntimeError) else None
-        if match is not None:
-            return _error_for(int(match["pids"].split(",")[0]))
+        if isinstance(error, RuntimeError):
+            match = _WORKER_LOST.search(str(error))
+            if match is not None:
+                first_pid = match["pids"].split(",")[0]
+                return _error_for(int(first_pid))
         error = error.__cause__ or error.__context__
     return None
 
 
 def _error_for(pid: int) -> LostWorkerError:
     number, process = _workers.get(pid, (None, None))
-    who = f"loader worker (pid {pid})" if number is None else f"loader worker {number} (pid {pid})"
+    who = f"loader worker (pid {pid})"
+    if number is not None:
+        who = f"loader worker {number} (pid {pid})"
+    code = None
     if process is not None:
         process.join(1.0)
-    code = None if process is None else process.exitcode
+        code = process.exitcode
     if code is None:
         return LostWorkerError(f"{who} ended before its work was done; look above for what it printed")
     if code >= 0:
