@@ -92,26 +92,33 @@ def drift_error(names: tuple[str, ...], table: list[list[int]], steps: int) -> D
         table: hashes ``[W][names]``.
         steps: optimizer steps done.
     """
-    differing: dict[int, list[str]] = {}
+    names_by_rank: dict[int, list[str]] = {}
     for name, column in zip(names, zip(*table, strict=True), strict=True):
         # Of equally frequent values, most_common returns the first.
         usual = Counter(column).most_common(1)[0][0]
         for rank, value in enumerate(column):
             if value != usual:
-                differing.setdefault(rank, []).append(name)
-    rank, what = min(differing.items(), key=lambda item: (-len(item[1]), item[0]))
-    more_ranks = len(differing) - 1
-    who = f"ranks {rank} and {more_ranks} more differ" if more_ranks else f"rank {rank} differs"
-    # A wrong learning rate is the cause of wrong weights: the message names both.
-    parameters = [name for name in what if name != LEARNING_RATE]
-    rate = [LEARNING_RATE] if LEARNING_RATE in what else []
-    named = " and ".join([*rate, *parameters[:1]])
-    more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
+                names_by_rank.setdefault(rank, []).append(name)
+    most_names = max(len(names_of_rank) for names_of_rank in names_by_rank.values())
+    worst_rank = min(rank for rank, names_of_rank in names_by_rank.items() if len(names_of_rank) == most_names)
+    differing_names = names_by_rank[worst_rank]
+
+    who = f"rank {worst_rank} differs"
+    if len(names_by_rank) > 1:
+        who = f"ranks {worst_rank} and {len(names_by_rank) - 1} more differ"
+    parameters = [name for name in differing_names if name != LEARNING_RATE]
+    shown_names = parameters[:1]
+    if LEARNING_RATE in differing_names:
+        # A wrong learning rate is the cause of wrong weights: the message names both.
+        shown_names = [LEARNING_RATE, *shown_names]
+    what = " and ".join(shown_names)
+    if len(parameters) > 1:
+        what += f" and {len(parameters) - 1} more"
     return DriftError(
-        f"after step {steps} {who} from the other ranks in {named}{more}, so that they no longer "
+        f"after step {steps} {who} from the other ranks in {what}, so that they no longer "
         "train one model; look for code that treats ranks differently, or for faulty memory on that rank's host, and "
         "go on from the last checkpoint",
         step=steps,
-        rank=rank,
-        names=tuple(what),
+        rank=worst_rank,
+        names=tuple(differing_names),
     )

@@ -283,10 +283,13 @@ def _differing(buffers: Mapping[str, Tensor]) -> list[str]:
 
 
 def _gather(row: Tensor) -> Tensor | None:
-    """Return ``[W, ...]`` on rank 0."""
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
-    dist.gather(as_real(row), None if rows is None else [as_real(other) for other in rows], dst=0)
-    return None if rows is None else torch.stack(rows)
+    """Return the rows of all ranks, ``[W, ...]``, on rank 0; None on the others."""
+    if dist.get_rank() != 0:
+        dist.gather(as_real(row), dst=0)
+        return None
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    dist.gather(as_real(row), [as_real(other) for other in rows], dst=0)
+    return torch.stack(rows)
 
 
 def gather_samples(samples: int, device: torch.device) -> list[int]:

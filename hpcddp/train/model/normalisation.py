@@ -57,7 +57,8 @@ def gather_statistics(inputs: Tensor, *, absent: bool, group: dist.ProcessGroup 
     if count:
         wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         variance, mean = torch.var_mean(wide, _reduced(inputs), correction=0)
-        row[0], row[1:] = count, torch.cat([mean.double(), variance.double() * count])
+        row[0] = count
+        row[1:] = torch.cat([mean.double(), variance.double() * count])
     rows = [torch.empty_like(row) for _ in range(world_size(group))]
     dist.all_gather(rows, row, group=group)
     counts, means, squares = torch.split(torch.stack(rows), [1, inputs.shape[1], inputs.shape[1]], dim=1)
@@ -140,18 +141,26 @@ class _Normalise(Function):
         outer = gradients[0].to(mean.dtype)
         normalised = (inputs - _along_channels(mean, inputs)) * _along_channels(inverse, inputs)
         sums_here = torch.stack([outer.sum(_reduced(inputs)), (outer * normalised).sum(_reduced(inputs))])
-        inner = None
+        inputs_gradient = None
+        weight_gradient = None
+        bias_gradient = None
         if ctx.needs_input_grad[0]:
-            sums = torch.zeros_like(sums_here) if over_ranks.absent else sums_here.clone()
+            sums = sums_here.clone()
+            if over_ranks.absent:
+                sums.zero_()
             add_over_ranks(sums, over_ranks.group)
             if not over_ranks.absent:
                 through = normalised * _along_channels(sums[1], inputs) + _along_channels(sums[0], inputs)
                 outer = outer - through / over_ranks.count
-            factor = inverse if weight is None else inverse * weight
-            inner = (outer * _along_channels(factor, inputs)).to(inputs.dtype)
-        of_weight = sums_here[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
-        of_bias = sums_here[0] if ctx.needs_input_grad[2] else None
-        return inner, of_weight, of_bias, None, None, None
+            factor = inverse
+            if weight is not None:
+                factor = inverse * weight
+            inputs_gradient = (outer * _along_channels(factor, inputs)).to(inputs.dtype)
+        if weight is not None and ctx.needs_input_grad[1]:
+            weight_gradient = sums_here[1].to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            bias_gradient = sums_here[0]
+        return inputs_gradient, weight_gradient, bias_gradient, None, None, None
 
 
 class SyncBatchNorm(_BatchNorm):
