@@ -130,9 +130,10 @@ class MeanIoU:
             )
         labels = targets.reshape(len(targets), -1)
         predicted = outputs.argmax(dim=1).reshape(len(targets), -1)
-        counts = (
-            torch.ones_like(labels, dtype=torch.bool) if self._ignore_index is None else labels != self._ignore_index
-        )
+        if self._ignore_index is None:
+            counts = torch.ones_like(labels, dtype=torch.bool)
+        else:
+            counts = labels != self._ignore_index
         self._refuse_other_labels(labels[counts])
         both = self._count(labels, counts & (labels == predicted))
         either = self._count(labels, counts) + self._count(predicted, counts) - both
@@ -155,4 +156,6 @@ class MeanIoU:
         """Return the mean over the classes that occur."""
         both, either = sums.view(2, self._classes)
         occurs = either > 0
-        return float((both[occurs] / either[occurs]).mean()) if bool(occurs.any()) else math.nan
+        if not bool(occurs.any()):
+            return math.nan
+        return float((both[occurs] / either[occurs]).mean())

@@ -20,7 +20,6 @@ class Tally:
     """The contributions of the samples of one rank.
 
     Args:
-        metrics: by name.
         samples: N, over all ranks.
         device: device of the contributions.
     """
@@ -118,14 +117,12 @@ class Tally:
         values: dict[str, float] = {}
         begin = 1
         for (name, metric), width in zip(self._metrics.items(), widths, strict=True):
-            additive = isinstance(metric, AdditiveMetric)
-            end = begin + (width if additive else self._samples * width)
-            part = total[begin:end]
-            values[name] = (
-                metric.from_sums(part, self._samples)
-                if isinstance(metric, AdditiveMetric)
-                else metric.from_rows(part.view(self._samples, width))
-            )
+            if isinstance(metric, AdditiveMetric):
+                end = begin + width
+                values[name] = metric.from_sums(total[begin:end], self._samples)
+            else:
+                end = begin + self._samples * width
+                values[name] = metric.from_rows(total[begin:end].view(self._samples, width))
             begin = end
         return values
 
@@ -196,7 +193,6 @@ def evaluate(
     Args:
         share: the samples of this rank.
         results: outputs and targets of each batch of the share, in its order; iterated without gradient.
-        metrics: by name.
         device: device of the sums; None = the current GPU if the group uses NCCL, else the CPU.
         group: the process group; None = the default one, or one process where none is open.
 

@@ -36,7 +36,7 @@ class AdditiveMetric(Protocol):
 
         Args:
             sums: over all samples of all ranks, ``[k]``, float64, on the CPU.
-            samples: number of samples.
+            samples: N, samples of all ranks.
         """
         ...
 

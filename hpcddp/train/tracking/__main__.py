@@ -50,7 +50,8 @@ class MetricsReader:
         self._opened = ExitStack()
         self._torn = b""
         self._time = 0.0
-        self.offset = self.damaged = 0
+        self.offset = 0
+        self.damaged = 0
 
     def read(self, most: int) -> list[Point]:
         """Return the points of the next ``most`` lines; an empty list if there are no new records."""
@@ -87,9 +88,12 @@ class MetricsReader:
         self.damaged += lines.damaged
         for record in lines.records:
             # An evaluation has no time of its own.
-            self._time = self._time if record.time is None else record.time
+            if record.time is not None:
+                self._time = record.time
             evaluations = record.evaluations()
-            left_out = {*_NO_CURVES, *evaluations, *(["epoch"] if evaluations else [])}
+            left_out = {*_NO_CURVES, *evaluations}
+            if evaluations:
+                left_out.add("epoch")
             training = {name: value for name, value in record.numbers().items() if name not in left_out}
             if training or not evaluations:
                 values = {f"train/{_without_prefix(name)}": value for name, value in training.items()}
@@ -113,7 +117,6 @@ class TrackerThread(threading.Thread):
         name: name of the tracker.
         inputs: the run, and what the tracker has got of it.
         connect: opens the tracker; called in this thread.
-        warn: writes a warning.
     """
 
     def __init__(

@@ -32,7 +32,6 @@ class Mlflow:
     """A run of MLflow.
 
     Args:
-        client: the connection.
         run_id: MLflow's id of the run.
     """
 

@@ -161,19 +161,25 @@ def start_trackers(context: TrackedRun, *, first_step: int | None) -> Tracking:
 
 
 def _start(context: TrackedRun, first_step: int | None) -> subprocess.Popen[bytes] | None:
+    """Return the process of the trackers; None on other ranks than 0, without trackers, or if it cannot be started."""
+    if not context.is_main:
+        return None
     spec = context.spec
-    names = chosen(spec.trackers) if context.is_main else ()
+    names = tuple(name for name in chosen(spec.trackers) if _usable(name, context.print_on_rank_0))
+    if not names:
+        return None
+    appended_from = None
+    if first_step is None:
+        appended_from = _size_of(context.run.metrics)
     message = StartMessage(
-        names=tuple(name for name in names if _usable(name, context.print_on_rank_0)),
+        names=names,
         run=str(context.run.path),
         attempt=context.attempt,
         first_step=first_step,
-        appended_from=_size_of(context.run.metrics) if first_step is None else None,
+        appended_from=appended_from,
         config=config_of(spec),
         settings=spec.trackers.model_dump(mode="json"),
     )
-    if not message.names:
-        return None
     try:
         # The process inherits the mask, so that signals to the job do not end it.
         with signals_held():
@@ -230,8 +236,9 @@ def _ending_of_stop(context: TrackedRun) -> AttemptEnding:
     try:
         decision = read_decision(context.run.attempt(context.attempt))
     except RecordError:
-        decision = None
-    cancelled = decision is not None and (
-        decision.cause == Cause.CANCELLED or decision.reason is StopReason.INTERRUPTED
-    )
-    return AttemptEnding.CANCELLED if cancelled else AttemptEnding.STOPPED
+        return AttemptEnding.STOPPED
+    if decision is None:
+        return AttemptEnding.STOPPED
+    if decision.cause == Cause.CANCELLED or decision.reason is StopReason.INTERRUPTED:
+        return AttemptEnding.CANCELLED
+    return AttemptEnding.STOPPED

@@ -118,7 +118,6 @@ class TrackerInputs:
     """What a tracker gets when it starts.
 
     Args:
-        attempt: the current attempt.
         job: name of the job.
         settings: ``trackers`` of the job.
         config: the resolved job without possible secrets.

@@ -24,7 +24,6 @@ class TensorBoard:
     """The event file of one attempt; TensorBoard reads all files of the folder in the order of their names.
 
     Args:
-        inputs: the run.
         kept: the last valid step of earlier files; TensorBoard drops their later steps.
     """
 

@@ -17,9 +17,6 @@ class WeightsAndBiases:
 
     W&B keeps one row per step and rejects steps before the last one. A late evaluation is therefore logged in the row
     of a later step, with its own step as ``evaluated_step``.
-
-    Args:
-        run: the open run.
     """
 
     def __init__(self, run: wandb.Run) -> None:
