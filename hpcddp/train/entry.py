@@ -134,9 +134,10 @@ def run_entrypoint(context: TrainContext) -> None:
             f"entrypoint is {name}, which is an async function or a generator, and calling it runs nothing of it; "
             "write a plain function"
         )
-    # At once, as ``hpcddp.log`` does: the function may use both.
-    metrics = context.metrics_file(open_s=0.0) if context.is_main else None
+    metrics = None
     if context.is_main:
+        # At once, as ``hpcddp.log`` does: the function may use both.
+        metrics = context.metrics_file(open_s=0.0)
         append_event(context.run.events, kind="train", time=context.now(), attempt=context.attempt, reason=name)
     with tracked(context, first_step=None) as tracking:
         returned = function(_context_for(context, metrics, tracking))

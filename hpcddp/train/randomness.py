@@ -50,7 +50,6 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     for a CUDA that is not in use.
 
     Args:
-        seed: the root seed.
         step: optimizer steps done before this one.
         rank: this rank; dropout masks differ between ranks.
         device: the device of the forward.
@@ -70,7 +69,6 @@ class SampleKeys:
     arithmetic and a hash, so that they are the same on every platform and with every version of numpy and torch.
 
     Args:
-        seed: the root seed.
         split: the part of the data set.
         epoch: zero-based; always 0 for a validation part, so that evaluations can be compared.
         indices: the samples, 0..2^63-1 each.
@@ -174,7 +172,6 @@ class SampleSeeding:
         """Return several samples that draw no random numbers; None if they drew some. The generators are restored.
 
         Args:
-            indices: of the samples.
             samples: returns the samples of indices.
         """
         with self._generators_restored() as before:

@@ -226,7 +226,6 @@ def agree_on_stop(vote: StopReason, device: torch.device) -> StopReason:
     """Return the largest of the ranks' reasons to stop; a collective.
 
     Args:
-        vote: this rank's reason.
         device: where the default process group reduces tensors.
     """
     largest_vote = torch.tensor(int(vote), device=device)
@@ -309,6 +308,7 @@ class RunStopper(Stopper):
         context = self._context
         if not context.is_main:
             return
+        # A loop of the user's own may exit before the ranks have agreed.
         reason = self._reason or StopReason.REQUESTED
         if reason is StopReason.DEADLINE:
             cause: str | None = Cause.TIME_LIMIT.value
@@ -340,7 +340,9 @@ class RunStopper(Stopper):
         with self._disk_errors_as_warnings(attempt.decision):
             write_decision(attempt, decision)
         if save_s is not None:
-            saved_text = f"saved in {save_s:.1f} s" if saved else "not saved"
+            saved_text = "not saved"
+            if saved:
+                saved_text = f"saved in {save_s:.1f} s"
             context.print_on_rank_0(
                 f"all ranks stopped after step {step} ({reason.word}, cause {cause or 'unknown'}), {saved_text}"
             )

@@ -398,7 +398,9 @@ class Checkpointer:
         self._published = published
 
     def _metrics_file(self) -> Path | None:
-        path = os.environ.get(METRICS_FILE) if self._settings.reads_environment else None
+        if not self._settings.reads_environment:
+            return None
+        path = os.environ.get(METRICS_FILE)
         return Path(path) if path else None
 
     def _claim(self) -> int:

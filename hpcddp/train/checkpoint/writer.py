@@ -106,7 +106,8 @@ class CheckpointWriter:
         self._keep = keep
         self._best = best
         self._metrics = metrics or run.metrics
-        self._warned_of_metric = self._is_loadable_checked = False
+        self._has_warned_of_metric = False
+        self._is_loadable_checked = False
         self._now = now
         self._monotonic = monotonic
         self._print_line = print_line
@@ -132,7 +133,9 @@ class CheckpointWriter:
 
     @property
     def _failing_s(self) -> float:
-        return self._failed_at[-1] - self._failed_at[0] if self._failed_at else 0.0
+        if not self._failed_at:
+            return 0.0
+        return self._failed_at[-1] - self._failed_at[0]
 
     @property
     def _must_end(self) -> bool:
@@ -309,8 +312,8 @@ class CheckpointWriter:
         evaluations = read_evaluations(self._metrics, best)
         values = evaluations.pop(best.metric, {})
         point_best(self._run.checkpoints, values, best.mode or mode_of(best.metric), may_publish=self._raise_if_fenced)
-        if evaluations and not values and not self._warned_of_metric:
-            self._warned_of_metric = True
+        if evaluations and not values and not self._has_warned_of_metric:
+            self._has_warned_of_metric = True
             names = ", ".join(sorted(evaluations)[:_NAMES_SHOWN])
             warning = (
                 f"no checkpoint is kept as the best: its metric is {best.metric}, and the evaluations so far report "
