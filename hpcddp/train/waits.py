@@ -64,14 +64,26 @@ class CollectiveWaits:
         work.get_future().add_done_callback(lambda done: self._complete(outcome, done))
         return outcome.then(lambda _: _result(outcome, result))
 
-    def wait(self, work: dist.Work | None) -> None:
-        """Wait for a collective; None is one in which this process has no part.
+    def run(self, collective: Callable[..., dist.Work | None], *tensors: object, **options: object) -> None:
+        """Run a collective of ``torch.distributed`` with these arguments, and wait for it.
 
         Raises:
             RuntimeError: it has failed, or its wait was ended.
         """
-        if work is None:
+        if not self._can_end:
+            collective(*tensors, **options)
             return
+        work = collective(*tensors, async_op=True, **options)
+        # None where this process has no part in it.
+        if work is not None:
+            self.wait(work)
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for a collective.
+
+        Raises:
+            RuntimeError: it has failed, or its wait was ended.
+        """
         if self._can_end:
             self.future(work, _no_result).wait()
         else:

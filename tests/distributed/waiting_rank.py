@@ -45,6 +45,7 @@ def wait(directory: Path, source: int, rank: int) -> int:
     WAITS.begin()
     numbers = torch.full([NUMBERS], float(rank == source))
     work = dist.broadcast(numbers, src=source, async_op=True)
+    assert work is not None
     if rank == 1:
         if source == 0:
             _wait_for_first(numbers)

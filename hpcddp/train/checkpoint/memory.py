@@ -71,11 +71,11 @@ def broadcast_checkpoint(checkpoint: MemoryCheckpoint | None, source: int) -> Me
         torch.save({"manifest": asdict(checkpoint.manifest), "contents": dict(checkpoint.contents)}, stream)
         content = stream.getvalue()
     size = torch.tensor([len(content)])
-    WAITS.wait(dist.broadcast(size, src=source, async_op=True))
+    WAITS.run(dist.broadcast, size, src=source)
     data = torch.empty(int(size), dtype=torch.uint8)
     if content:
         data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    WAITS.wait(dist.broadcast(data, src=source, async_op=True))
+    WAITS.run(dist.broadcast, data, src=source)
     if checkpoint is not None and dist.get_rank() == source:
         return checkpoint
     document = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)

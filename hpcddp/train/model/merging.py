@@ -53,7 +53,7 @@ class OrderedStatistics:
             return
         if self._before is None:
             for buffer in (*self._running(), *self._counts()):
-                dist.broadcast(buffer, src=0)
+                WAITS.run(dist.broadcast, buffer, src=0)
         self._before = self._read()
 
     @torch.no_grad()
@@ -64,7 +64,7 @@ class OrderedStatistics:
         (before, count), (after, new_count) = self._before, self._read()
         steps = before.new_zeros(dist.get_world_size(), len(self._layers))
         steps[dist.get_rank()] = new_count - count
-        dist.all_reduce(steps)
+        WAITS.run(dist.all_reduce, steps)
         total = steps.sum(dim=0)
         steps_here = steps[dist.get_rank()]
         later = steps[dist.get_rank() + 1 :].sum(dim=0)
@@ -76,7 +76,7 @@ class OrderedStatistics:
         remains_here = torch.where(cumulative, count / (count + steps_here).clamp(min=1), kept**steps_here)
         part = torch.where(cumulative, (count + steps_here) / all_counted, kept**later)
         added = (after - self._per_channel(remains_here) * before) * self._per_channel(part)
-        dist.all_reduce(added)
+        WAITS.run(dist.all_reduce, added)
         merged = torch.where(self._per_channel(total) == 0, before, self._per_channel(remains) * before + added)
         for buffer, value in _in_parts(self._running(), merged):
             buffer.copy_(value)
@@ -217,12 +217,12 @@ def _merged_statistics(model: nn.Module, samples: int) -> list[tuple[Tensor, Ten
     running = _present([layer.running_mean for layer in layers]), _present([layer.running_var for layer in layers])
     means, variances = (torch.cat([value.double() for value in values]) for values in running)
     sums = torch.cat([means * samples, variances * samples, means.new_tensor([samples])])
-    dist.all_reduce(sums)
+    WAITS.run(dist.all_reduce, sums)
     if not sums[-1]:
         return []
     mean, within = (sums[:-1] / sums[-1]).chunk(2)
     between = samples * (means - mean).square()
-    dist.all_reduce(between)
+    WAITS.run(dist.all_reduce, between)
     return [*_in_parts(running[0], mean), *_in_parts(running[1], within + between / sums[-1])]
 
 
@@ -275,20 +275,20 @@ def _differing(buffers: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the buffers that differ from rank 0's on some rank; the same list on every rank."""
     values = torch.cat([buffer.reshape(-1) for buffer in buffers.values()])
     first = values.clone()
-    dist.broadcast(as_real(first), src=0)
+    WAITS.run(dist.broadcast, as_real(first), src=0)
     parts = torch.split(first != values, [buffer.numel() for buffer in buffers.values()])
     differs = torch.stack([part.any() for part in parts]).to(torch.int64)
-    dist.all_reduce(differs)
+    WAITS.run(dist.all_reduce, differs)
     return [name for name, count in zip(buffers, differs.tolist(), strict=True) if count]
 
 
 def _gather(row: Tensor) -> Tensor | None:
     """Return the rows of all ranks, ``[W, ...]``, on rank 0; None on the others."""
     if dist.get_rank() != 0:
-        dist.gather(as_real(row), dst=0)
+        WAITS.run(dist.gather, as_real(row), dst=0)
         return None
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    dist.gather(as_real(row), [as_real(other) for other in rows], dst=0)
+    WAITS.run(dist.gather, as_real(row), [as_real(other) for other in rows], dst=0)
     return torch.stack(rows)
 
 

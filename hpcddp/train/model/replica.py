@@ -245,6 +245,7 @@ def build_replica(
     unused_parameters: bool,
     fixed_micro_batch: bool = False,
     keeps_steps: bool = False,
+    takes_state: bool = False,
 ) -> Replica:
     """Return the replica of a model that is on its device.
 
@@ -259,6 +260,7 @@ def build_replica(
         unused_parameters: whether some parameters may get no gradient, on some rank in some step.
         fixed_micro_batch: whether the micro-batches are the same for every number of ranks, in the order of the ranks.
         keeps_steps: whether a rank may have to save a step alone.
+        takes_state: whether all ranks take the same state afterwards, so that DDP need not send that of rank 0.
 
     Raises:
         ModelError: the precision is fp16, and a parameter is complex.
@@ -278,7 +280,7 @@ def build_replica(
     parallel: nn.Module = model
     norms = None
     if dist.get_world_size() > 1:
-        parallel = _in_ddp(model, device, unused_parameters=unused_parameters)
+        parallel = _in_ddp(model, device, unused_parameters=unused_parameters, takes_state=takes_state)
         if train.noise_scale:
             norms = GradientNorms(parallel)
         elif keeps_steps:
@@ -311,7 +313,9 @@ def _refuse_complex(model: nn.Module) -> None:
             )
 
 
-def _in_ddp(model: nn.Module, device: torch.device, *, unused_parameters: bool) -> DistributedDataParallel:
+def _in_ddp(
+    model: nn.Module, device: torch.device, *, unused_parameters: bool, takes_state: bool
+) -> DistributedDataParallel:
     """Wrap a model; each rank keeps its own buffers, which ``merging`` merges when needed."""
     # torch 2.15 renamed the option and warns about the old name.
     options = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -320,6 +324,7 @@ def _in_ddp(model: nn.Module, device: torch.device, *, unused_parameters: bool) 
     return DistributedDataParallel(
         model,
         device_ids=None if device.type == "cpu" else [device],
+        init_sync=not takes_state,
         gradient_as_bucket_view=True,
         find_unused_parameters=unused_parameters,
         **no_broadcast,
