@@ -37,7 +37,8 @@ class Heartbeat:
 
     Before the first step, which may compile, the watchdog waits at least half an hour. After it, it waits for
     ``timeout_s``, or for ten times the longest time between two heartbeats if that is more, and never longer than
-    before the first step.
+    before the first step. Where the training begins again with other ranks, the time from the start of the watchdog
+    until the first step counts as well.
 
     Args:
         timeout_s: seconds; ``launch.hang_timeout``.
@@ -58,6 +59,9 @@ class Heartbeat:
         self._last = monotonic()
         self._looked = self._last
         self._slowest_s = 0.0
+        self._began = self._last
+        self._beginning_s = 0.0
+        self._begins_again = False
         self._step: int | None = None
         self._long_wait = False
         self._last_standstill_s = 0.0
@@ -86,7 +90,10 @@ class Heartbeat:
         """How long the watchdog waits now, in seconds."""
         if self._step is None or self._long_wait:
             return self.first_timeout_s
-        return min(self.first_timeout_s, max(self._configured_s, _SLOWEST_FACTOR * self._slowest_s))
+        slowest_s = self._slowest_s
+        if self._begins_again:
+            slowest_s = max(slowest_s, self._beginning_s)
+        return min(self.first_timeout_s, max(self._configured_s, _SLOWEST_FACTOR * slowest_s))
 
     def beat(self) -> None:
         """Record progress: a batch was evaluated, or a save was made."""
@@ -98,15 +105,23 @@ class Heartbeat:
             self._slowest_s = max(self._slowest_s, now - self._last)
         self._last = now
         self._long_wait = False
+        self._begins_again = False
 
     def expect_long(self) -> None:
         """Allow the next heartbeat to take as long as the first step: one rank writes, the others wait for it."""
         self.beat()
         self._long_wait = True
 
+    def expect_beginning(self) -> None:
+        """Allow the next heartbeat to take as long as a beginning: the training begins again with other ranks."""
+        self.beat()
+        self._begins_again = True
+
     def at_step(self, step: int) -> None:
         """Record progress at the boundary after ``step`` optimizer steps."""
         self.beat()
+        if self._step is None:
+            self._beginning_s = self._last - self._began
         self._step = step
 
     def gap(self) -> HeartbeatGap:
@@ -132,6 +147,7 @@ class Heartbeat:
     def start(self) -> None:
         """Start the watchdog."""
         self._last = self._monotonic()
+        self._began = self._last
         self._looked = self._last
         self._running = True
         threading.Thread(target=self._watch, name="hpcddp-watchdog", daemon=True).start()

@@ -262,6 +262,8 @@ class _TrainingRank:
             raise _NotFormedError(f"the ranks that are left could not form a generation: {error}") from error
         if member is not None:
             member.begin()
+        if generation.recovery is not None:
+            self._heartbeat.expect_beginning()
 
     def _take_survivor(self, generation: _Generation, survivor: Survivor) -> None:
         self._survivor = survivor

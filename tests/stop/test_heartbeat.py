@@ -60,6 +60,18 @@ def test_a_long_wait_has_the_long_timeout_until_the_next_heartbeat(clock: Clock)
     assert heartbeat.timeout_s == 300.0
 
 
+def test_a_training_that_begins_again_may_take_ten_times_its_first_beginning(clock: Clock) -> None:
+    heartbeat = Heartbeat(20.0, monotonic=clock)
+    clock.now += 7.0
+    heartbeat.at_step(1)
+    clock.now += 0.1
+    heartbeat.at_step(2)
+    heartbeat.expect_beginning()
+    assert heartbeat.timeout_s == 70.0
+    heartbeat.beat()
+    assert heartbeat.timeout_s == 20.0
+
+
 def test_silence_counts_from_the_last_heartbeat(clock: Clock) -> None:
     heartbeat = Heartbeat(300.0, monotonic=clock)
     heartbeat.at_step(7)
