@@ -98,25 +98,25 @@ def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | N
     Raises:
         NoRunError: several are meant.
     """
-    with_this_id = [run for run in runs if run.name == text]
-    if with_this_id:
-        return _only_run(text, with_this_id, run_root)
-    of_this_job = [run for run in _without_elements(runs) if text in {LAST, run.parent.name}]
-    if of_this_job:
-        return _newest(of_this_job)
+    exact_matches = [run for run in runs if run.name == text]
+    if exact_matches:
+        return _only_run(text, exact_matches, run_root)
+    job_name_matches = [run for run in _without_elements(runs) if text in {LAST, run.parent.name}]
+    if job_name_matches:
+        return _newest(job_name_matches)
     # After the names of jobs: the name of a job may end like that of an element.
     element = _find_element(text, runs, run_root)
     if element is not None:
         return element
     if _JOB_ID.fullmatch(text):
-        with_this_job_id = _with_job(text, runs)
-        if with_this_job_id:
+        job_id_matches = _with_job(text, runs)
+        if job_id_matches:
             # A rebuilt cluster uses job ids again.
-            return _newest(with_this_job_id)
-    chosen = _without_elements([run for run in runs if run.name.startswith(text)])
-    if not chosen:
-        chosen = _without_elements([run for run in runs if text in run.name])
-    return _only_run(text, chosen, run_root)
+            return _newest(job_id_matches)
+    partial_matches = _without_elements([run for run in runs if run.name.startswith(text)])
+    if not partial_matches:
+        partial_matches = _without_elements([run for run in runs if text in run.name])
+    return _only_run(text, partial_matches, run_root)
 
 
 def _only_run(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:
@@ -189,9 +189,9 @@ def run_of_job(job_id: str, run_root: Path) -> RunDirectory | None:
         run_root: where runs live; those elsewhere are found by the index.
     """
     for runs in (list(_runs(run_root)), _indexed()):
-        with_this_job = _with_job(job_id, runs) or _with_job(job_id.partition("_")[0], runs)
-        if with_this_job:
-            return _newest(with_this_job)
+        job_id_matches = _with_job(job_id, runs) or _with_job(job_id.partition("_")[0], runs)
+        if job_id_matches:
+            return _newest(job_id_matches)
     return None
 
 
