@@ -74,6 +74,25 @@ def test_a_second_process_group_does_not_load_the_compiler() -> None:
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
+_LOOKS_AT_ALL_MODULES = """
+import inspect, sys, unittest, warnings
+from hpcddp.train.model.compiler import leave_compiler_out
+
+leave_compiler_out()
+inspect.getmodule(sys._getframe())
+with unittest.TestCase().assertWarns(UserWarning):
+    warnings.warn("noticed")
+print("torch._dynamo.eval_frame" in sys.modules)
+# This looks at all modules while it is imported: the compiler would be a circular import.
+import torch.distributed.tensor
+"""
+
+
+def test_who_looks_at_all_modules_does_not_load_the_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", _LOOKS_AT_ALL_MODULES], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 def test_code_that_compiles_finds_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", _COMPILES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,9 @@ import torch
 _NAME: Final = "torch._dynamo"
 # torch keeps some functions of these packages out of its compiler, and asks the compiler what to call in their place.
 _NOT_COMPILED: Final = ("torch.optim.", "torch.nn.parallel.")
+# ``inspect`` and ``warnings`` ask every module for these, also in the middle of an import, where the compiler would be
+# a circular one.
+_ASKED_OF_ALL_MODULES: Final = frozenset({"__file__", "__warningregistry__"})
 
 
 def leave_compiler_out() -> None:
@@ -47,6 +50,8 @@ class _UnusedCompiler(ModuleType):
         return _loaded().disable(function, *arguments, **options)
 
     def __getattr__(self, name: str) -> object:
+        if name in _ASKED_OF_ALL_MODULES:
+            raise AttributeError(name)
         return getattr(_loaded(), name)
 
 
