@@ -291,7 +291,9 @@ def _read_profile(name: str | None, source_of_name: Source, defaults: DefaultSet
 
 def _name_after_command(merged: MergedValues, sets: Sequence[Override]) -> None:
     command = next((override.value for override in sets if override.path == ("command",)), None)
-    if command:
+    # Anything else is refused as a command.
+    is_words = isinstance(command, list) and all(isinstance(word, str) for word in command)
+    if command and is_words:
         merged.assign(("name",), name_of_command(command), Source(origin=COMMAND_LINE, file=f"the {COMMAND_LINE}"))
 
 

@@ -42,6 +42,12 @@ def test_each_element_has_its_values_in_the_words_of_the_command() -> None:
     ]
 
 
+@pytest.mark.parametrize("command", ["1", "true", '["train.py", 2]'])
+def test_a_command_that_is_no_list_of_words_is_refused(command: str) -> None:
+    with pytest.raises(JobFileError, match="command"):
+        load_job(None, overrides=[f"command={command}"])
+
+
 def test_a_value_is_spelled_as_on_the_command_line() -> None:
     axis = 'v=0.10,1e-3,True,true,null,007,"a, b","1e-3 ",[1, 2],$HOME'
     values = ["0.10", "1e-3", "True", "true", "null", "007", "a, b", "1e-3 ", "[1, 2]", "$HOME"]
