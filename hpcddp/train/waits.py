@@ -62,7 +62,7 @@ class CollectiveWaits:
         if has_ended:
             _settle(outcome, _ENDED)
         work.get_future().add_done_callback(lambda done: self._complete(outcome, done))
-        return outcome.then(lambda _: _result(outcome, result))
+        return outcome.then(lambda settled: _result(settled, result))
 
     def run(self, collective: Callable[..., dist.Work | None], *tensors: object, **options: object) -> None:
         """Run a collective of ``torch.distributed`` with these arguments, and wait for it.
