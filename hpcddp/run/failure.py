@@ -171,6 +171,7 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         or _launch_sentence(attempt)
         or _hang_sentence(attempt, records)
         or _not_started_sentence(attempt)
+        or _without_log_sentence(attempt)
         or _silent_sentence(attempt, records)
         or _container_sentence(attempt)
         or _without_a_cause(attempt)
@@ -246,6 +247,23 @@ def _not_started_sentence(attempt: AttemptDirectory) -> str | None:
     if not reasons:
         return None
     return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(reasons))}"
+
+
+def _without_log_sentence(attempt: AttemptDirectory) -> str | None:
+    """Return on which nodes the tasks that ended first could not open their logs; srun has killed the others."""
+    if container_error(attempt) is not None:
+        # A container that does not start has no log either.
+        return None
+    first = _SRUN.search(_since_start(attempt))
+    if first is None or not first["how"].startswith("Exited with exit code"):
+        return None
+    ranks_with_log = set(attempt.rank_logs())
+    if not ranks_with_log.isdisjoint(_numbers(first["tasks"])):
+        return None
+    return (
+        f"the tasks on {first['hosts']} did not start, because they could not open their logs in {attempt.path}: let "
+        "every node see the run directory, and write to it"
+    )
 
 
 def _silent_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
