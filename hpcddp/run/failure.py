@@ -250,19 +250,19 @@ def _not_started_sentence(attempt: AttemptDirectory) -> str | None:
 
 
 def _without_log_sentence(attempt: AttemptDirectory) -> str | None:
-    """Return on which nodes the tasks that ended first could not open their logs; srun has killed the others."""
-    if container_error(attempt) is not None:
-        # A container that does not start has no log either.
+    """Return which task could not open its log, as its shell says; srun has killed the others then."""
+    printed = _since_start(attempt)
+    refused = _LOG_REFUSED.search(printed)
+    if refused is None:
         return None
-    first = _SRUN.search(_since_start(attempt))
-    if first is None or not first["how"].startswith("Exited with exit code"):
-        return None
-    ranks_with_log = set(attempt.rank_logs())
-    if not ranks_with_log.isdisjoint(_numbers(first["tasks"])):
+    rank = int(refused["rank"])
+    ends = (match for match in _SRUN.finditer(printed) if rank in _numbers(match["tasks"]))
+    end = next(ends, None)
+    if end is None or exists(attempt.rank_log(rank)):
         return None
     return (
-        f"the tasks on {first['hosts']} did not start, because they could not open their logs in {attempt.path}: let "
-        "every node see the run directory, and write to it"
+        f"rank {rank} on {end['hosts']} did not start, because it could not open its log in {attempt.path} "
+        f"({refused['why'].strip()}): let every node see the run directory, and write to it"
     )
 
 
@@ -410,6 +410,8 @@ _LAUNCH: Final = re.compile(
 _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (?P<node>\S+)$", re.MULTILINE)
 # srun kills the tasks at once when it gets TERM or HUP itself. It says the same behind the first task that failed.
 _SRUN_SIGNALLED: Final = re.compile(r"^srun: (?:forcing job termination|Force Terminated )", re.MULTILINE)
+# sh: 3: cannot create /runs/a/1/attempts/0/rank-1.log: Directory nonexistent   (dash; bash without "cannot create")
+_LOG_REFUSED: Final = re.compile(r"/rank-(?P<rank>[0-9]+)\.log: (?P<why>.+)", re.ASCII)
 _PYXIS: Final = re.compile(r"error: pyxis: (?P<why>.+)")
 _NOTICES: Final[Mapping[str, Cause]] = MappingProxyType(
     {"PREEMPTION": Cause.PREEMPTION, "TIME LIMIT": Cause.TIME_LIMIT, "NODE FAILURE": Cause.NODE_FAILURE}

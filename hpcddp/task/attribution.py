@@ -125,7 +125,9 @@ def failure_record(
 def _message(error: BaseException) -> str:
     if isinstance(error, HpcddpError):
         return error.message
-    text = str(error).removeprefix(_IN_CALLBACK).partition("\n\nAt:\n")[0]
+    text = str(error)
+    if text.startswith(_IN_CALLBACK):
+        text = text.removeprefix(_IN_CALLBACK).partition("\n\nAt:\n")[0]
     return text or type(error).__name__
 
 

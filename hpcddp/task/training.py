@@ -262,7 +262,8 @@ class _TrainingRank:
             raise _NotFormedError(f"the ranks that are left could not form a generation: {error}") from error
         if member is not None:
             member.begin()
-        if generation.recovery is not None:
+        if generation.recovery is not None and not generation.recovery.shares_state:
+            # A process that is new may need longer for its beginning than this one.
             self._heartbeat.expect_beginning()
 
     def _take_survivor(self, generation: _Generation, survivor: Survivor) -> None:

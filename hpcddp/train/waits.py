@@ -95,6 +95,8 @@ class CollectiveWaits:
             done.value()
         except RuntimeError as failure:
             error = str(failure)
+        except Exception as failure:  # noqa: BLE001  torch would only log it, and the wait would not end
+            error = f"{type(failure).__name__}: {failure}"
         with self._lock:
             self._outcomes.discard(outcome)
         _settle(outcome, error)

@@ -15,8 +15,13 @@ pytestmark = pytest.mark.distributed
 def test_a_wait_for_half_a_message_ends(tmp_path: Path, source: int) -> None:
     ended = run_forked(waiting_rank.wait, [tmp_path, source], world_size=2, logs=tmp_path)
     assert ended.codes == [0, -signal.SIGKILL], ended.outputs
-    assert "True Got the following error" in ended.outputs[0]
+    # Its watchdog knows that it waits for another rank.
+    assert "waits True Got the following error" in ended.outputs[0]
     assert "another rank has gone" in ended.outputs[0]
+
+
+def test_a_collective_that_fails_for_want_of_memory_ends_the_wait() -> None:
+    assert "MemoryError: no memory" in waiting_rank.wait_for_failed_work()
 
 
 def test_a_backward_ends_that_waits_for_another_rank(tmp_path: Path) -> None:

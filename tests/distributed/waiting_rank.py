@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.task.attribution import is_peer_loss
 from hpcddp.task.member import open_sockets
+from hpcddp.task.watchdog import waits_for_others
 from hpcddp.train.distributed import abandon_process_group
 from hpcddp.train.model.average import average, use_hook
-from hpcddp.train.waits import WAITS
+from hpcddp.train.waits import WAITS, CollectiveWaits
 
 # 160 MB: far more than the buffers of a connection hold.
 NUMBERS = 40_000_000
@@ -79,6 +84,8 @@ def _wait_for_first(numbers: torch.Tensor) -> None:
 
 
 def _break() -> None:
+    main = sys._current_frames()[threading.main_thread().ident or 0]
+    print("waits" if waits_for_others(main) else "is at work", end=" ", flush=True)
     for descriptor in open_sockets().values():
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.getpeername()
@@ -103,6 +110,24 @@ def wait_in_backward(directory: Path, rank: int) -> int:
     except RuntimeError as error:
         print(is_peer_loss(error), str(error).splitlines()[0])
     return 0
+
+
+class _FailedWork:
+    """A collective that has failed with an error that is no RuntimeError, as for want of memory."""
+
+    def get_future(self) -> Future[Any]:
+        begun: Future[Any] = Future()
+        begun.set_exception(MemoryError("no memory"))
+        return begun
+
+
+def wait_for_failed_work() -> str:
+    """Return how the wait for a collective that has failed so ends."""
+    waits = CollectiveWaits()
+    waits.begin()
+    with pytest.raises(RuntimeError) as failed:
+        waits.wait(cast("dist.Work", _FailedWork()))
+    return str(failed.value)
 
 
 class _Net(nn.Module):

@@ -65,19 +65,24 @@ def test_slurmstepd_says_why_slurm_ends_a_job(tmp_path: Path, text: str, cause: 
     assert cause_in_log(attempt) is cause
 
 
-def test_a_node_that_does_not_see_the_run_directory_is_named(tmp_path: Path, golden: GoldenMessages) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        "sh: 3: cannot create /shared/rank-1.log: Directory nonexistent\n",
+        "sh: line 3: /shared/rank-1.log: Permission denied\n",
+    ],
+    ids=["dash", "bash"],
+)
+def test_a_node_that_does_not_see_the_run_directory_is_named(tmp_path: Path, said: str, golden: GoldenMessages) -> None:
     attempt = attempt_in(tmp_path)
     attempt.rank_log(0).touch()
-    attempt.run.batch_log.write_text(
-        "sh: 3: cannot create /shared/rank-1.log: Directory nonexistent\n"
-        "srun: error: n2: task 1: Exited with exit code 2\n"
-        "srun: error: n1: task 0: Killed\n"
-    )
+    ends = "srun: error: n2: task 1: Exited with exit code 2\nsrun: error: n1: task 0: Killed\n"
+    attempt.run.batch_log.write_text(said + ends)
     sentence = golden.message(failure_sentence(attempt, []))
-    assert sentence.startswith("the tasks on n2 did not start")
+    assert sentence.startswith("rank 1 on n2 did not start")
     assert "every node see the run directory" in sentence
-    # A task that has a log did start.
-    attempt.rank_log(1).touch()
+    # Something else may keep a task from starting.
+    attempt.run.batch_log.write_text(ends)
     assert "did not start" not in failure_sentence(attempt, [])
 
 

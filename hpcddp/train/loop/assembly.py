@@ -204,7 +204,8 @@ def make_replica(setting: Setting) -> Replica:
         unused_parameters=_on_any_rank(placement.device, flag=has_unused),
         fixed_micro_batch=setting.plan.batch.per_device_batch_size is not None,
         keeps_steps=context.keeps_steps,
-        takes_state=context.recovery is not None,
+        # A process that is new may have built another model, which DDP compares.
+        takes_state=context.recovery is not None and not context.recovery.shares_state,
     )
 
 

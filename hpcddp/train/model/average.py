@@ -23,7 +23,7 @@ class Bucket(Protocol):
 
 
 def average(bucket: Bucket) -> Future[Tensor]:
-    """Start to average a bucket over the ranks, with the same bits as DDP after ``zero_grad(set_to_none=True)``."""
+    """Start to average a bucket over the ranks; dense gradients get the bits of DDP if they were None before."""
     buffer = as_real(bucket.buffer())
     # DDP multiplies too (``Reducer::mark_variable_ready_dense`` in torch/csrc): a division would round otherwise.
     buffer.mul_(1 / dist.get_world_size())

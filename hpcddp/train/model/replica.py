@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -260,7 +261,8 @@ def build_replica(
         unused_parameters: whether some parameters may get no gradient, on some rank in some step.
         fixed_micro_batch: whether the micro-batches are the same for every number of ranks, in the order of the ranks.
         keeps_steps: whether a rank may have to save a step alone.
-        takes_state: whether all ranks take the same state afterwards, so that DDP need not send that of rank 0.
+        takes_state: whether all ranks take the same state afterwards: DDP then sends nothing of rank 0, unless some
+            parameter or buffer is not part of the state.
 
     Raises:
         ModelError: the precision is fp16, and a parameter is complex.
@@ -324,8 +326,15 @@ def _in_ddp(
     return DistributedDataParallel(
         model,
         device_ids=None if device.type == "cpu" else [device],
-        init_sync=not takes_state,
+        init_sync=not takes_state or not _is_whole_in_state(model),
         gradient_as_bucket_view=True,
         find_unused_parameters=unused_parameters,
         **no_broadcast,
     )
+
+
+def _is_whole_in_state(model: nn.Module) -> bool:
+    """Return whether the state dict of a model has all of its parameters and buffers."""
+    in_state = set(model.state_dict())
+    named = chain(model.named_parameters(), model.named_buffers())
+    return all(name in in_state for name, _ in named)
