@@ -189,8 +189,10 @@ def result_of(tracked: TrackedRun, reference: TrackedRun, moments: list[float]) 
     broken = [event for event in recoveries if event.cause]
     joins = [event for event in recoveries if not event.cause and "seconds" in event.facts]
     pauses = []
-    for index, event in enumerate(broken):
-        killed_at = moments[index] if index < len(moments) else event.time - event.facts["seconds"]
+    for event in broken:
+        # A kill may have hit a new process that had not joined, which breaks nothing.
+        kills_before = [moment for moment in moments if moment <= event.time]
+        killed_at = kills_before[-1] if kills_before else event.time - event.facts["seconds"]
         pauses.append(round(times[(event.step or 0) + 1] - killed_at, 3))
     return {
         "status": tracked.result["status"],
