@@ -16,8 +16,6 @@ from hpcddp.stop.reasons import Cause
 
 _PAUSE_S: Final = 2.0
 _UNKNOWN_STATE: Final = JobState(State.UNKNOWN)
-_UNKNOWN_TIMES: Final = frozenset({"", "Unknown", "None", "N/A"})
-_TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S"
 
 
 def slurm_job_id(environment: Mapping[str, str]) -> str | None:
@@ -179,7 +177,7 @@ def moment_of(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        return time.mktime(time.strptime(text, _TIME_FORMAT))
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
         return None
 
@@ -202,9 +200,8 @@ def end_time_of(job: Mapping[str, str] | None, environment: Mapping[str, str], *
         end_in_environment = environment.get("SLURM_JOB_END_TIME")
         return float(end_in_environment) if end_in_environment else end_by_own_limit
     end_by_slurm = None
-    end_text = job.get("EndTime", "")
-    if job.get("TimeLimit") != "UNLIMITED" and end_text not in _UNKNOWN_TIMES:
-        end_by_slurm = time.mktime(time.strptime(end_text, _TIME_FORMAT))
+    if job.get("TimeLimit") != "UNLIMITED":
+        end_by_slurm = moment_of(job.get("EndTime"))
     if allocation_of(environment) is None or end_by_own_limit is None:
         return end_by_slurm
     if end_by_slurm is None:

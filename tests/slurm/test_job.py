@@ -96,6 +96,7 @@ HERE = {"HPCDDP_LOCAL_JOB_ID": "99", "SLURM_JOB_ID": "7"}
         ({"EndTime": "1970-01-01T00:01:00", "TimeLimit": "00:01:00"}, {}, 60.0 + time.timezone),
         ({"EndTime": "2026-01-01T00:00:00", "TimeLimit": "UNLIMITED"}, {}, None),
         ({"EndTime": "Unknown", "TimeLimit": "00:01:00"}, {}, None),
+        ({"EndTime": "(null)", "TimeLimit": "00:01:00"}, {}, None),
         (None, {"SLURM_JOB_END_TIME": "77"}, 77.0),
         (None, {"SUBMITIT_LOCAL_TIMEOUT_S": "60"}, 65.0),
         (None, {"SUBMITIT_LOCAL_TIMEOUT_S": str(NO_LIMIT_S)}, None),
