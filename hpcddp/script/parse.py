@@ -49,7 +49,7 @@ class Script:
     @property
     def interpreter(self) -> str:
         """The name of the program that its first line names, also behind ``env``; empty without one."""
-        return interpreter_of(self.shebang or "")
+        return interpreter_of(self.text)
 
     @property
     def flags(self) -> tuple[Flag, ...]:

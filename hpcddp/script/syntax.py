@@ -13,6 +13,7 @@ from typing import Final
 
 BASH_SYNTAX: Final = frozenset({"bash", "sh"})
 """The shells whose text bash can judge."""
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 _TIMEOUT_S: Final = 10.0
 # A here-document without its end is a warning.
 _ERROR: Final = re.compile(r"^[^:\n]*: line (?P<line>[0-9]+): (?!warning: )(?P<message>.+)", re.MULTILINE)
@@ -37,14 +38,17 @@ class BashError:
         return f"line {self.line}: {self.message}"
 
 
-def interpreter_of(shebang: str) -> str:
-    """Return the name of the program that runs a script, also behind ``env``; empty without one.
-
-    Args:
-        shebang: the text behind ``#!`` in its first line.
-    """
-    names = [PurePosixPath(word).name for word in shebang.split() if not word.startswith("-")]
-    return next((name for name in names if name != "env"), "")
+def interpreter_of(script: str) -> str:
+    """Return the name of the program that the first line of a script names, also behind ``env``; empty without one."""
+    first_line = script.partition("\n")[0]
+    if not first_line.startswith("#!"):
+        return ""
+    for word in first_line.removeprefix("#!").split():
+        name = PurePosixPath(word).name
+        is_for_env = word.startswith("-") or _ASSIGNMENT.match(word) is not None
+        if name != "env" and not is_for_env:
+            return name
+    return ""
 
 
 def bash_error(text: str) -> BashError | None:

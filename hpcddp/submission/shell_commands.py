@@ -23,14 +23,13 @@ from hpcddp.jobfile.placeholders import (
 )
 from hpcddp.run.files import open_regular
 from hpcddp.script.shell import Statement, read_shell
-from hpcddp.script.syntax import BASH_SYNTAX, bash_error
+from hpcddp.script.syntax import BASH_SYNTAX, bash_error, interpreter_of
 from hpcddp.submission.request import Obstacle
 
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII | re.DOTALL)
 _BEFORE_A_COMMAND: Final = frozenset({"env", "exec", "nohup", "time"})
 # What follows one of these may never run.
 _LEAVES: Final = frozenset({("exit",), ("return",)})
-_SHEBANG: Final = re.compile(rf"#!.*\b({'|'.join(SHELLS)})\b")
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*\S)", re.MULTILINE)
 _LARGEST_SCRIPT: Final = 1 << 18
 _SHOWN: Final = 6
@@ -84,10 +83,10 @@ def shell_text_of(command: Sequence[str]) -> ShellText | None:
     if shell not in SHELLS:
         # A name without a slash is looked up in PATH.
         text = read_program(words[0]) if "/" in words[0] else ""
-        shebang = _SHEBANG.match(text)
-        if shebang is None:
+        interpreter = interpreter_of(text)
+        if interpreter not in SHELLS:
             return None
-        return ShellText(name=words[0], shell=shebang[1], text=text, file=words[0])
+        return ShellText(name=words[0], shell=interpreter, text=text, file=words[0])
     text_index = shell_text_index(words)
     if text_index is not None:
         return ShellText(name=f"the text of {words[0]} -c", shell=shell, text=words[text_index])

@@ -256,8 +256,7 @@ def refuse_broken_shell(text: str, template: str | None) -> None:
     Raises:
         TemplateError: has bash's first error.
     """
-    first_line = text.partition("\n")[0]
-    if interpreter_of(first_line.removeprefix("#!")) not in BASH_SYNTAX:
+    if interpreter_of(text) not in BASH_SYNTAX:
         return
     error = bash_error(text)
     if error is not None:

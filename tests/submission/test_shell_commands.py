@@ -172,6 +172,7 @@ def test_a_script_that_is_a_pipe_or_large_is_not_read() -> None:
         (("bash", "-e", "run.sh"), "#!/bin/bash\nif true; then\n  echo\n", "run.sh is not valid bash (line 3: "),
         (("bash", "-eo", "pipefail", "run.sh"), "fi\n", "run.sh is not valid bash (line 1: "),
         (("./run.sh",), "#!/bin/sh\nfi\n", "./run.sh is not valid bash (line 2: syntax error near unexpected token"),
+        (("./run.sh",), "#!/usr/bin/env -S LANG=C bash -e\nfi\n", "./run.sh is not valid bash (line 2: "),
         (("bash", "run.sh"), 'exec > log\nexec "$@"\nexec ""\nfi\n', "run.sh is not valid bash (line 4: "),
         (("bash", "run.sh"), "cd . || exit 1\nif [ -d a ]; then\nexit 1\n", "run.sh is not valid bash (line 3: "),
         (("bash", "run.sh"), "cat <<END\nexit 0\nEND\necho 'a\n", "run.sh is not valid bash (line 4: "),
@@ -194,10 +195,12 @@ def test_shell_text_with_a_syntax_error_is_refused(command: tuple[str, ...], scr
         (("bash", "run.sh"), "(( n = 1 << 2 ))\ntrue; exit $?\nthis isn't shell\n"),
         (("bash", "run.sh"), "x=$(ls # it's here\n)\nexit 0\nthis isn't shell\n"),
         (("zsh", "run.sh"), "for i (1 2) echo $i\n"),
+        (("./run.sh",), "#!/data/bash/bin/python3\nprint('it is no shell' if 1 else 0)\n"),
         (("bash", "-c", "f() {{ echo {run_dir}; }}; f"), ""),
     ],
 )
 def test_shell_text_that_bash_does_not_read_is_accepted(command: tuple[str, ...], script: str) -> None:
     Path("run.sh").write_text(script)
+    Path("run.sh").chmod(0o700)
     Path("zsh").touch(mode=0o700)
     assert notes(*command) == ()
