@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from hpcddp.errors import write_message
@@ -25,6 +25,11 @@ def slurm_job_id(environment: Mapping[str, str]) -> str | None:
         environment: the environment of the batch script or of a task.
     """
     return None if "HPCDDP_LOCAL_JOB_ID" in environment else own_job_id(environment)
+
+
+def arrays_of(job_ids: Iterable[str]) -> list[str]:
+    """Return the ids of jobs, each once; that of the array for its elements."""
+    return list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))
 
 
 def allocation_of(environment: Mapping[str, str]) -> str | None:

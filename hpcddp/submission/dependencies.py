@@ -19,6 +19,7 @@ from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.result import FINISHED, read_result, resume_command
 from hpcddp.run.sweep import Sweep, find_element, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
+from hpcddp.slurm.job import arrays_of
 from hpcddp.slurm.job_environment import Dependency
 from hpcddp.slurm.states import ENDED_STATES
 
@@ -98,15 +99,16 @@ class _RunToWaitFor:
             job_id = self._job_left(sweep.run(index), submitted_as)
             if job_id is not None:
                 job_ids.append(job_id)
-                was_one_resumed |= job_id != submitted_as
-        records_of_array = {array: self._records(array) for array in _arrays_of(job_ids)}
+            if job_id not in {None, submitted_as}:
+                was_one_resumed = True
+        records_of_array = {array: self._records(array) for array in arrays_of(job_ids)}
         waited_for = []
         for job_id in job_ids:
             array, _, _ = job_id.partition("_")
             if self._waits_for(job_id, records_of_array[array]):
                 waited_for.append(job_id)
         # The id of an array stands for all its elements, unless one of them was resumed as another job.
-        return waited_for if was_one_resumed else _arrays_of(waited_for)
+        return waited_for if was_one_resumed else arrays_of(waited_for)
 
     def _job_left(self, run: RunDirectory, submitted_as: str | None) -> str | None:
         """Return the newest job of a run; None if the run has ended."""
@@ -163,11 +165,6 @@ class _RunToWaitFor:
 
     def _refuse(self, why: str) -> NoReturn:
         raise DependencyError(f"{self.option} {self.run.run_id}: {why}")
-
-
-def _arrays_of(job_ids: Sequence[str]) -> list[str]:
-    """Return the ids of the job arrays of elements, each once."""
-    return list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))
 
 
 def _is_about(record: Mapping[str, str], job_id: str) -> bool:

@@ -19,6 +19,7 @@ from hpcddp.run.ownership import check_run_directory, group_writable_warnings
 from hpcddp.run.sweep import Chunk, Sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import ranges_text
+from hpcddp.slurm.job import arrays_of
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, PICKLE_DIGEST, Dependency, submission_environment
 from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.checks import check_sweep_submittable
@@ -57,7 +58,7 @@ class SweepResumption:
     @property
     def job_ids(self) -> list[str]:
         """The ids of the new jobs; an array is one."""
-        return list(dict.fromkeys(job_id.partition("_")[0] for job_id in self.jobs.values()))
+        return arrays_of(self.jobs.values())
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``submit --json`` prints, without the number of the other elements."""
