@@ -152,6 +152,9 @@ def first_ended_without_record(attempt: AttemptDirectory) -> list[int]:
 
     When one task has gone, srun ends the others, by force if they do not answer: they leave no record either.
     """
+    refused = _refused_logs(attempt)
+    if refused is not None:
+        return refused.ranks
     silent = ranks_without_record(attempt)
     return first_to_end(attempt, silent) or silent
 
@@ -250,20 +253,41 @@ def _not_started_sentence(attempt: AttemptDirectory) -> str | None:
 
 
 def _without_log_sentence(attempt: AttemptDirectory) -> str | None:
-    """Return which task could not open its log, as its shell says; srun has killed the others then."""
+    refused = _refused_logs(attempt)
+    if refused is None:
+        return None
+    return (
+        f"{_places(attempt, refused.ranks)} on {refused.hosts} did not start, because the shell could not open a log "
+        f"in {attempt.path} ({refused.why}): let every node see the run directory, and write to it"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RefusedLogs:
+    """Tasks that ended first, because their shell could not open their logs; srun has killed the others then.
+
+    Args:
+        hosts: where they ran, as srun writes it.
+        why: what the shell says.
+    """
+
+    ranks: list[int]
+    hosts: str
+    why: str
+
+
+def _refused_logs(attempt: AttemptDirectory) -> _RefusedLogs | None:
+    """Return the tasks without a log that ended with the first one of which a shell says why; None if none does."""
     printed = _since_start(attempt)
     refused = _LOG_REFUSED.search(printed)
     if refused is None:
         return None
     rank = int(refused["rank"])
-    ends = (match for match in _SRUN.finditer(printed) if rank in _numbers(match["tasks"]))
-    end = next(ends, None)
+    end = next((match for match in _SRUN.finditer(printed) if rank in _numbers(match["tasks"])), None)
     if end is None or exists(attempt.rank_log(rank)):
         return None
-    return (
-        f"rank {rank} on {end['hosts']} did not start, because it could not open its log in {attempt.path} "
-        f"({refused['why'].strip()}): let every node see the run directory, and write to it"
-    )
+    ranks = [task for task in _numbers(end["tasks"]) if not exists(attempt.rank_log(task))]
+    return _RefusedLogs(ranks=ranks, hosts=end["hosts"], why=refused["why"].strip())
 
 
 def _silent_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str | None:
@@ -400,8 +424,13 @@ def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     return "\n".join(lines)
 
 
+# Anything may print to the batch log; more digits are no task's number.
+_TASK: Final = "[0-9]{1,6}"
+_TASKS: Final = f"{_TASK}(?:-{_TASK})?"
 # srun: error: n2: task 1: Killed      srun: error: n[1-2]: tasks 0-1,3: Exited with exit code 3   (srun 22.05.8)
-_SRUN: Final = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[0-9,-]+): (?P<how>.+)", re.ASCII)
+_SRUN: Final = re.compile(
+    rf"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>{_TASKS}(?:,{_TASKS})*): (?P<how>.+)", re.ASCII
+)
 # srun: error: Task launch for StepId=7.0 failed on node n2: Job credential expired   (22.05 to 26.05)
 _LAUNCH: Final = re.compile(
     r"^srun: error: Task launch for \S+ failed on node (?P<node>\S+): (?P<why>.+)", re.MULTILINE
@@ -411,7 +440,7 @@ _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (?P<node>\S+)$
 # srun kills the tasks at once when it gets TERM or HUP itself. It says the same behind the first task that failed.
 _SRUN_SIGNALLED: Final = re.compile(r"^srun: (?:forcing job termination|Force Terminated )", re.MULTILINE)
 # sh: 3: cannot create /runs/a/1/attempts/0/rank-1.log: Directory nonexistent   (dash; bash without "cannot create")
-_LOG_REFUSED: Final = re.compile(r"/rank-(?P<rank>[0-9]+)\.log: (?P<why>.+)", re.ASCII)
+_LOG_REFUSED: Final = re.compile(rf"/rank-(?P<rank>{_TASK})\.log: (?P<why>.+)", re.ASCII)
 _PYXIS: Final = re.compile(r"error: pyxis: (?P<why>.+)")
 _NOTICES: Final[Mapping[str, Cause]] = MappingProxyType(
     {"PREEMPTION": Cause.PREEMPTION, "TIME LIMIT": Cause.TIME_LIMIT, "NODE FAILURE": Cause.NODE_FAILURE}
@@ -468,7 +497,7 @@ def failed_nodes(attempt: AttemptDirectory) -> set[str]:
 
 def _numbers(text: str) -> list[int]:
     numbers: list[int] = []
-    for part in filter(None, text.split(",")):
+    for part in text.split(","):
         first, _, last = part.partition("-")
         numbers += range(int(first), int(last or first) + 1)
     return numbers

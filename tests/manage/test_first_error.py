@@ -8,6 +8,7 @@ import pytest
 
 from hpcddp.manage.first_error import failed_attempt, first_error, shortened
 from hpcddp.manage.logs import sources
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.failure import beginning
 from hpcddp.run.job_records import Rank, write_ranks
 from tests.manage.runs import FakeRun, make
@@ -112,6 +113,19 @@ def test_of_several_silent_ranks_the_one_that_srun_saw_first_is_named(made: Fake
     assert golden.message(found.sentence).startswith("rank 6 on n2 ended without")
     assert "step 20: Killed (by SIGKILL" in found.sentence
     assert golden.message(found.secondary).startswith("ranks 0-5, 7 failed as a consequence")
+
+
+def test_a_rank_that_could_not_open_its_log_is_first_and_has_no_last_lines(tmp_path: Path) -> None:
+    attempt = RunDirectory(tmp_path / "run").attempt(0)
+    attempt.path.mkdir(parents=True)
+    attempt.rank_log(0).write_text("waits for rank 1\n")
+    refused = "sh: 3: cannot create /shared/rank-1.log: Directory nonexistent\n"
+    srun = "srun: error: n2: task 1: Exited with exit code 2\nsrun: error: n1: task 0: Killed\n"
+    attempt.run.batch_log.write_text(f"{refused}{srun}")
+    error = first_error(attempt)
+    assert error.ranks == (1,)
+    assert error.text == ()
+    assert error.secondary == "rank 0 failed as a consequence: ended without an error message"
 
 
 def test_what_srun_says_of_another_attempt_does_not_count(made: FakeRun) -> None:

@@ -20,6 +20,9 @@ from tests.messages import GoldenMessages
         # What follows is srun ending the others, and the same task again.
         ("srun: error: n2: task 1: Killed\nsrun: error: n2: task 1: Terminated\n", {1: "Killed"}),
         ("srun: Terminating StepId=12.0\n", {}),
+        # Anything may print to the batch log.
+        ("srun: error: n1: tasks -: Killed\nsrun: error: n1: task ,1-: Killed\n", {}),
+        ("srun: error: n1: tasks 0-999999999999: Killed\n", {}),
     ],
 )
 def test_srun_says_how_tasks_ended(text: str, expected: dict[int, str]) -> None:
@@ -84,6 +87,22 @@ def test_a_node_that_does_not_see_the_run_directory_is_named(tmp_path: Path, sai
     # Something else may keep a task from starting.
     attempt.run.batch_log.write_text(ends)
     assert "did not start" not in failure_sentence(attempt, [])
+
+
+def test_all_tasks_without_a_log_are_named_where_srun_names_several(tmp_path: Path, golden: GoldenMessages) -> None:
+    attempt = attempt_in(tmp_path)
+    attempt.rank_log(0).touch()
+    ends = "srun: error: n[2-3]: tasks 1-2: Exited with exit code 2\nsrun: error: n1: task 0: Killed\n"
+    attempt.run.batch_log.write_text(f"sh: 3: cannot create /shared/rank-2.log: Directory nonexistent\n{ends}")
+    assert golden.message(failure_sentence(attempt, [])).startswith("ranks 1, 2 on n[2-3] did not start")
+
+
+def test_what_only_looks_like_the_name_of_a_log_is_passed_over(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    attempt.rank_log(0).touch()
+    ends = "srun: error: n1: task 0: Killed\n"
+    attempt.run.batch_log.write_text(f"cannot create /shared/rank-{'9' * 5000}.log: Directory nonexistent\n{ends}")
+    assert failure_sentence(attempt, []).startswith("rank 0 ended without an error message")
 
 
 def test_a_killed_rank_has_a_likely_reason(tmp_path: Path, golden: GoldenMessages) -> None:
