@@ -221,9 +221,9 @@ def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
     Args:
         runs: the folder of a job's runs, ``<run_root>/<name>``; it need not exist.
     """
-    candidates = []
     if not runs.is_dir():
         return None
+    candidates = []
     for path in runs.iterdir():
         run = RunDirectory(path)
         try:

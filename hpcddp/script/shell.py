@@ -18,6 +18,7 @@ _OPERATOR: Final = re.compile(r"&&|\|\||;;&|;;|;&|\|&|&>>|&>|<<<|<<-|<<|>>|>\||<
 _REDIRECTION: Final = re.compile(r"[<>]|&>")
 _BLANKS: Final = re.compile(r"(?:[ \t\r\v\f]|\\\n)+")
 _PLAIN: Final = re.compile(r"[^\s;&|<>()'\"\\`$]+")
+_QUOTING: Final = "'\"\\$`"
 _PROCESS_SUBSTITUTION: Final = re.compile(r"[<>]\(")
 _ESCAPED: Final = re.compile(r'\\([\\$"`\n])')
 _EXPANSION: Final = re.compile(rf"`|\$(?:[({{]|{_NAME}|[0-9@*#?$!_-])", re.ASCII)
@@ -175,9 +176,6 @@ def read_word(text: str, start: int) -> tuple[Word, int]:
         position = part.end
     expands = expands or _PATTERN.search(unquoted) is not None
     return Word(written=text[start:position], text=value, expands=expands), position
-
-
-_QUOTING: Final = "'\"\\$`"
 
 
 class _WordPart(NamedTuple):
