@@ -65,6 +65,8 @@ class Newcomers:
         self._started_at: dict[int, float] = {}
         self._log_begins: dict[int, int] = {}
         self._starts_again: Counter[int] = Counter()
+        # Those that may still join, and the newest end of each number that was told.
+        self._may_join: set[int] = set()
         self._told: dict[int, str] = {}
         self._refused: dict[int, str] = {}
 
@@ -124,6 +126,7 @@ class Newcomers:
                 self._processes[number] = subprocess.Popen(
                     words, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
+            self._may_join.add(number)
         except OSError as error:
             write_message(f"no process can be started in the place of rank {number} ({error})")
 
@@ -145,12 +148,18 @@ class Newcomers:
         return exits_of_tasks(self._attempt).get(number)
 
     def without_success(self, members: Collection[int]) -> dict[int, str]:
-        """Return how new processes have ended that are no members, by number; each way is returned once."""
+        """Return how new processes have ended that have not joined, by number.
+
+        Each is returned once; one that was started again only if it has ended in another way.
+        """
+        self._may_join.difference_update(members)
         ended: dict[int, str] = {}
-        for number in self._processes.keys() - members:
+        for number in sorted(self._may_join):
             how = self.exit_of(number)
-            # One that was started again may end in another way.
-            if how is not None and how != self._told.get(number):
+            if how is None:
+                continue
+            self._may_join.remove(number)
+            if how != self._told.get(number):
                 ended[number] = how
                 self._told[number] = how
         return ended

@@ -10,7 +10,9 @@ import pytest
 
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.failure import beginning
 from hpcddp.supervise import serve_members
+from hpcddp.supervise.members import NODE_LOST
 from hpcddp.supervise.serve_members import Newcomers
 
 TASK = {"SLURMD_NODENAME": "n2", "SLURM_PROCID": "3"}
@@ -99,6 +101,35 @@ def test_a_process_for_which_slurm_has_no_step_is_started_again_and_told_once(
     assert new.without_success({0, 1, 2}) == {3: "Exited with exit code 3"}
     new.start_again({0, 1, 2})
     assert starts() == 3
+
+
+def lose_node(attempt: AttemptDirectory) -> None:
+    attempt.run.batch_log.write_text(f"{beginning(attempt)}srun: error: Node failure on n2\n")
+
+
+def test_a_process_that_has_ended_is_not_told_again_when_its_node_is_lost(
+    attempt: AttemptDirectory, tmp_path: Path
+) -> None:
+    new = newcomers(attempt, environment(tmp_path, "exit 1"))
+    new.start(3, TASK)
+    assert wait_until(lambda: new.without_success({0, 1, 2}), timeout_s=30, poll_s=0.01) == {
+        3: "Exited with exit code 1"
+    }
+    lose_node(attempt)
+    assert new.exit_of(3) == NODE_LOST
+    assert new.without_success({0, 1, 2}) == {}
+
+
+def test_a_process_that_has_joined_is_not_one_without_success_when_its_node_is_lost(
+    attempt: AttemptDirectory, tmp_path: Path
+) -> None:
+    new = newcomers(attempt, environment(tmp_path, "exit 1"))
+    new.start(3, TASK)
+    assert new.without_success({0, 1, 2, 3}) == {}
+    assert wait_until(lambda: new.exit_of(3), timeout_s=30, poll_s=0.01)
+    lose_node(attempt)
+    assert new.exit_of(3) == NODE_LOST
+    assert new.without_success({0, 1, 2}) == {}
 
 
 def test_a_process_for_which_slurm_never_has_a_step_is_started_again_ten_times(
