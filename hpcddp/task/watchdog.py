@@ -33,7 +33,7 @@ _TRACE_TIMEOUT_S: Final = 15.0
 # torch 2.10 and later, and before (torch/csrc/distributed/c10d/FlightRecorder.cpp).
 _TRACE_FILE_NAMES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
-# The files of a thread that waits for its peers: in a collective, in a backward that reduces, or for a sum.
+# The files of a thread that waits for its peers: in a collective, in the wait for one, or in a backward that reduces.
 _WAITING_IN: Final = (
     "torch/distributed/",
     "torch/autograd/",

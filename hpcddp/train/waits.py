@@ -1,7 +1,7 @@
 """Waits for collectives that another thread can end.
 
-gloo may wait for ever although its connections are shut down: of a connection that ends, it tells the messages that
-wait, but not the one that was partly sent or received (``Pair::signalException`` in gloo/transport/tcp/pair.cc).
+gloo may wait for ever although its connections are shut down. When a connection ends, it fails the messages that wait,
+but not the one that was partly sent or received (``Pair::signalException`` in gloo/transport/tcp/pair.cc).
 """
 
 from __future__ import annotations
@@ -126,4 +126,4 @@ def _no_result() -> None:
 
 
 WAITS: Final = CollectiveWaits()
-"""Those of this process."""
+"""The waits of this process."""
