@@ -13,6 +13,8 @@ from typing import Final
 
 BASH_SYNTAX: Final = frozenset({"bash", "sh"})
 """The shells whose text bash can judge."""
+# They start the program that the next word names.
+_STARTERS: Final = frozenset({"busybox", "env", "nice"})
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 _TIMEOUT_S: Final = 10.0
 # A here-document without its end is a warning.
@@ -39,14 +41,14 @@ class BashError:
 
 
 def interpreter_of(script: str) -> str:
-    """Return the name of the program that the first line of a script names, also behind ``env``; empty without one."""
+    """Return the name of the program that runs a script, by its first line; empty where that names none."""
     first_line = script.partition("\n")[0]
     if not first_line.startswith("#!"):
         return ""
     for word in first_line.removeprefix("#!").split():
         name = PurePosixPath(word).name
-        is_for_env = word.startswith("-") or _ASSIGNMENT.match(word) is not None
-        if name != "env" and not is_for_env:
+        is_for_starter = word.startswith("-") or _ASSIGNMENT.match(word) is not None
+        if name not in _STARTERS and not is_for_starter:
             return name
     return ""
 

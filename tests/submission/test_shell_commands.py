@@ -173,6 +173,7 @@ def test_a_script_that_is_a_pipe_or_large_is_not_read() -> None:
         (("bash", "-eo", "pipefail", "run.sh"), "fi\n", "run.sh is not valid bash (line 1: "),
         (("./run.sh",), "#!/bin/sh\nfi\n", "./run.sh is not valid bash (line 2: syntax error near unexpected token"),
         (("./run.sh",), "#!/usr/bin/env -S LANG=C bash -e\nfi\n", "./run.sh is not valid bash (line 2: "),
+        (("./run.sh",), "#!/usr/bin/busybox sh\nfi\n", "./run.sh is not valid bash (line 2: "),
         (("bash", "run.sh"), 'exec > log\nexec "$@"\nexec ""\nfi\n', "run.sh is not valid bash (line 4: "),
         (("bash", "run.sh"), "cd . || exit 1\nif [ -d a ]; then\nexit 1\n", "run.sh is not valid bash (line 3: "),
         (("bash", "run.sh"), "cat <<END\nexit 0\nEND\necho 'a\n", "run.sh is not valid bash (line 4: "),
