@@ -182,7 +182,7 @@ def _exit_text(srun: subprocess.Popen[bytes]) -> str | None:
 def serve_members(
     attempt: AttemptDirectory, pid: int, command: Sequence[str], *, environment: Mapping[str, str]
 ) -> None:
-    """Serve the ranks of an attempt until srun has ended.
+    """Serve the ranks of an attempt until srun and the new processes that are members have ended.
 
     Args:
         pid: the process id of srun.
@@ -232,10 +232,19 @@ def _slurm_answers(environment: Mapping[str, str]) -> bool:
 
 def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, newcomers: Newcomers) -> None:
     next_look = time.monotonic()
-    must_end_since: float | None = None
-    while find(srun.pid) == srun:
+    patience_ends_at: float | None = None
+    is_running = True
+    # srun ends with the last of the first processes; the new ones are members still.
+    while is_running or service.members:
         service.handle()
+        is_running = find(srun.pid) == srun
         now = time.monotonic()
+        if service.has_ended and patience_ends_at is None:
+            patience_ends_at = now + _END_PATIENCE_S
+        is_patience_over = patience_ends_at is not None and now > patience_ends_at
+        if is_patience_over and not is_running:
+            write_message("the run has ended, and some new processes have not; they are ended")
+            return
         if now < next_look:
             continue
         next_look = now + _LOOK_EVERY_S
@@ -245,9 +254,7 @@ def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, new
             for number, how in newcomers.without_success(service.members).items():
                 _record_without_success(attempt, number, how, len(service.members))
             newcomers.start_again(service.members)
-        if service.must_end and must_end_since is None:
-            must_end_since = now
-        if must_end_since is not None and now > must_end_since + _END_PATIENCE_S:
+        if is_patience_over and service.must_end:
             write_message("the ranks were told to end, and some have not; srun is ended")
             end_step(srun)
         if service.srun_waits_in_vain:

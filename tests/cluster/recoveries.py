@@ -60,12 +60,12 @@ def parameters(tracked: TrackedRun) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1).double() for tensor in state.values()])
 
 
-def wait_for_world(tracked: TrackedRun, size: int) -> None:
-    """Wait until the newest recovery of a run has so many ranks."""
+def wait_for_world(tracked: TrackedRun, size: int, *, recoveries: int = 1) -> None:
+    """Wait until the newest recovery of a run has so many ranks, and there are so many recoveries or more."""
 
     def is_reached() -> bool:
-        recoveries = tracked.events("recovery")
-        return bool(recoveries) and recoveries[-1].facts.get("world_size") == size
+        found = tracked.events("recovery")
+        return len(found) >= recoveries and found[-1].facts.get("world_size") == size
 
     tracked.wait_until(is_reached, f"{size} ranks", timeout_s=60)
 

@@ -81,6 +81,35 @@ def pair_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     return finish(context, tracked)
 
 
+def all_killed_one_after_the_other(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """In the end all ranks are processes that have joined, and srun has ended."""
+    tracked = start(context, max_failures=4)
+    for deaths, rank in enumerate((3, 0, 2, 1), start=1):
+        tracked.signal(rank, signal.SIGKILL)
+        # Each death has a recovery, and each new process another one.
+        wait_for_world(tracked, 4, recoveries=2 * deaths)
+    assert srun_has_ended(tracked)
+    return finish(context, tracked)
+
+
+def srun_has_ended(tracked: TrackedRun) -> bool:
+    """Return whether the step with which the tasks began is gone."""
+    step = f"{tracked.job_id}.0"
+    return step not in tracked.sandbox.run("squeue", "--noheader", "--steps", "--format=%i").stdout.split()
+
+
+@after_scenario(all_killed_one_after_the_other)
+def test_the_new_processes_go_on_when_all_first_ones_have_died(
+    scenario_result: tuple[TrackedRun, TrackedRun],
+) -> None:
+    tracked, reference = scenario_result
+    assert (tracked.attempts, len(tracked.events("train"))) == (1, 1)
+    deaths = [event for event in tracked.events("recovery") if event.cause]
+    assert [event.facts["dead"] for event in deaths] == [[3], [0], [2], [1]]
+    assert tracked.sandbox.job(tracked.job_id)["JobState"] == "COMPLETED"
+    assert_same(tracked, reference)
+
+
 def samples_of(tracked: TrackedRun, step: int) -> list[int]:
     """Return the samples of the step after some steps."""
     spec = read_job_file(tracked.run)

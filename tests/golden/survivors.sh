@@ -90,6 +90,7 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
     (trap '' HUP INT TERM USR1 USR2; exec "$hpcddp_python" -P -m hpcddp.supervise watch --pid "$hpcddp_tasks") &
     (trap '' HUP INT TERM USR1 USR2; exec "$hpcddp_python" -P -m hpcddp.supervise members --pid "$hpcddp_tasks" \
       "$hpcddp_python" -P -u -m hpcddp.task) &
+    hpcddp_members=$!
 
     # A signal interrupts wait, so wait again until no signal came. No other command runs in this loop: bash could lose a
     # signal there.
@@ -98,6 +99,12 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
       hpcddp_interrupted=
       wait "$hpcddp_tasks"
       hpcddp_code=$?
+    done
+    # New processes may be at work when the last of the first ones has died: each has a step of its own.
+    hpcddp_interrupted=yes
+    while [[ -n $hpcddp_interrupted ]]; do
+      hpcddp_interrupted=
+      wait "$hpcddp_members"
     done
   fi
 
