@@ -82,13 +82,14 @@ def pair_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
 
 
 def all_killed_one_after_the_other(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
-    """In the end all ranks are processes that have joined, and srun has ended."""
+    """In the end all ranks are processes that have joined, and srun has ended; then the time limit is near."""
     tracked = start(context, max_failures=4)
     for deaths, rank in enumerate((3, 0, 2, 1), start=1):
         tracked.signal(rank, signal.SIGKILL)
         # Each death has a recovery, and each new process another one.
         wait_for_world(tracked, 4, recoveries=2 * deaths)
     assert srun_has_ended(tracked)
+    tracked.sandbox.run("scancel", "--signal=USR2", tracked.job_id)
     return finish(context, tracked)
 
 
@@ -99,11 +100,13 @@ def srun_has_ended(tracked: TrackedRun) -> bool:
 
 
 @after_scenario(all_killed_one_after_the_other)
-def test_the_new_processes_go_on_when_all_first_ones_have_died(
+def test_the_new_processes_go_on_and_stop_together_when_all_first_ones_have_died(
     scenario_result: tuple[TrackedRun, TrackedRun],
 ) -> None:
     tracked, reference = scenario_result
-    assert (tracked.attempts, len(tracked.events("train"))) == (1, 1)
+    assert (tracked.attempts, len(tracked.events("train"))) == (2, 2)
+    (requeue,) = tracked.events("requeue")
+    assert requeue.cause == "time_limit"
     deaths = [event for event in tracked.events("recovery") if event.cause]
     assert [event.facts["dead"] for event in deaths] == [[3], [0], [2], [1]]
     assert tracked.sandbox.job(tracked.job_id)["JobState"] == "COMPLETED"
