@@ -12,6 +12,7 @@ from hpcddp.batch.refusals import PlanError, refuse_accumulated_global_loss, ref
 from hpcddp.batch.scaling import Scaling, scaling_of_job
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import counted
+from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import BatchNorm, LearningRate, Train
 
@@ -204,8 +205,7 @@ def plan_each_node_count(spec: JobSpec, plan_one: Callable[[JobSpec], JobPlan]) 
 
 def has_batch_norm(model: str) -> bool:
     """Return whether a model of torchvision has BatchNorm; False for a model of the user's own, which is not known."""
-    is_own = ":" in model
-    if is_own:
+    if is_reference(model):
         return False
     # Such as vgg16_bn.
     if model.endswith("_bn"):

@@ -12,6 +12,7 @@ from hpcddp.batch.refusals import PlanError
 from hpcddp.check.finding import Example, Hit, Rule, Severity, Subject, split_message
 from hpcddp.errors import counted
 from hpcddp.jobfile.cluster import Partition
+from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.merge import DEFAULT
 from hpcddp.jobfile.units import TimeLimit
 from hpcddp.stop.deadline import short_lead_sentence
@@ -149,7 +150,7 @@ def _model_arguments(subject: Subject) -> Iterator[Hit]:
     """Yield arguments with which torchvision does not build the model; ``submit`` reads a function of the user's."""
     train = None if subject.spec is None else subject.spec.train
     # Weights would be downloaded.
-    if train is None or ":" in train.model or not train.model_args or "weights" in train.model_args:
+    if train is None or is_reference(train.model) or not train.model_args or "weights" in train.model_args:
         return
     if subject.model is not None and subject.model.refusal is not None:
         problem, fix = split_message(subject.model.refusal)

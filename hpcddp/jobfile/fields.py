@@ -176,8 +176,13 @@ def _with_colon(text: str) -> str | None:
 FunctionReference = Annotated[str, AfterValidator(_function_reference)]
 
 
+def is_reference(name: str) -> bool:
+    """Return whether a name of a model or a data set is that of the user's function, ``pkg.module:function``."""
+    return ":" in name
+
+
 def _model_name(text: str) -> str:
-    if ":" in text:
+    if is_reference(text):
         return _function_reference(text)
     if text not in TORCHVISION_MODELS:
         raise refusal("torchvision has no classification model of that name", _known(text, TORCHVISION_MODELS))
@@ -185,7 +190,7 @@ def _model_name(text: str) -> str:
 
 
 def _dataset_name(text: str) -> str:
-    if ":" in text:
+    if is_reference(text):
         return _function_reference(text)
     if text not in DATASETS:
         raise refusal("no dataset has that name", _known(text, tuple(DATASETS)))

@@ -15,6 +15,7 @@ from typing import Final
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.environment import Container, Environment, unmountable
+from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.packages import is_installed, missing_packages, pip_requirement
 from hpcddp.script.syntax import bash_error
@@ -81,8 +82,7 @@ def _packages(spec: JobSpec) -> tuple[str, ...]:
     if spec.train is not None:
         dataset = DATASETS.get(spec.train.dataset)
         names += () if dataset is None else dataset.packages
-        is_own_model = ":" in spec.train.model
-        names += [] if is_own_model else ["torchvision"]
+        names += [] if is_reference(spec.train.model) else ["torchvision"]
     return tuple(dict.fromkeys(names))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hpcddp.errors import nearest
 from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.user_source import Module, ReadModule, collective_in, is_own_source, names_defined
 from hpcddp.submission.environment_checks import runs_in_this_python
@@ -84,7 +85,7 @@ def _named_functions(spec: JobSpec) -> Iterator[tuple[str, str]]:
     values: dict[str, str | None] = {"entrypoint": spec.entrypoint, "batch.group": spec.batch.group}
     if train is not None:
         values |= {"train.model": train.model, "train.dataset": train.dataset, "train.loss": train.loss}
-    yield from ((key, name) for key, name in values.items() if name is not None and ":" in name)
+    yield from ((key, name) for key, name in values.items() if name is not None and is_reference(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

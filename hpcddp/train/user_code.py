@@ -11,13 +11,9 @@ from typing import Any, cast
 import torch
 
 from hpcddp.errors import HpcddpError
+from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.train.errors import UserCodeError
-
-
-def is_own(name: str) -> bool:
-    """Return whether ``name`` names a function of the user, ``pkg.module:function``."""
-    return ":" in name
 
 
 def load_function(key: str, name: str) -> Callable[..., Any]:
@@ -52,7 +48,7 @@ def import_modules_of(spec: JobSpec) -> None:
     if spec.train is None:
         return
     for name in (spec.train.model, spec.train.dataset, spec.train.loss, spec.batch.group):
-        if name is not None and is_own(name):
+        if name is not None and is_reference(name):
             with suppress(Exception):
                 importlib.import_module(name.partition(":")[0])
 

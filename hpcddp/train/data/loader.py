@@ -12,13 +12,14 @@ from torch.utils.data import DataLoader, default_collate
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
+from hpcddp.jobfile.fields import is_reference
 from hpcddp.stop.listener import signals_held
 from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Data, Keyed, KeyedPart, MapStyle, MicroBatch
 from hpcddp.train.data.workers import lost_worker, register_workers, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.precision import kept_in
 from hpcddp.train.randomness import SampleKeys
-from hpcddp.train.user_code import describe, is_own
+from hpcddp.train.user_code import describe
 
 
 class MicroBatchKeys:
@@ -160,12 +161,12 @@ class Batches:
                 worker_error = lost_worker(error)
                 if worker_error is not None:
                     raise worker_error from error
-                error_type = UserCodeError if is_own(self._name) else DataError
+                error_type = UserCodeError if is_reference(self._name) else DataError
                 raise error_type(
                     f"loading samples of dataset {self._name} failed: {describe(error)}",
                     traceback=traceback.format_exc(),
                 ) from error
-            if is_own(self._name):
+            if is_reference(self._name):
                 self._check_labels(labels)
             yield inputs, labels
 

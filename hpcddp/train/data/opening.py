@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.jobfile.datasets import DATASETS, Argument
+from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.data.identity import fingerprint
 from hpcddp.train.data.own import count_classes, load_own
 from hpcddp.train.data.parts import Data, refuse_unknown
 from hpcddp.train.errors import DataError
-from hpcddp.train.user_code import is_own
 
 
 def open_data(train: Train) -> Data:
@@ -42,7 +42,7 @@ def open_data(train: Train) -> Data:
 
 
 def _open_parts(train: Train) -> tuple[Any, Any]:
-    if is_own(train.dataset):
+    if is_reference(train.dataset):
         return load_own(train.dataset, train.dataset_args)
     dataset = DATASETS.get(train.dataset)
     if dataset is None:

@@ -11,13 +11,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from hpcddp.jobfile.fields import is_reference
 from hpcddp.packages import require
 from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.data.parts import IMAGE_DIMENSIONS
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.model.objective import check_outputs, zero_loss
 from hpcddp.train.precision import Precision, kept_in
-from hpcddp.train.user_code import call_function, describe, is_own
+from hpcddp.train.user_code import call_function, describe
 
 # These models warn if init_weights is not given; True is their default.
 _WANT_INIT_WEIGHTS = ("googlenet", "inception_v3")
@@ -35,7 +36,7 @@ def build_model(name: str, arguments: Mapping[str, Any], classes: int) -> nn.Mod
         ModelError: torchvision has no such model, or does not take the arguments.
         UserCodeError: the user's function failed, or returned something that cannot be trained.
     """
-    if is_own(name):
+    if is_reference(name):
         return _checked(name, call_function("train.model", name, {"num_classes": classes, **arguments}))
     require(f"train.model: {name}", "torchvision")
     from torchvision import models
@@ -123,7 +124,7 @@ def check_model_input(fit: Fit, model: nn.Module, inputs: Tensor, precision: Pre
     except ModelError:
         raise
     except Exception as error:
-        if is_own(fit.model_name):
+        if is_reference(fit.model_name):
             raise UserCodeError(
                 f"train.model is {fit.model_name}, which failed on two samples of dataset {fit.dataset}, a tensor of "
                 f"shape {tuple(inputs.shape)}: {describe(error)}; make it take them, or give it other data",
