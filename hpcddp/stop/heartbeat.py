@@ -36,9 +36,9 @@ class Heartbeat:
     """The heartbeat of a rank, and its watchdog.
 
     Before the first step, which may compile, the watchdog waits at least half an hour. After it, it waits for
-    ``timeout_s``, or for ten times the longest time between two heartbeats if that is more, and never longer than
-    before the first step. Where the training begins again with other ranks, the time from the start of the watchdog
-    until the first step counts as well.
+    ``timeout_s``, or for ten times ``slowest_s`` if that is more, and never longer than before the first step. Where
+    the training begins again with other ranks, the time from the start of the watchdog until the first step counts as
+    well.
 
     Args:
         timeout_s: seconds; ``launch.hang_timeout``.
@@ -77,7 +77,10 @@ class Heartbeat:
 
     @property
     def slowest_s(self) -> float:
-        """The longest time between two heartbeats after the first step, in seconds."""
+        """The longest step, batch of an evaluation or save after the first step, in seconds.
+
+        A wait that was announced as long is none of them.
+        """
         return self._slowest_s
 
     @property
@@ -97,24 +100,23 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Record progress: a batch was evaluated, or a save was made."""
-        if self._given_up.is_set():
-            # Too late: the failure record is written, and the watchdog ends this process.
-            self._ended.wait()
-        now = self._monotonic()
-        if self._step is not None:
-            self._slowest_s = max(self._slowest_s, now - self._last)
-        self._last = now
-        self._long_wait = False
-        self._begins_again = False
+        was_announced = self._long_wait or self._begins_again
+        waited_since = self._last
+        self._wait_again()
+        if self._step is not None and not was_announced:
+            self._slowest_s = max(self._slowest_s, self._last - waited_since)
 
     def expect_long(self) -> None:
-        """Allow the next heartbeat to take as long as the first step: one rank writes, the others wait for it."""
-        self.beat()
+        """Allow the next heartbeat to take as long as the first step: one rank writes, the others wait for it.
+
+        The step before, which another rank's death may have cut short, does not count as a slow one.
+        """
+        self._wait_again()
         self._long_wait = True
 
     def expect_beginning(self) -> None:
         """Allow the next heartbeat to take as long as a beginning: the training begins again with other ranks."""
-        self.beat()
+        self._wait_again()
         self._begins_again = True
 
     def at_step(self, step: int) -> None:
@@ -156,6 +158,15 @@ class Heartbeat:
         """End the watchdog."""
         self._running = False
         self._ended.set()
+
+    def _wait_again(self) -> None:
+        """Begin to wait for the next heartbeat."""
+        if self._given_up.is_set():
+            # Too late: the failure record is written, and the watchdog ends this process.
+            self._ended.wait()
+        self._last = self._monotonic()
+        self._long_wait = False
+        self._begins_again = False
 
     @property
     def _poll_s(self) -> float:
