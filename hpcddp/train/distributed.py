@@ -19,6 +19,7 @@ from hpcddp.errors import HpcddpError, UserError
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import ExitCode
+from hpcddp.train.waits import WAITS
 
 _TEARDOWN_TIMEOUT = timedelta(seconds=30)
 _GROUP_FACTOR = 2
@@ -135,7 +136,7 @@ def process_group(
         dist.distributed_c10d._get_default_group()._get_backend(device)._set_default_timeout(timeout)  # noqa: SLF001
     yield
     # Only after success: after an exception no collective may be entered, and the process ends at once.
-    dist.barrier()
+    WAITS.run(dist.barrier)
     with _exit_after(_TEARDOWN_TIMEOUT):
         dist.destroy_process_group()
 
@@ -224,7 +225,7 @@ def broadcast_numbers(numbers: Sequence[int]) -> list[int]:
     if not dist.is_initialized():
         return list(numbers)
     tensor = torch.tensor(list(numbers), dtype=torch.int64, device=collective_device())
-    dist.broadcast(tensor, src=0)
+    WAITS.run(dist.broadcast, tensor, src=0)
     return [int(number) for number in tensor.tolist()]
 
 

@@ -1,4 +1,4 @@
-"""Ranks that wait for a rank that stands still in the middle of a message, or that average gradients."""
+"""Ranks that wait for one that stands still in the middle of a message, or does not come, or that average gradients."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcddp.stop.reasons import StopReason
 from hpcddp.task.attribution import is_peer_loss
 from hpcddp.task.member import open_sockets
 from hpcddp.task.watchdog import waits_for_others
-from hpcddp.train.distributed import abandon_process_group
+from hpcddp.train.data.grouping import with_groups
+from hpcddp.train.data.identity import refuse_other_data
+from hpcddp.train.data.parts import Data
+from hpcddp.train.distributed import abandon_process_group, broadcast_numbers
 from hpcddp.train.model.average import average, use_hook
-from hpcddp.train.waits import WAITS, CollectiveWaits
+from hpcddp.train.model.guard import ReplicaGuard
+from hpcddp.train.model.merging import gather_samples
+from hpcddp.train.scoring.builtin import TopKAccuracy
+from hpcddp.train.scoring.evaluate import ValidationShare, evaluate
+from hpcddp.train.stopper import agree_on_stop
+from hpcddp.train.waits import WAITS
+from tests.distributed.numerics import replica_of
 
 # 160 MB: far more than the buffers of a connection hold.
 NUMBERS = 40_000_000
@@ -112,22 +120,40 @@ def wait_in_backward(directory: Path, rank: int) -> int:
     return 0
 
 
-class _FailedWork:
-    """A collective that has failed with an error that is no RuntimeError, as for want of memory."""
+def wait_for_few_numbers(directory: Path, rank: int) -> int:
+    """Call each collective for a few numbers beside a rank that calls none; say how the waits end."""
+    open_group(directory, rank, 2)
+    replica = replica_of(nn.Linear(3, 1))
+    cpu = torch.device("cpu")
+    data = Data(name="mine", train=range(4), val=range(2), classes=2, fingerprint="ab")
+    results = [(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))]
+    waits: dict[str, Callable[[], object]] = {
+        "numbers of rank 0": lambda: broadcast_numbers([1]),
+        "reasons to stop": lambda: agree_on_stop(StopReason.NONE, cpu),
+        "samples": lambda: gather_samples(1, cpu),
+        "hashes of replicas": lambda: ReplicaGuard(1).check(replica, 7),
+        "widths of metrics": lambda: evaluate(ValidationShare(2, batch_size=1), results, {"top1": TopKAccuracy(1)}),
+        "data": lambda: refuse_other_data(data, rank=rank, world_size=2, device=cpu),
+        "groups": lambda: with_groups(data, "tests.distributed.waiting_rank:group_of", cpu),
+        "barrier": lambda: WAITS.run(dist.barrier),
+    }
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.2 * len(waits) + 2)
+        return 0
+    signal.alarm(20)
+    for name, wait_for_numbers in waits.items():
+        WAITS.begin()
+        threading.Timer(0.2, WAITS.end).start()
+        try:
+            wait_for_numbers()
+        except RuntimeError as error:
+            print(name, is_peer_loss(error), str(error).splitlines()[0], sep=": ")
+    return 0
 
-    def get_future(self) -> Future[Any]:
-        begun: Future[Any] = Future()
-        begun.set_exception(MemoryError("no memory"))
-        return begun
 
-
-def wait_for_failed_work() -> str:
-    """Return how the wait for a collective that has failed so ends."""
-    waits = CollectiveWaits()
-    waits.begin()
-    with pytest.raises(RuntimeError) as failed:
-        waits.wait(cast("dist.Work", _FailedWork()))
-    return str(failed.value)
+def group_of(index: int) -> int:
+    return index // 2
 
 
 class _Net(nn.Module):

@@ -35,6 +35,7 @@ from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norm
 from hpcddp.train.model.replica import Replica, build_replica
 from hpcddp.train.precision import Precision
 from hpcddp.train.randomness import seed_initialisation
+from hpcddp.train.waits import WAITS
 
 # Largest micro-batch whose BatchNorm statistics are mostly noise (batch contract, section 2).
 _FEW_FOR_BATCH_NORM: Final = 4
@@ -240,7 +241,7 @@ def _largest_micro_batch(setting: Setting) -> int:
 def _on_any_rank(device: torch.device, *, flag: bool) -> bool:
     """Return whether ``flag`` is set on any rank; DDP deadlocks where ranks differ in unused parameters."""
     largest = torch.tensor(float(flag), device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    WAITS.run(dist.all_reduce, largest, op=dist.ReduceOp.MAX)
     return bool(largest.item())
 
 

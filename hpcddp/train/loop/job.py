@@ -43,6 +43,7 @@ from hpcddp.train.model.models import count_parameters
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.tracking.opening import tracked
+from hpcddp.train.waits import WAITS
 from hpcddp.version import __version__
 
 __all__ = ["TrainContext", "run_training"]
@@ -80,7 +81,7 @@ def run_training(context: TrainContext) -> None:
         _train_from(context, start.checkpoint)
     except StoppedError:
         # The launcher may end the other ranks as soon as one has exited, so all ranks leave together.
-        dist.barrier()
+        WAITS.run(dist.barrier)
         raise
     except RuntimeError as error:
         # torch reports a lost loader process by an exception at any place of the main thread.
@@ -90,7 +91,7 @@ def run_training(context: TrainContext) -> None:
         raise worker_error from error
     # Freeing DDP after its process group is destroyed can deadlock, so it is freed before.
     gc.collect()
-    dist.barrier()
+    WAITS.run(dist.barrier)
 
 
 def _find_start(context: TrainContext) -> Found:

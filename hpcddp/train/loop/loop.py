@@ -30,6 +30,7 @@ from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.noise import NoiseScale
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.stopper import RunStopper, agree_on_stop
+from hpcddp.train.waits import WAITS
 
 # Rank 0 writes each record at once, unless the disk does not take it.
 _LINES_KEPT: Final = 100
@@ -382,7 +383,7 @@ class Loop:
             return
         rank_means = torch.tensor(timer.means(), dtype=torch.float64, device=collective_device())
         means = rank_means.new_empty(self._context.world_size, len(rank_means))
-        dist.all_gather(list(means), rank_means)
+        WAITS.run(dist.all_gather, list(means), rank_means)
         if self._context.is_main:
             step_s, data_wait_s, forward_s = means.T.tolist()
             times = RankStepTimes(

@@ -295,7 +295,7 @@ def _gather(row: Tensor) -> Tensor | None:
 def gather_samples(samples: int, device: torch.device) -> list[int]:
     """Return how many samples each rank has trained on, ``[W]``, on every rank."""
     counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(counts, torch.tensor([samples], device=device))
+    WAITS.run(dist.all_gather, counts, torch.tensor([samples], device=device))
     return [int(count) for count in counts]
 
 
