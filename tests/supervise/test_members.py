@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.supervise.generations import LastGeneration, NewGeneration
+from hpcddp.supervise.generations import LastGeneration, Member, NewGeneration
 from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.supervise.members import NODE_LOST, MemberService
 from hpcddp.task.channel import Channel, ChannelClosedError, connect
@@ -20,6 +21,34 @@ KEY = b"the token"
 KILLED = "Killed"
 NOTHING: Mapping[int, int] = {}
 NEW_PROCESS = {"step": -1, "evaluated_step": -1, "port": 1001}
+
+
+# A service that has heard of something new goes through fewer phases than these before it waits again.
+MOST_PHASES = 8
+
+
+class ObservedService(MemberService):
+    """A service that knows whether it has handled all that the ranks have said."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.served: set[Member] = set()
+        self.asked: set[Member] = set()
+
+    def has_handled_all(self) -> bool:
+        """Return whether each connection has ended, or its rank was heard after all that it had said before."""
+        return self.served <= self.asked and self._events.empty()
+
+    def _serve_member(self, member: Member, hello: Mapping[str, Any]) -> None:
+        self.served.add(member)
+        super()._serve_member(member, hello)
+        self.served.discard(member)
+
+    def _hear(self, member: Member, document: Mapping[str, Any]) -> None:
+        if "asks" in document:
+            self.asked.add(member)
+        else:
+            super()._hear(member, document)
 
 
 class Cluster:
@@ -38,9 +67,11 @@ class Cluster:
         self.started: list[int] = []
         self.tasks: dict[int, Mapping[str, str]] = {}
         self.channels: dict[int, Channel] = {}
+        # With those that have been closed.
+        self.all_channels: list[Channel] = []
         self.processes: dict[int, str] = {}
         self.now = time.monotonic
-        self.service = MemberService(
+        self.service = ObservedService(
             self.listener,
             KEY,
             world_size=world_size,
@@ -91,16 +122,27 @@ class Cluster:
         connection = socket.create_connection(("127.0.0.1", self.port))
         channel = Channel(connection, KEY, is_service=False)
         channel.send(hello)
-        self.settle()
+        self.handle_until(lambda: bool(select.select([connection], [], [], 0)[0]))
         assert "welcome" in channel.receive()
         channel.greeted()
         self.channels[number] = channel
+        self.all_channels.append(channel)
         return channel
 
     def settle(self) -> None:
         """Handle all that has happened."""
-        until = time.monotonic() + 0.06
-        while time.monotonic() < until:
+        self.service.asked.clear()
+        for channel in self.all_channels:
+            channel.send({"asks": "whether all is handled"})
+        self.handle_until(self.service.has_handled_all)
+        for _ in range(MOST_PHASES):
+            self.service.handle(most_s=0.0)
+
+    def handle_until(self, is_true: Callable[[], bool]) -> None:
+        """Handle what happens until a condition holds."""
+        deadline = time.monotonic() + 30
+        while not is_true():
+            assert time.monotonic() < deadline
             self.service.handle(most_s=0.01)
 
     def kill(self, number: int, how: str | None = KILLED) -> None:
@@ -788,12 +830,20 @@ def watch(cluster: Cluster, number: int) -> Channel:
     return channel
 
 
+def say_exit(cluster: Cluster, sentinel: Channel, status: object) -> None:
+    """Let a sentinel say how its rank ends; the service closes its connection when it has heard that."""
+    sentinel.send({"exit": status})
+    with pytest.raises(ChannelClosedError):
+        sentinel.receive()
+    sentinel.close()
+    cluster.settle()
+
+
 def test_a_rank_of_which_its_sentinel_says_that_it_was_killed_is_dead_while_its_connection_is_open(
     cluster: Cluster,
 ) -> None:
     sentinel = watch(cluster, 1)
-    sentinel.send({"exit": int(signal.SIGKILL)})
-    cluster.settle()
+    say_exit(cluster, sentinel, int(signal.SIGKILL))
     dying = cluster.channels.pop(1)
     # srun says nothing yet.
     cluster.leave({0: 7, 2: 7, 3: 7})
@@ -801,39 +851,30 @@ def test_a_rank_of_which_its_sentinel_says_that_it_was_killed_is_dead_while_its_
     cluster.form(1)
     assert cluster.recoveries[0].dead == {1: "Killed"}
     dying.close()
-    sentinel.close()
     cluster.settle()
     assert cluster.service.is_training
 
 
 def test_a_rank_that_ends_by_itself_is_dead_when_its_connection_ends(cluster: Cluster) -> None:
     sentinel = watch(cluster, 1)
-    sentinel.send({"exit": 1 << 8})
-    cluster.settle()
+    say_exit(cluster, sentinel, 1 << 8)
     assert cluster.service.is_training
     cluster.kill(1, None)
     assert cluster.reasons() == ["rank 1 has ended by itself (Exited with exit code 1)"] * 3
-    sentinel.close()
 
 
 def test_the_end_of_an_earlier_process_of_a_rank_says_nothing_about_its_newest(cluster: Cluster) -> None:
     sentinel = watch(cluster, 1)
     cluster.replace(1)
     cluster.form(2)
-    sentinel.send({"exit": int(signal.SIGKILL)})
-    sentinel.close()
-    cluster.settle()
+    say_exit(cluster, sentinel, int(signal.SIGKILL))
     assert cluster.service.is_training
     assert 1 in cluster.service.members
 
 
 def test_a_sentinel_that_says_nonsense_is_not_heard(cluster: Cluster) -> None:
     sentinel = watch(cluster, 1)
-    sentinel.send({"exit": "soon"})
-    cluster.settle()
-    with pytest.raises(ChannelClosedError):
-        sentinel.receive()
-    sentinel.close()
+    say_exit(cluster, sentinel, "soon")
     assert cluster.service.is_training
 
 
