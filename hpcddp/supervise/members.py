@@ -141,6 +141,11 @@ class MemberService:
         return self._members.keys()
 
     @property
+    def is_gathering(self) -> bool:
+        """Whether not all ranks have connected yet."""
+        return self._phase == "gathering"
+
+    @property
     def is_training(self) -> bool:
         """Whether a generation trains, and nobody leaves or joins it."""
         return self._phase == "training"

@@ -262,10 +262,13 @@ def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, new
 
 
 def _end_after_an_exit(attempt: AttemptDirectory, service: MemberService) -> None:
-    """Tell the ranks to end if a task has ended by itself, which srun does not do here."""
+    """Tell the ranks to end if a task has ended by itself, or before all were members: srun does not end them here."""
     for number, how in exits_of_tasks(attempt).items():
         if how.startswith("Exited"):
             service.end(f"rank {number} has ended by itself ({how})")
+            return
+        if service.is_gathering:
+            service.end(f"rank {number} was lost while the ranks met ({how})")
             return
 
 

@@ -28,7 +28,7 @@ from typing import ClassVar, Final, TypeVar
 from hpcddp.errors import HpcddpError
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord
+from hpcddp.run.failure import FailureRecord, exits_of_tasks
 from hpcddp.run.job_records import PublishedAddress, publish_address, read_address, read_start
 from hpcddp.run.record import read_record
 from hpcddp.slurm.rank_env import RankEnv
@@ -220,7 +220,7 @@ def meet(env: RankEnv, attempt: AttemptDirectory, identity: Identity, *, timeout
 
 
 def raise_if_a_rank_failed(attempt: AttemptDirectory) -> None:
-    """Raise if a rank of this attempt has written a failure record.
+    """Raise if a rank of this attempt has written a failure record, or has ended, as srun says.
 
     Raises:
         PeerFailedError: a rank has failed; the message names it.
@@ -232,6 +232,13 @@ def raise_if_a_rank_failed(attempt: AttemptDirectory) -> None:
                 f"rank {error.rank} on {error.host} failed before all ranks had met: {error.message}",
                 hint=f"Its log is {attempt.rank_log(error.rank)}.",
             )
+    # srun itself does not end the other ranks where they may go on without one (docs/design/members.md).
+    exits = exits_of_tasks(attempt)
+    if exits:
+        rank = min(exits)
+        raise PeerFailedError(
+            f"rank {rank} ended before all ranks had met: {exits[rank]}", hint=f"Its log is {attempt.rank_log(rank)}."
+        )
 
 
 def bind_port(*, single_host: bool = False) -> socket.socket:

@@ -8,10 +8,14 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.failure import beginning
+from hpcddp.supervise import serve_members
 from hpcddp.supervise.generations import LastGeneration, Member, NewGeneration
 from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.supervise.members import NODE_LOST, MemberService
@@ -55,7 +59,12 @@ class Cluster:
     """A service, and ranks that are connections alone."""
 
     def __init__(
-        self, world_size: int = 4, most_failures: int = 3, nodes: Sequence[str] = ("n1", "n2"), min_nodes: int = 2
+        self,
+        world_size: int = 4,
+        most_failures: int = 3,
+        nodes: Sequence[str] = ("n1", "n2"),
+        min_nodes: int = 2,
+        absent: Collection[int] = (),
     ) -> None:
         self.slurm_answers = True
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -84,7 +93,8 @@ class Cluster:
         )
         self.service.start()
         for number in range(world_size):
-            self.join(number)
+            if number not in absent:
+                self.join(number)
         self.settle()
         for channel in self.channels.values():
             channel.send({"smallest_world": 1})
@@ -388,6 +398,21 @@ def test_a_rank_that_does_not_leave_in_time_ends_the_generation(cluster: Cluster
     cluster.now = lambda: began + 30
     cluster.settle()
     assert cluster.reasons() == ["a rank did not leave the broken generation in time"] * 3
+
+
+@pytest.mark.parametrize("absent", [[], [1]])
+def test_a_rank_that_was_killed_before_it_connected_ends_the_others(
+    new_cluster: Callable[..., Cluster], tmp_path: Path, absent: Sequence[int]
+) -> None:
+    cluster = new_cluster(absent=absent)
+    attempt = RunDirectory(tmp_path).attempt(0)
+    attempt.run.batch_log.write_text(f"{beginning(attempt)}srun: error: n1: task 1: Killed\n")
+    serve_members._end_after_an_exit(attempt, cluster.service)
+    if absent:
+        assert cluster.reasons() == ["rank 1 was lost while the ranks met (Killed)"] * 3
+    else:
+        # Its connection ends, and the others go on.
+        assert not cluster.service.has_ended
 
 
 @pytest.mark.parametrize("dead", [0, 2])

@@ -13,7 +13,7 @@ import pytest
 
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.failure import FailureRecord, beginning, write_failure
 from hpcddp.run.files import read_json
 from hpcddp.run.job_records import PublishedAddress, Start, publish_address, read_address, write_start
 from hpcddp.run.record import RecordError
@@ -133,6 +133,16 @@ def test_every_rank_hears_which_rank_has_failed(attempt: AttemptDirectory, golde
     for error in all_meet(attempt, [rank_env(rank, 3) for rank in (0, 1)], [Identity(host="n1")] * 2):
         assert isinstance(error, PeerFailedError)
         assert_facts(golden.message(error.message), "rank 2 on n1 failed", "no GPU")
+
+
+def test_every_rank_hears_of_a_rank_that_was_killed(attempt: AttemptDirectory, golden: GoldenMessages) -> None:
+    """It has left no record, and where the others may go on without a rank, srun does not end them."""
+    log = attempt.run.batch_log
+    log.write_text(f"srun: error: n1: task 0: Killed\n{beginning(attempt)}")
+    Timer(0.5, lambda: log.write_text(f"{log.read_text()}srun: error: n1: task 2: Killed\n")).start()
+    for error in all_meet(attempt, [rank_env(rank, 3) for rank in (0, 1)], [Identity(host="n1")] * 2):
+        assert isinstance(error, PeerFailedError)
+        assert_facts(golden.message(error.message), "rank 2 ended", "Killed")
 
 
 def test_a_rank_that_loses_rank_0_says_so(attempt: AttemptDirectory, golden: GoldenMessages) -> None:
