@@ -343,6 +343,31 @@ def test_a_rank_that_its_code_ends_is_not_survived(scenario_result: TrackedRun) 
     assert [event.cause for event in scenario_result.events("restart")] == ["crash"]
 
 
+def killed_before_the_ranks_have_met(context: ScenarioContext) -> TrackedRun:
+    """A rank is killed while it imports torch."""
+    tracked = context.start("run", nodes=2, tasks=2, on=OTHER_HOSTS, sections={"requeue": {"max_failures": 1}})
+
+    def is_killed() -> bool:
+        ranks = tracked.ranks()
+        tracked.signal(1, signal.SIGKILL, ranks)
+        return 1 in ranks
+
+    tracked.wait_until(lambda: tracked.attempts, "the first attempt")
+    tracked.wait_until(is_killed, "the process of rank 1")
+    # Much earlier than at the rendezvous timeout of 5 minutes.
+    tracked.wait_until(lambda: tracked.events("requeue"), "the requeue", timeout_s=60)
+    context.sandbox.run("scancel", tracked.job_id)
+    return tracked
+
+
+@pytest.mark.long
+@after_scenario(killed_before_the_ranks_have_met)
+def test_ranks_do_not_wait_for_one_that_was_killed_before_they_met(scenario_result: TrackedRun) -> None:
+    (requeue,) = scenario_result.events("requeue")
+    assert requeue.cause == "crash"
+    assert "rank 1 ended without an error message: Killed" in (requeue.reason or "")
+
+
 def service_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     """The membership service is killed, and then a rank."""
     tracked = start(context)
