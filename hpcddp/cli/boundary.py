@@ -34,6 +34,12 @@ _NOT_A_CHOICE = re.compile("'(?P<value>[^']*)' is not one of (?P<known>.*)")
 _OTHER_OPTIONS = MappingProxyType({"-d": "--after", "--dependency": "--after"})
 
 
+class InterruptedCommandError(HpcddpError):
+    """A command was interrupted, and its user has to know what it did all the same."""
+
+    kind = "interrupted"
+
+
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run the command line, and print an error as one message.
 
@@ -60,7 +66,8 @@ def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
             _print_traceback()
         _report_error(error, as_json=as_json)
         # The exit codes of jobs mean nothing here: what has one is a damaged file of a run, which the message names.
-        return min(error.exit_code, _FIXABLE)
+        is_interrupted = isinstance(error, InterruptedCommandError)
+        return INTERRUPTED if is_interrupted else min(error.exit_code, _FIXABLE)
     except USAGE_ERROR as error:
         _report_usage_error(error, arguments, as_json=as_json)
         return int(error.exit_code)

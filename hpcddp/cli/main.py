@@ -90,6 +90,15 @@ class _Commands(CommandsOnDemand):
             raise UserError(f"there is no command {args[0]}; write hpcddp {_OTHER_NAMES[args[0]]}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  as above
+        """Keep the text of an interruption: typer only returns the exit code."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interruption:
+            if not str(interruption):
+                raise
+            raise boundary.InterruptedCommandError(f"interrupted: {interruption}") from interruption
+
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  those of typer's groups
         super().__init__(**attributes)
         for command in _COMMANDS:

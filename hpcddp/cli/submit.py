@@ -160,6 +160,8 @@ def submit(  # noqa: PLR0913  each is an option
     dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
     request = replace(request, dependency=dependency, force=force, code=code_choice)
     submission: Submission | None = None
+    # Who interrupts the command after the submission has to know its run id: nothing slow comes before that is printed.
+    findings = [] if run is not None or quiet else _findings(job_file, request)
     if dry_run:
         _print_preview(request, run, as_json=as_json)
     elif run is not None:
@@ -169,8 +171,8 @@ def submit(  # noqa: PLR0913  each is an option
     else:
         submission = submit_new(request)
     # A job that is refused gets the one sentence about that.
-    if run is None and not quiet:
-        _print_findings(job_file, request)
+    for finding in findings:
+        sentences("check:", "waiting", finding)
     if submission is not None:
         _show(submission, output)
 
@@ -182,12 +184,11 @@ def _refuse_contradictions(output: _Output, code: CodeOption | None, resume: str
         raise UserError("--code says with which code a run is resumed, and a new run has the code of now; leave it out")
 
 
-def _print_findings(job_file: Path | None, request: SubmitRequest) -> None:
-    """Print what ``hpcddp check`` finds at once, a line each; the job is submitted all the same."""
+def _findings(job_file: Path | None, request: SubmitRequest) -> list[str]:
+    """Return what ``hpcddp check`` finds at once, a line each; the job is submitted all the same."""
     from hpcddp.check.search import check_in_short
 
-    for finding in check_in_short(job_file, request):
-        sentences("check:", "waiting", finding.in_short)
+    return [finding.in_short for finding in check_in_short(job_file, request)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from hpcddp.rehearse.cause import likely_cause
 from hpcddp.rehearse.compare import Comparison, compare
 from hpcddp.rehearse.faults import FAULTS, REQUEUE, SANDBOX_FAULTS, Fault
 from hpcddp.rehearse.guard import clean_up, guarded
-from hpcddp.rehearse.interrupts import interrupted_by_signals
 from hpcddp.rehearse.plan import Place, gpus_here, make_small
 from hpcddp.rehearse.project import read_project
 from hpcddp.rehearse.saved import compare_saved
@@ -28,6 +27,7 @@ from hpcddp.rehearse.trial import (
     run_disturbed,
     run_undisturbed,
 )
+from hpcddp.submission.interrupts import interrupted_by_signals
 
 Verdict = Literal["equal", "rounding", "came back", "differs", "starts over", "not compared", "not tried", "lost"]
 """``rounding``: equal but for the rounding of sums. ``came back``: the good end with another world size. ``lost``: it

@@ -23,7 +23,6 @@ from hpcddp.polling import wait_until
 from hpcddp.processes import environment_of, find, own_processes
 from hpcddp.rehearse.compare import Course, training_steps
 from hpcddp.rehearse.faults import Fault, SlurmAct, cut_in_half, send
-from hpcddp.rehearse.interrupts import interrupted_afterwards
 from hpcddp.rehearse.plan import SmallJob
 from hpcddp.rehearse.project import Project
 from hpcddp.rehearse.requeue import cause_by_slurm
@@ -35,6 +34,7 @@ from hpcddp.run.metrics import MetricsLine, read_metrics
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import FINISHED, Result, read_result
 from hpcddp.slurm import commands
+from hpcddp.submission.interrupts import uninterrupted
 from hpcddp.submission.request import SubmitRequest
 from hpcddp.submission.resume import request_with_changes, resume, resume_with_job
 from hpcddp.submission.submit import Submission, new_run_id, submit
@@ -317,7 +317,7 @@ def _start(stage: Stage, name: str) -> Trial:
         environment=stage.environment,
     )
     started = time.time_ns()
-    with interrupted_afterwards():
+    with uninterrupted():
         submission = submit(request)
     return Trial(submission, copy, started)
 
@@ -414,7 +414,7 @@ def _resume(stage: Stage, fault: Fault, trial: Trial, outcome: Disturbed) -> Dis
     """Resume a run after a fault, wait for its end, and add what it shows to its outcome."""
     begun = time.monotonic()
     try:
-        with interrupted_afterwards():
+        with uninterrupted():
             trial.job_id = _submit_again(stage, fault, trial.run).job_id
     except HpcddpError as error:
         return replace(outcome, problem=f"the run cannot be resumed: {error.message}")

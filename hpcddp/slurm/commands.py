@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGINT
+from signal import Signals
 from typing import Final
 
 from hpcddp.errors import HpcddpError, UserError
@@ -154,9 +154,19 @@ class SlurmMissingError(SlurmUnavailableError):
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float | None = None, text: str = ""
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    timeout_s: float | None = None,
+    text: str = "",
+    own_session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return what it printed; ``text`` is what it reads."""
+    """Run a command to its end and return what it printed.
+
+    Args:
+        text: what it reads.
+        own_session: whether the signals of the terminal, such as that of Ctrl-C, do not reach it.
+    """
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     try:
         # Names that other users wrote need not be UTF-8; the rest must still be readable.
@@ -169,6 +179,7 @@ def _run(
             errors="surrogateescape",
             timeout=timeout_s,
             check=False,
+            start_new_session=own_session,
         )
     except FileNotFoundError:
         raise SlurmMissingError(f"{command[0]} was not found; Slurm's commands must be on PATH here") from None
@@ -304,11 +315,12 @@ def sbatch(
     """
     words = [f"--chdir={directory}"] if directory else []
     words += [f"--dependency={dependency}"] if dependency else []
-    completed = _run(["sbatch", "--parsable", *words, *options, str(script)], environment)
-    if completed.returncode == -SIGINT:
+    # A signal could end it when the controller has the job and no job id is printed yet.
+    completed = _run(["sbatch", "--parsable", *words, *options, str(script)], environment, own_session=True)
+    if completed.returncode < 0:
         raise SlurmCommandError(
-            "sbatch was interrupted before it printed a job id; if squeue --me shows the job all the same, end it with "
-            "scancel",
+            f"{Signals(-completed.returncode).name} ended sbatch before it printed a job id; if squeue --me shows the "
+            "job all the same, end it with scancel",
             returncode=completed.returncode,
         )
     if completed.returncode != 0:

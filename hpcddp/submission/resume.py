@@ -38,9 +38,18 @@ from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.code import SubmissionCode, code_of_resumption, remove_unused_copies
+from hpcddp.submission.interrupts import interruptible, uninterrupted
 from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
-from hpcddp.submission.submit import PreparedJob, Submission, check_path, prepare, submit_script, write_run
+from hpcddp.submission.submit import (
+    PreparedJob,
+    Submission,
+    check_path,
+    prepare,
+    submit_script,
+    submitted_all_the_same,
+    write_run,
+)
 from hpcddp.submission.sweep_element import array_of_one
 from hpcddp.submission.template import is_default_template
 
@@ -93,7 +102,7 @@ def resume_locked(
     request = request_as_before(run, previous, environment=environment, dependency=dependency, force=force)
     notes = check_submittable(request)
     new_code = code_of_resumption(run, replace(request, code=code)) if takes_code else None
-    with code_written(run, new_code) as notes_of_code:
+    with uninterrupted(submitted_all_the_same(run)), code_written(run, new_code) as notes_of_code:
         record_resumption(run)
         record_source(run, request)
         return _submit_again(run, request, notes=(*notes, *notes_of_code))
@@ -113,7 +122,7 @@ def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) ->
     previous = _previous_submission(run)
     request = request_as_before(run, previous, environment=environment, dependency=dependency)
     # The next job inherits the umask of sbatch.
-    with submitters_umask(environment):
+    with uninterrupted(submitted_all_the_same(run)), submitters_umask(environment):
         return _submit_again(run, request)
 
 
@@ -233,7 +242,9 @@ def code_written(run: RunDirectory, code: SubmissionCode | None) -> Iterator[tup
         return
     try:
         with restored_on_error(run.code):
-            yield code.write(run)
+            with interruptible():
+                notes = code.write(run)
+            yield notes
     finally:
         remove_unused_copies(run)
 
@@ -380,6 +391,7 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
         resumption = prepare_resumption(run, request)
         job = resumption.job
         with (
+            uninterrupted(submitted_all_the_same(run)),
             restored_on_error(run.job_file, run.plan, run.exported_values, run.script),
             code_written(run, resumption.code) as notes_of_code,
         ):

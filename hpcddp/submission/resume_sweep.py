@@ -24,6 +24,7 @@ from hpcddp.slurm.job_environment import NO_DEPENDENCY, PICKLE_DIGEST, Dependenc
 from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.checks import check_sweep_submittable
 from hpcddp.submission.code import code_of_resumption, forget_code
+from hpcddp.submission.interrupts import interruptible, uninterrupted
 from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
 from hpcddp.submission.resume import (
     code_written,
@@ -34,7 +35,7 @@ from hpcddp.submission.resume import (
     restored_on_error,
     resume_locked,
 )
-from hpcddp.submission.submit import check_path, uninterrupted
+from hpcddp.submission.submit import check_path, submitted_all_the_same
 from hpcddp.submission.sweep import JobArray, array_option, pickle_digest, submit_arrays
 from hpcddp.submission.sweep_element import begin_element, write_submission
 
@@ -100,7 +101,10 @@ def resume_sweep(
     with one_resumption_at_a_time(sweep.directory):
         request, notes = prepare_sweep(sweep, elements, environment=environment, dependency=dependency, force=force)
         new_code = code_of_resumption(sweep.directory, replace(request, code=code))
-        with code_written(sweep.directory, new_code) as notes_of_code:
+        with (
+            uninterrupted(submitted_all_the_same(sweep.directory)),
+            code_written(sweep.directory, new_code) as notes_of_code,
+        ):
             if new_code is not None:
                 for index in elements:
                     forget_code(sweep.run(index))
@@ -158,14 +162,15 @@ def _resume_on_slurm(
     sweep: Sweep, elements: Sequence[int], request: SubmitRequest, notes: tuple[str, ...]
 ) -> SweepResumption:
     """Submit as many elements as possible in job arrays, and the others as jobs of their own."""
-    _refuse_alive_elements(sweep, elements, request.environment)
+    with interruptible():
+        _refuse_alive_elements(sweep, elements, request.environment)
     _, directory = update_script_path(sweep.directory, request.directory)
     request = replace(request, directory=directory)
     environment, dropped = submission_environment(request.environment)
     environment[PICKLE_DIGEST] = pickle_digest(sweep)
     alone = [index for index in elements if _was_resumed_alone(sweep, index)]
     together = [index for index in elements if index not in alone]
-    with _prepare_to_continue(sweep, together, request.job.spec), uninterrupted():
+    with _prepare_to_continue(sweep, together, request.job.spec):
         jobs = _submit_together(sweep, together, request, environment)
         for index, job_id in jobs.items():
             write_submission(sweep, index, job_id, directory=directory, python=request.python)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,9 +27,9 @@ from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
-from hpcddp.stop.listener import do_nothing
 from hpcddp.submission.checks import check_submittable, check_sweep_submittable, notes_about
 from hpcddp.submission.code import take_code
+from hpcddp.submission.interrupts import interruptible, uninterrupted
 from hpcddp.submission.render import exported_values, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
@@ -177,7 +175,7 @@ def submit(request: SubmitRequest) -> Submission:
     job = prepare(request)
     code = take_code(request)
     run = request.run
-    with uninterrupted(), new_run_directory(run, request.cluster):
+    with uninterrupted(submitted_all_the_same(run)), new_run_directory(run, request.cluster):
         run.submitit.mkdir(mode=0o700)
         write_run(run, job)
         record_source(run, request)
@@ -233,6 +231,11 @@ class Submission:
         if self.consequences:
             document["changes"] = list(self.consequences)
         return document
+
+
+def submitted_all_the_same(run: RunDirectory) -> str:
+    """Return what a user has to know who interrupts the submission of a run or of a sweep too late."""
+    return f"{run.run_id} was submitted all the same; to end it: {shlex.join(['hpcddp', 'cancel', str(run.path)])}"
 
 
 @contextmanager
@@ -321,6 +324,8 @@ def submit_script(
 ) -> Submission:
     """Give a script to sbatch, or start it on this machine, and record the submission in the run directory.
 
+    It is called in a block of ``uninterrupted``.
+
     Args:
         run: the run's directory, with all that the script needs.
         request: the request that the script is rendered from.
@@ -336,23 +341,24 @@ def submit_script(
 
     environment, dropped = submission_environment(request.environment)
     executor: RenderedSlurmExecutor | RenderedLocalExecutor
-    if request.cluster == "slurm":
-        executor = _slurm_executor(run, request, script, environment, element)
-    else:
-        executor = _local_executor(run, request, environment)
-        # Only where sbatch would have taken them for options is a user told about them.
-        dropped = ()
+    # The first one imports submitit.
+    with interruptible():
+        if request.cluster == "slurm":
+            executor = _slurm_executor(run, request, script, environment, element)
+        else:
+            executor = _local_executor(run, request, environment)
+            # Only where sbatch would have taken them for options is a user told about them.
+            dropped = ()
     # Read before the submission, because the job may begin at once.
     previous = read_submission(run)
     newest_attempt = run.newest_attempt()
     first_attempt = 0 if newest_attempt is None else newest_attempt + 1
     changes_of_attempt = [replace(change, attempt=first_attempt) for change in changes]
-    with uninterrupted():
-        job = executor.submit(work.run, str(run.path))
-        record = _submission_record(run, request, str(job.job_id), previous, changes_of_attempt)
-        _record_or_cancel(run, job, record)
-        if element is None:
-            add_to_index(run)
+    job = executor.submit(work.run, str(run.path))
+    record = _submission_record(run, request, str(job.job_id), previous, changes_of_attempt)
+    _record_or_cancel(run, job, record)
+    if element is None:
+        add_to_index(run)
     train = request.job.spec.train
     epochs = 1 if train is None else train.epochs
     return Submission(
@@ -417,37 +423,6 @@ def _local_executor(run: RunDirectory, request: SubmitRequest, environment: Mapp
         directory=request.directory,
         allocation=allocation,
     )
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C in a block that submits a job and records it: otherwise no record would name the job.
-
-    The terminal also sends SIGINT to sbatch, which ends; then the submission fails, and leaves nothing.
-    """
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    # Not SIG_IGN, which a local run would inherit.
-    signal.signal(signal.SIGINT, do_nothing)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C end a part of an ``uninterrupted`` block that comes before the submission and may take long."""
-    if signal.getsignal(signal.SIGINT) is not do_nothing:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, do_nothing)
 
 
 def _submission_record(

@@ -26,18 +26,18 @@ from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
 from hpcddp.submission.code import SubmissionCode, take_code
+from hpcddp.submission.interrupts import interruptible, uninterrupted
 from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import (
     PreparedJob,
     element_request,
-    interruptible,
     new_run_directory,
     prepare,
     submit_script,
+    submitted_all_the_same,
     turns_of,
-    uninterrupted,
     write_run,
 )
 from hpcddp.submission.sweep_element import PICKLE
@@ -122,16 +122,16 @@ def _submit_to_slurm(sweep: Sweep, job: PreparedJob, code: SubmissionCode) -> Sw
     """Write the directory of a sweep, whose elements make theirs when they start, and submit its job arrays."""
     request = job.request
     directory = sweep.directory
-    with uninterrupted():
+    with uninterrupted(submitted_all_the_same(directory)):
         with new_run_directory(directory, "slurm"):
             directory.submitit.mkdir(mode=0o700)
             sweep.logs.mkdir(mode=0o700)
             write_run(directory, job)
             record_source(directory, request)
+            environment, dropped = submission_environment(request.environment)
             with interruptible():
                 notes = (*job.notes, *code.write(directory))
-            environment, dropped = submission_environment(request.environment)
-            environment[PICKLE_DIGEST] = pickle_digest(sweep)
+                environment[PICKLE_DIGEST] = pickle_digest(sweep)
             chunks = _submit_chunks(sweep, request, environment)
         sweep = replace(sweep, chunks=chunks)
         write_sweep(sweep)
@@ -146,16 +146,19 @@ def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, code: SubmissionCode
     process_ids: list[str] = []
     # After an error the directories that were made in this block are removed.
     with ExitStack() as block:
+        block.enter_context(uninterrupted(submitted_all_the_same(directory)))
         block.enter_context(new_run_directory(directory, "local"))
         write_text(directory.job_file, request.job_text)
         record_source(directory, request)
-        notes = (*job.notes, *code.write(directory))
+        with interruptible():
+            notes = (*job.notes, *code.write(directory))
         write_sweep(sweep)
         # No element runs before all of them are here.
         block.enter_context(turns_of(sweep).hold())
         try:
             for index in range(len(table)):
-                element = element_request(request, table, index)
+                with interruptible():
+                    element = element_request(request, table, index)
                 block.enter_context(new_run_directory(element.run, "local"))
                 process_ids.append(_start_element(element))
             _record_submission(request, process_ids[0])

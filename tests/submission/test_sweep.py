@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,24 +120,61 @@ def test_where_only_some_run_at_once_each_array_waits_for_the_one_before_it(slur
     ]
 
 
-@pytest.mark.parametrize("is_sweep", [False, True])
-def test_ctrl_c_in_a_submission_leaves_nothing_or_all_of_it(slurm: FakeSlurm, *, is_sweep: bool) -> None:
-    def submit_job() -> RunDirectory:
-        if is_sweep:
-            return submitted(slurm, 3).sweep.directory
-        return submit(request_of(load_job(Path("job.yaml")), environment=slurm.environment())).run
-
+@pytest.fixture(params=["INT", "TERM", "HUP"])
+def signal_from_sbatch(request: pytest.FixtureRequest, slurm: FakeSlurm) -> Iterator[str]:
+    """Let sbatch send a signal to its parent before it answers; SIGHUP also where the tests run under nohup."""
     sbatch = slurm.directory / "bin" / "sbatch"
-    program = sbatch.read_text()
-    # The terminal sends SIGINT to both.
-    sbatch.write_text("#!/bin/bash\nkill -INT $PPID\nkill -INT $$\nsleep 5\n")
-    with pytest.raises(HpcddpError, match="sbatch was interrupted"):
-        submit_job()
+    sbatch.write_text(sbatch.read_text().replace("number=", f"kill -{request.param} $PPID; number=", 1))
+    handler_before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield request.param
+    signal.signal(signal.SIGHUP, handler_before)
+
+
+@pytest.mark.usefixtures("signal_from_sbatch")
+@pytest.mark.parametrize("is_sweep", [False, True])
+def test_a_submission_that_is_interrupted_is_recorded_and_told(slurm: FakeSlurm, *, is_sweep: bool) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        submit_run_or_sweep(slurm, is_sweep=is_sweep)
+    (run,) = Path("runs/demo").absolute().iterdir()
+    assert str(caught.value) == f"{run.name} was submitted all the same; to end it: hpcddp cancel {run}"
+    submission = read_submission(RunDirectory(run))
+    assert submission is not None
+    assert submission.job_id == "101"
+
+
+@pytest.mark.usefixtures("signal_from_sbatch")
+@pytest.mark.parametrize("is_sweep", [False, True])
+def test_a_submission_that_is_interrupted_and_refused_leaves_nothing(slurm: FakeSlurm, *, is_sweep: bool) -> None:
+    with pytest.raises(KeyboardInterrupt, match=r"^sbatch refused the job: "):
+        submit_run_or_sweep(slurm, is_sweep=is_sweep, refused_call="1")
     assert not Path("runs").exists()
-    # sbatch may have its answer already.
-    sbatch.write_text(program.replace("echo $((", "kill -INT $PPID; echo $((", 1))
-    run = submit_job()
-    submission = read_submission(run)
+
+
+def submit_run_or_sweep(slurm: FakeSlurm, *, is_sweep: bool, refused_call: str = "0") -> None:
+    if is_sweep:
+        submitted(slurm, 3, REFUSED_CALL=refused_call)
+    else:
+        submit(request_of(load_job(Path("job.yaml")), environment=slurm.environment(REFUSED_CALL=refused_call)))
+
+
+def test_ctrl_c_does_not_reach_sbatch(slurm: FakeSlurm) -> None:
+    """The terminal sends its signals to the whole process group of the command."""
+    sbatch = slurm.directory / "bin" / "sbatch"
+    sbatch.write_text("#!/bin/bash\nkill -INT -- -$PPID; sleep 0.2; echo 101\n")
+    (slurm.directory / "bin" / "scontrol").write_text("#!/bin/bash\n")
+    completed = subprocess.run(
+        [sys.executable, "-m", "hpcddp", "submit", "job.yaml", "--cluster", "slurm"],
+        env={**os.environ, **slurm.environment(SLURM_CONF=str(sbatch))},
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+    (run,) = Path("runs/demo").absolute().iterdir()
+    assert completed.returncode == 130, completed.stderr
+    assert f"hpcddp: interrupted: {run.name} was submitted all the same; " in completed.stderr.replace("\n", " ")
+    submission = read_submission(RunDirectory(run))
     assert submission is not None
     assert submission.job_id == "101"
 

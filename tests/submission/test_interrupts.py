@@ -1,4 +1,4 @@
-"""Signals that end a rehearsal: at once, or when a submission is recorded."""
+"""Signals that end a command: at once, or when a submission is recorded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from hpcddp.errors import UserError
-from hpcddp.rehearse.interrupts import interrupted_afterwards, interrupted_by_signals
-from hpcddp.submission.submit import uninterrupted
+from hpcddp.submission.interrupts import interrupted_by_signals, interruptible, uninterrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -23,7 +22,7 @@ def rehearse(signum: signal.Signals, done: list[str]) -> None:
 
 def submit_in_rehearsal(signum: signal.Signals, done: list[str], error: Exception | None = None) -> None:
     with interrupted_by_signals():
-        with interrupted_afterwards(), uninterrupted():
+        with uninterrupted(), uninterrupted("the inner block"):
             os.kill(os.getpid(), signum)
             done.append("recorded")
             if error is not None:
@@ -63,6 +62,39 @@ def test_a_signal_in_a_submission_interrupts_after_it(
     assert done == ["recorded"]
 
 
+def signal_twice(signum: signal.Signals) -> None:
+    with uninterrupted("it was done"):
+        os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signum)
+
+
+def signal_a_part(signum: signal.Signals, done: list[str], *, before: bool) -> None:
+    with uninterrupted("it was done"):
+        if before:
+            os.kill(os.getpid(), signum)
+            done.append("held")
+        with interruptible():
+            os.kill(os.getpid(), signum)
+            done.append("went on")
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_what_was_done_all_the_same_is_told(signum: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt, match=r"^it was done$"):
+        signal_twice(signum)
+    assert capfd.readouterr().err.splitlines() == [
+        f"hpcddp: {signum.name}: the command ends as soon as the submission is complete or undone"
+    ]
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_part_that_may_take_long_is_interrupted(signum: signal.Signals, done: list[str]) -> None:
+    for before in (True, False):
+        with pytest.raises(KeyboardInterrupt, match=r"^$"):
+            signal_a_part(signum, done, before=before)
+    assert done == ["held"]
+
+
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_a_signal_that_is_ignored_interrupts_nothing(signum: signal.Signals, done: list[str]) -> None:
     """As SIGHUP under nohup."""
@@ -77,5 +109,5 @@ def test_a_signal_that_is_ignored_interrupts_nothing(signum: signal.Signals, don
 
 
 def test_without_a_signal_nothing_is_interrupted() -> None:
-    with interrupted_by_signals(), interrupted_afterwards():
+    with interrupted_by_signals(), uninterrupted():
         pass

@@ -1,0 +1,112 @@
+"""Ctrl-C and the other signals that end a command: at once, or after a submission, which is done as a whole."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from hpcddp.stop.listener import write_to_stderr
+
+# SIGTERM and a closed terminal end a command as Ctrl-C does, so that nothing stays behind.
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_DEFAULT_HANDLERS: Final = (signal.SIG_DFL, signal.default_int_handler)
+
+
+class _HeldSignals:
+    """The handler of the signals in a block of ``uninterrupted``.
+
+    Attributes:
+        has_come: whether one came that waits for the end of the block.
+        are_let_through: whether one that comes interrupts at once.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self.are_let_through = False
+
+    def __call__(self, signum: int, _frame: FrameType | None) -> None:
+        if self.are_let_through:
+            raise KeyboardInterrupt
+        if not self.has_come:
+            # sbatch waits for its controller, which may take long.
+            name = signal.Signals(signum).name
+            write_to_stderr(f"hpcddp: {name}: the command ends as soon as the submission is complete or undone\n")
+        self.has_come = True
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Raise ``KeyboardInterrupt`` at each signal that ends a command, in a block."""
+    with _handling(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def uninterrupted(done: str = "") -> Iterator[None]:
+    """Hold back the signals that end a command in a block that submits a job and records it.
+
+    Otherwise no record would name the job. In a block inside another one they wait for the end of the outer one.
+
+    Args:
+        done: what a user has to know whose signal came too late to keep the block from being done.
+
+    Raises:
+        KeyboardInterrupt: after the block, if a signal came in it; its text is ``done``, or the error of the block.
+    """
+    held = _HeldSignals()
+    with _handling(held):
+        try:
+            yield
+        except Exception as error:
+            if held.has_come:
+                raise KeyboardInterrupt(str(error)) from error
+            raise
+    if held.has_come:
+        raise KeyboardInterrupt(done)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let the signals end a part of an ``uninterrupted`` block that comes before the submission and may take long.
+
+    Raises:
+        KeyboardInterrupt: a signal comes, or has come since the block began.
+    """
+    held = _signals_held_now()
+    if held is None:
+        yield
+        return
+    held.are_let_through = True
+    try:
+        if held.has_come:
+            raise KeyboardInterrupt
+        yield
+    finally:
+        held.are_let_through = False
+
+
+def _signals_held_now() -> _HeldSignals | None:
+    for signum in _SIGNALS:
+        handler = signal.getsignal(signum)
+        if isinstance(handler, _HeldSignals):
+            return handler
+    return None
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle the signals in a block that nothing else handles or ignores, as nohup has SIGHUP ignored."""
+    signums: list[signal.Signals] = []
+    # Only the main thread may install handlers, and only there they run.
+    if threading.current_thread() is threading.main_thread():
+        signums = [signum for signum in _SIGNALS if signal.getsignal(signum) in _DEFAULT_HANDLERS]
+    handlers_before = {signum: signal.signal(signum, handler) for signum in signums}
+    try:
+        yield
+    finally:
+        for signum, handler_before in handlers_before.items():
+            signal.signal(signum, handler_before)
