@@ -191,20 +191,33 @@ def _longest_s(partition: Partition) -> float:
     return _LONGER_THAN_ANY if seconds is None else seconds
 
 
+def _least_nodes(spec: JobSpec) -> int:
+    """Return how many nodes Slurm needs to start the job: of a range the smallest number."""
+    return spec.node_counts[0] + spec.resources.spare_nodes
+
+
+def _too_many_nodes(spec: JobSpec, most: int, fact: str) -> Finding:
+    """Return the finding about a job that needs more nodes than ``most``, which ``fact`` says in words."""
+    nodes = spec.node_counts[0]
+    spare_nodes = spec.resources.spare_nodes
+    if nodes > most:
+        return "resources.nodes", f"is {nodes}, and {fact}; write {most} or less"
+    fact = f"which with resources.nodes makes {nodes + spare_nodes}, and {fact}"
+    return "resources.spare_nodes", f"is {spare_nodes}, {fact}; write {most - nodes} or less"
+
+
 def _nodes(spec: JobSpec, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
-    # Of a range, Slurm needs the smallest number.
-    asked = spec.node_counts[0]
     lifted = spec.resources.qos is not None
     most = {
         name: partition.nodes if lifted else _most_nodes(partition)
         for name, partition in candidates.items()
         if partition.kinds
     }
-    if not most or len(most) < len(candidates) or asked <= max(most.values()):
+    if not most or len(most) < len(candidates) or _least_nodes(spec) <= max(most.values()):
         return
     name = max(most, key=lambda one: most[one])
     why = "gives one job" if most[name] < candidates[name].nodes else "has"
-    yield "resources.nodes", f"is {asked}, and partition {name} {why} {most[name]}; write {most[name]} or less"
+    yield _too_many_nodes(spec, most[name], f"partition {name} {why} {most[name]}")
 
 
 def _most_nodes(partition: Partition) -> int:
@@ -249,7 +262,7 @@ def _gpu_type(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Parti
 
 
 def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition], needs: Sequence[Need]) -> Iterator[Finding]:
-    asked = spec.node_counts[0]
+    asked = _least_nodes(spec)
     most = max(nodes_that_fit(partition, spec, needs) for partition in candidates.values())
     if most < asked <= max(_most_nodes(partition) for partition in candidates.values()):
         where = " or ".join(candidates)
@@ -260,7 +273,7 @@ def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition], needs: Seq
                 f"is {asked}, and no node of {where} has all of {needed}; ask for less of one",
             )
         else:
-            yield "resources.nodes", f"is {asked}, and {most} nodes of {where} have {needed}; write {most} or less"
+            yield _too_many_nodes(spec, most, f"{most} nodes of {where} have {needed}")
 
 
 _LISTED = 12
