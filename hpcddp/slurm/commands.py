@@ -10,12 +10,13 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from typing import Final
 
-from hpcddp.errors import HpcddpError, UserError
+from hpcddp.errors import HpcddpError, UserError, nearest
 
 # Only fields that Slurm writes itself, none that users write. Without a width, squeue cuts values after 20 characters.
 _FIELDS: Final = (
@@ -121,6 +122,9 @@ _AWAY: Final = (
     "Unexpected message received",
     "in standby mode",
 )
+# sbatch's own sentence about a partition, and the controller's about any value (slurm_errno.c).
+_UNKNOWN_PARTITION: Final = re.compile(r"invalid partition specified: (?P<names>[^;\s]+)")
+_INVALID: Final = re.compile(r"\binvalid\b", re.IGNORECASE)
 _UNKNOWN_JOB: Final = "Invalid job id specified"
 # For an array element that has ended, while the controller still knows other elements of its array.
 _UNKNOWN_ELEMENT: Final = "Job {job_id} not found"
@@ -140,6 +144,12 @@ class SlurmCommandError(HpcddpError):
 
     kind = "slurm"
     advice = "The reason is Slurm's own; change the request, or ask the cluster's administrators."
+
+
+class SlurmRequestError(SlurmCommandError):
+    """sbatch refused a value of the job, such as the name of a partition, which the user can correct."""
+
+    exit_code = 2
 
 
 class SlurmUnavailableError(SlurmCommandError):
@@ -311,7 +321,8 @@ def sbatch(
 
     Raises:
         SlurmUnavailableError: sbatch is not installed, or the controller does not answer.
-        SlurmCommandError: Slurm refused the job; the message has its reason.
+        SlurmRequestError: Slurm refused a value of the job; the message has its reason.
+        SlurmCommandError: Slurm refused the job for another reason.
     """
     words = [f"--chdir={directory}"] if directory else []
     words += [f"--dependency={dependency}"] if dependency else []
@@ -324,8 +335,29 @@ def sbatch(
             returncode=completed.returncode,
         )
     if completed.returncode != 0:
-        raise SlurmCommandError(f"sbatch refused the job: {_reason(completed)}", returncode=completed.returncode)
+        raise _refusal(completed, environment)
     return parse_job_id(completed.stdout)
+
+
+def _refusal(completed: subprocess.CompletedProcess[str], environment: Mapping[str, str]) -> SlurmCommandError:
+    """Return the error for a job that sbatch refused, with the partition that was meant."""
+    reason = _reason(completed)
+    requested = _UNKNOWN_PARTITION.search(reason)
+    if requested is not None:
+        return SlurmRequestError(f"sbatch refused the job: {_unknown_partition(requested['names'], environment)}")
+    error = SlurmRequestError if _INVALID.search(reason) else SlurmCommandError
+    return error(f"sbatch refused the job: {reason}", returncode=completed.returncode)
+
+
+def _unknown_partition(names: str, environment: Mapping[str, str]) -> str:
+    """Return which of these partitions, with commas between them, the cluster does not have, and which was meant."""
+    known: list[str] = []
+    with suppress(SlurmCommandError):
+        known = partitions(environment)
+    unknown = [name for name in names.split(",") if name not in known] or [names]
+    meant = nearest(unknown[0], known)
+    way_out = "sinfo --summarize lists them" if meant is None else f"did you mean {meant}?"
+    return f"the cluster has no partition {unknown[0]!r}; {way_out}"
 
 
 def script_of_job(job_id: str, environment: Mapping[str, str]) -> str:

@@ -91,11 +91,39 @@ def test_sbatch_gets_the_script_and_only_the_given_environment(programs: Path, t
 
 
 def test_a_refused_job_carries_sbatchs_reason(programs: Path, tmp_path: Path, golden: GoldenMessages) -> None:
-    env = program(programs, "sbatch", 'echo "sbatch: error: invalid partition" >&2; echo "  more" >&2; exit 1')
+    env = program(programs, "sbatch", 'echo "sbatch: error: too many jobs" >&2; echo "  more" >&2; exit 1')
     with pytest.raises(commands.SlurmCommandError) as caught:
         commands.sbatch(tmp_path / "s", environment=env)
-    assert_facts(golden.message(caught.value), "sbatch refused the job", "error: invalid partition; more")
+    assert_facts(golden.message(caught.value), "sbatch refused the job", "error: too many jobs; more")
     assert caught.value.exit_code == 1
+
+
+def test_a_value_that_sbatch_refuses_is_one_to_correct(programs: Path, tmp_path: Path, golden: GoldenMessages) -> None:
+    env = program(programs, "sbatch", 'echo "sbatch: error: Batch job submission failed: Invalid qos" >&2; exit 1')
+    with pytest.raises(commands.SlurmRequestError) as caught:
+        commands.sbatch(tmp_path / "s", environment=env)
+    assert_facts(golden.message(caught.value), "sbatch refused the job", "Invalid qos")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("requested", "known", "facts"),
+    [
+        ("hihg", "echo low; echo high", ("no partition 'hihg'", "did you mean high?")),
+        ("low,hihg", "echo low; echo high", ("no partition 'hihg'", "did you mean high?")),
+        ("zzz", "echo low; echo high", ("no partition 'zzz'", "sinfo --summarize")),
+        ("hihg", "exit 1", ("no partition 'hihg'", "sinfo --summarize")),
+    ],
+)
+def test_a_partition_that_is_misspelt_is_answered_with_the_one_that_was_meant(
+    programs: Path, tmp_path: Path, golden: GoldenMessages, requested: str, known: str, facts: tuple[str, ...]
+) -> None:
+    program(programs, "sinfo", known)
+    refusal = f"sbatch: error: invalid partition specified: {requested}"
+    env = program(programs, "sbatch", f'echo "{refusal}" >&2; echo "sbatch: error: Invalid partition name" >&2; exit 1')
+    with pytest.raises(commands.SlurmRequestError) as caught:
+        commands.sbatch(tmp_path / "s", environment=env)
+    assert_facts(golden.message(caught.value), *facts)
 
 
 def test_a_command_that_fails_without_output_is_reported_with_its_code(
