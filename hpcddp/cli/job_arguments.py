@@ -163,6 +163,9 @@ def take_field_texts(parameters: dict[str, Any]) -> dict[str, str]:
     """Remove the values of ``field_parameters`` from the parameters of a command, and return those that are given.
 
     The texts are by the key paths of the fields; that of a switch is ``true``.
+
+    Raises:
+        UserError: one is empty.
     """
     from hpcddp.cli.field_options import field_options
 
@@ -171,6 +174,8 @@ def take_field_texts(parameters: dict[str, Any]) -> dict[str, str]:
         value = parameters.pop(_parameter_name(option))
         if value is True:
             texts[option.path] = "true"
+        elif value == "":
+            raise UserError(f"{option.name} is empty; write a value, or leave the option out")
         elif value:
             texts[option.path] = value
     return texts

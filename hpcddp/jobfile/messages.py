@@ -51,7 +51,9 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None, option: st
     if path == _GRES and isinstance(value, str):
         return f"is {shown(value, written=written)}, as sbatch takes it; write {_instead_of_gres(value, option)}"
 
-    if kind in {"model_type", "model_attributes_type"}:
+    if path == ("command",) and kind == "tuple_type" and not isinstance(value, str):
+        why, instead = "expected the list of its words", "write for example [python, train.py]"
+    elif kind in {"model_type", "model_attributes_type"}:
         why = "expected a section"
         instead = _first_field(path, written or value, option)
     elif is_secret(path):
@@ -256,9 +258,10 @@ def unknown_key(path: Path) -> str:
 
 
 def _instead(parent: Path, key: str, siblings: tuple[str, ...], below: Path) -> str:
-    sibling = nearest(key, siblings)
+    names_of_siblings = {name: path for name, path in _paths_by_name().items() if path[:-1] == parent}
+    sibling = nearest(key, names_of_siblings)
     if sibling is not None:
-        return f"did you mean {dotted((*parent, sibling))}?"
+        return f"did you mean {dotted(names_of_siblings[sibling])}?"
     # The name of a flag of sbatch may look like that of a field elsewhere.
     elsewhere = field_named(key) or (None if parent == ("resources",) else _elsewhere(key))
     if elsewhere is not None:
@@ -272,17 +275,22 @@ def _instead(parent: Path, key: str, siblings: tuple[str, ...], below: Path) -> 
 
 def field_named(word: str) -> str | None:
     """Return the field of which a word is the last name, or another name; None if there is none."""
-    name = word.lower().replace("-", "_")
-    own: dict[str, str] = {}
-    other: dict[str, str] = {}
-    # Of two fields with the same name, the first is meant.
-    for path, field in reversed(list(field_paths())):
-        own[path[-1]] = dotted(path)
-        other |= dict.fromkeys(facts_of(field).other_names, dotted(path))
-    return other.get(name) or own.get(name)
+    path = _paths_by_name().get(word.lower().replace("-", "_"))
+    return None if path is None else dotted(path)
 
 
 def _elsewhere(key: str) -> str | None:
-    by_name = {path[-1]: path for path, _ in reversed(list(field_paths()))}
-    near = nearest(key, by_name)
-    return dotted(by_name[near]) if near is not None else None
+    paths = _paths_by_name()
+    near = nearest(key, paths)
+    return None if near is None else dotted(paths[near])
+
+
+def _paths_by_name() -> dict[str, Path]:
+    """Return the path of every field by its last name, and by the names that other tools have for it."""
+    names: dict[str, Path] = {}
+    other_names: dict[str, Path] = {}
+    # Of two fields with the same name, the first is meant.
+    for path, field in reversed(list(field_paths())):
+        names[path[-1]] = path
+        other_names |= dict.fromkeys(facts_of(field).other_names, path)
+    return names | other_names

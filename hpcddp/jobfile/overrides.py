@@ -30,7 +30,7 @@ from hpcddp.jobfile.placeholders import argument_text
 from hpcddp.jobfile.problems import JobFileError, Problem, shown
 from hpcddp.jobfile.sweep import is_placeholder
 
-_NULL = re.compile(r"null|Null|NULL|~|", re.ASCII)
+_NULL = re.compile(r"null|Null|NULL|~", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,10 @@ def _read_option(path: Path, option: str, text: str) -> Override | Problem:
 def _read(path: Path, text: str, file: str, *, origin: str = OVERRIDE) -> Override:
     if "\0" in text:
         raise DocumentError("contains a NUL character; remove it")
-    document = read_value(text)
     word = text.strip()
+    if not word:
+        raise DocumentError('has no value; write one, null to leave the field out, or "" for an empty text')
+    document = read_value(text)
     written = document.written.get(())
     if document.value is None and not _NULL.fullmatch(word):
         raise DocumentError("contains a comment and no value; put double quotes around the value")

@@ -66,7 +66,7 @@ class Batch(Section):
         description="Backward passes per optimizer step. null is what `max_per_device_batch_size` needs.",
         json_schema_extra={"unit": "micro-steps"},
     )
-    per_device_batch_size: int | None = Field(
+    per_device_batch_size: Annotated[int | None, FieldFacts(other_names=("micro_batch_size",))] = Field(
         None,
         ge=1,
         le=LARGEST_BATCH,

@@ -176,7 +176,7 @@ class RunStatus:
             return
         excluded = excluded_nodes(self.files.events)
         for node in failing_nodes(self.run, self.files.events, now=self.now):
-            advice = "requeue.avoid_failed_nodes keeps requeued jobs away from it"
+            advice = "to keep requeued jobs away from it, write requeue.avoid_failed_nodes: true"
             if node.name in excluded:
                 advice = "its job is kept away from it"
             yield f"run {self.run.run_id}: node {node.name} {node.why}; {advice}"

@@ -124,8 +124,8 @@ def _make_room(directory: Path) -> None:
     sandbox = state.read(directory)
     if sandbox is not None and state.find_manager(sandbox) is not None:
         raise UserError(
-            f"a sandbox is up already in {directory}; end it with hpcddp sandbox down, "
-            "or start a second one with --dir DIRECTORY"
+            f"a sandbox is up already in {directory}; hpcddp sandbox status shows it, hpcddp sandbox down ends it, "
+            "and --dir DIRECTORY starts a second one"
         )
     if sandbox is not None:
         _end(sandbox)

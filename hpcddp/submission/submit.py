@@ -24,6 +24,7 @@ from hpcddp.run.job_file import read_job_file, write_exported_values
 from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
 from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
+from hpcddp.sandbox.request import default_directory
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
@@ -84,9 +85,10 @@ def choose_cluster(requested: Literal["auto", "slurm", "local", "here"], environ
     if why_no_slurm is not None:
         if requested == "auto":
             return "local"
-        raise SubmissionError(
-            f"--cluster slurm: {why_no_slurm}; submit on a login node, set SLURM_CONF, or use --cluster local"
-        )
+        way_out = "submit on a login node, set SLURM_CONF, or use --cluster local"
+        if (default_directory(environment) / "slurm.conf").is_file():
+            way_out = "to use your sandbox, run the line that hpcddp sandbox status prints, or use --cluster local"
+        raise SubmissionError(f"--cluster slurm: {why_no_slurm}; {way_out}")
     if shutil.which("srun", path=environment.get("PATH")) is None:
         # sbatch passes this PATH on to the script, which calls srun.
         raise SubmissionError(

@@ -112,6 +112,8 @@ def test_a_dry_run_counts_the_runs_of_a_sweep(
             ("--nodes: resources.nodes: is 'two',", "an integer;", "such as --nodes 2\n"),
         ),
         ((), ("no JOB is given;", "write a job file, or", "-- python train.py\n")),
+        (("--run-root", "", "--", "a"), ("--run-root is empty;", "write a value, or leave the option out\n")),
+        (("--nodes=", "--", "a"), ("--nodes is empty;", "write a value, or leave the option out\n")),
     ],
 )
 def test_what_makes_no_job_is_one_sentence(

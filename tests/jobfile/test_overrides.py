@@ -58,7 +58,7 @@ def test_a_section_is_replaced_as_a_whole(load: Load) -> None:
 
 def test_null_unsets_what_the_file_sets(load: Load) -> None:
     more = "resources: {nodes: 2, partition: gpu, sbatch: {switches: 1}}\nenvironment: {env: {A: x, B: x}}\n"
-    unset = ("resources.nodes=null", "resources.partition=", "resources.sbatch=null", "environment.env.A=~")
+    unset = ("resources.nodes=null", "resources.partition=null", "resources.sbatch=null", "environment.env.A=~")
     job = load(more, sets=unset)
     assert (job.spec.resources.nodes, job.spec.resources.partition) == (1, None)
     assert (job.spec.resources.sbatch, job.spec.environment.env) == ({}, {"B": "x"})
@@ -149,6 +149,14 @@ def test_an_override_repairs_the_file(load: Load) -> None:
             ("resources.gpus_per_node=2 --set resources.gpu_type=a100 --set resources.gres.nvme=1",),
         ),
         ("resources.extra.reboot=true", ("goes under resources.sbatch, as in {reboot: ...}",)),
+        ("train.epochs=", ("--set train.epochs: has no value", "write one, null to leave the field out")),
+        ("environment.env.A= ", ("--set environment.env.A: has no value", '"" for an empty text')),
+        ("command=1", ("--set command: is 1, expected the list of its words", "[python, train.py]")),
+        ("micro_batch_size=4", ("--set micro_batch_size: is not a field", "did you mean batch.per_device_batch_size?")),
+        (
+            "batch.mirco_batch_size=4",
+            ("--set batch.mirco_batch_size: is not a field", "did you mean batch.per_device_batch_size?"),
+        ),
     ],
 )
 def test_a_bad_override_is_named_in_place_of_file_and_line(text: str, facts: tuple[str, ...], refuse: Refuse) -> None:

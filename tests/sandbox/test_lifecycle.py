@@ -105,7 +105,7 @@ def test_a_second_up_in_the_same_place_is_refused_with_the_way_out(place: Place,
     assert (done.returncode, done.stdout) == (2, "")
     message = golden.message(done.stderr, {str(place.directory): "PLACE"})
     assert f"a sandbox is up already in {place.directory};" in message
-    assert "end it with hpcddp sandbox down" in message
+    assert "hpcddp sandbox status shows it, hpcddp sandbox down ends it" in message
     assert "--dir DIRECTORY" in message
     assert place.state() == "up"
 

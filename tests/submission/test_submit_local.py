@@ -206,6 +206,15 @@ def test_a_named_slurm_that_is_not_there_is_never_a_silent_local_run(
     golden.message(caught.value)
 
 
+def test_who_has_a_sandbox_is_told_how_to_use_it(tmp_path: Path, golden: GoldenMessages) -> None:
+    configuration = tmp_path / "hpcddp" / "sandbox" / "slurm.conf"
+    configuration.parent.mkdir(parents=True)
+    configuration.touch()
+    with pytest.raises(SubmissionError) as caught:
+        choose_cluster("slurm", {"XDG_STATE_HOME": str(tmp_path), "PATH": str(tmp_path)})
+    assert "; to use your sandbox, run the line that hpcddp sandbox status prints" in golden.message(caught.value)
+
+
 def test_a_slurm_without_srun_is_told_before_the_submission(tmp_path: Path, golden: GoldenMessages) -> None:
     slurm = make_fake_slurm(tmp_path / "slurm")
     configuration = tmp_path / "slurm.conf"
