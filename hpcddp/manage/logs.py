@@ -97,7 +97,7 @@ def chosen_attempt(run: RunDirectory, number: int | None) -> AttemptDirectory:
                 f"{run.batch_log} is: {printed[-1]}"
             )
         raise NoLogError(
-            f"the run {run.run_id} has not started yet, so it has no logs; see why: hpcddp why {run.run_id}"
+            f"the run {run.run_id} has begun no attempt, so it has no logs; see why: hpcddp why {run.run_id}"
         )
     attempt = run.attempt(newest if number is None else number)
     if not attempt.path.is_dir():

@@ -20,7 +20,7 @@ from hpcddp.manage.status import RunStatus, left_behind, state_in_slurm
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import RECENT_BYTES, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures, rest_of_message
-from hpcddp.run.files import exists, read_tail
+from hpcddp.run.files import read_tail
 from hpcddp.run.find import run_of_job
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
@@ -43,8 +43,8 @@ _DEPENDENCY: Final = re.compile(r":([0-9]+(?:_[0-9]+)?)", re.ASCII)
 _STEP_WAITS: Final = re.compile("srun: .*step creation (?:temporarily|still) disabled, retrying")
 # What the script says when a line of environment.setup, a module or an activation ends it.
 _SETUP_ENDED: Final = ("hpcddp: environment.setup: ", "hpcddp: a module, an activation or environment.setup ")
-# The reason of a job whose output file slurmd could not open, in 22.05 and in later versions (slurmctld, job_complete).
-_NOT_LAUNCHED: Final = ("JobLaunchFailure", "RaisedSignal:53(")
+# slurmstepd ends a job whose output file it cannot open with ESLURMD_IO_ERROR, 4021, whose low seven bits are 53.
+_OUTPUT_NOT_OPENED: Final = 53
 # After these the same run would fail in the same way again.
 _LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
 _ENDED: Final[Mapping[State, str]] = MappingProxyType(
@@ -269,11 +269,36 @@ def remedy(run: RunDirectory, result: Result, called: str) -> tuple[str, str | N
     return resume, None
 
 
+def _explain_unopened_log(status: RunStatus, job: QueuedJob) -> Answer:
+    """Explain the end of a run whose node could not open the log of the batch script, before it started the script."""
+    run = status.run
+    script = "its script did not start"
+    nodes = job.node_list or "its job"
+    check = "submit the job again with a run_root on a file system that all nodes share"
+    if status.files.attempt is not None:
+        script = "its script did not start again"
+        check = f"when the nodes see the directory again, resume with: {resume_command(run)}"
+    why = (
+        f"{script}, because Slurm could not open {run.batch_log} on the first node of {nodes}: that node "
+        "does not see this directory, or may not write there"
+    )
+    saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
+    return Answer(
+        status=status,
+        why=why,
+        facts=(*_progress_lines(status), *_saved_lines(run, saved_step)),
+        advice=f"Check with the command below whether the nodes share the run root; then {check}",
+        command=shlex.join(["hpcddp", "doctor", "install", "--on-nodes", "--run-root", str(run.path.parent.parent)]),
+    )
+
+
 def _explain_missing_result(status: RunStatus) -> Answer:
     """Explain the end of a run that has left no result, with what is known."""
+    if status.job is not None and status.job.exit_signal == _OUTPUT_NOT_OPENED:
+        return _explain_unopened_log(status, status.job)
     run = status.run
     saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
-    command = resume_command(run) if run.path.is_dir() and not _is_log_missing(status) else None
+    command = resume_command(run) if run.path.is_dir() else None
     if status.files.attempt is None and _reason_of_script(status) is not None:
         # Its own script would most likely end in the same way.
         command = resume_command(run, with_job=True)
@@ -315,25 +340,10 @@ def _why_not_begun(status: RunStatus) -> str | None:
     reason = _reason_of_script(status)
     if reason is not None:
         return f"its script ended before an attempt began: {reason}"
-    if _is_log_missing(status):
-        return (
-            f"its script did not start, because Slurm could not open {status.run.batch_log}: the nodes do not see this "
-            "directory, or may not write there; submit the job again with a run_root on a file system that all nodes "
-            "share"
-        )
     if status.job is not None and status.job.state == "COMPLETED":
         # An exit in environment.setup would have failed.
         return "environment.setup has replaced the script, as exec does, so that no task was started"
     return None
-
-
-def _is_log_missing(status: RunStatus) -> bool:
-    """Return whether Slurm could not open the log of the batch script, which it does before it starts the script."""
-    job = status.job
-    if status.files.attempt is not None or job is None or job.state != "FAILED":
-        return False
-    is_not_launched = job.reason.startswith(_NOT_LAUNCHED)
-    return is_not_launched and status.run.path.is_dir() and not exists(status.run.batch_log)
 
 
 def _why_never_started(status: RunStatus, job_id: str | None) -> str:

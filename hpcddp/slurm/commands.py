@@ -21,12 +21,13 @@ from hpcddp.errors import HpcddpError, UserError, nearest
 # Only fields that Slurm writes itself, none that users write. Without a width, squeue cuts values after 20 characters.
 _FIELDS: Final = (
     ("JobArrayID", 40), ("State", 24), ("RestartCnt", 8), ("SubmitTime", 24), ("StartTime", 24), ("TimeUsed", 24),
-    ("TimeLimit", 24), ("NumNodes", 8), ("NodeList", 300), ("Dependency", 300), ("Reason", 300),
+    ("TimeLimit", 24), ("NumNodes", 8), ("NodeList", 300), ("Dependency", 300), ("exit_code", 12), ("Reason", 300),
 )  # fmt: skip
 FORMAT: Final = ",".join(f"{name}:{width}|" for name, width in _FIELDS)
 """The value of ``--Format``; every field ends with a bar (squeue(1), 22.05)."""
 
 _TIME = re.compile(r"(?:(?:(?P<days>\d+)-)?(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)", re.ASCII)
+_SIGNAL_BITS: Final = 0x7F
 _NO_VALUES: Final = frozenset({"N/A", "NONE", "Unknown", "(null)", ""})
 
 
@@ -46,6 +47,8 @@ class QueuedJob:
         node_list: their names as Slurm writes them; empty before its start.
         dependency: the jobs that it waits for, such as ``afterok:12(unfulfilled),afterany:14_*(unfulfilled)``; empty
             where there are none.
+        exit_signal: the signal by which its script ended, as Slurm counts it; None if no signal ended it. 53 means that
+            slurmstepd could not open the job's output file, and has started no script.
         reason: why it is pending, or why it ended.
     """
 
@@ -59,6 +62,7 @@ class QueuedJob:
     nodes: int = 0
     node_list: str = ""
     dependency: str = ""
+    exit_signal: int | None = None
     reason: str = "None"
 
 
@@ -70,7 +74,7 @@ def parse_queue(answer: str) -> list[QueuedJob]:
 
 
 def _job(row: list[str]) -> QueuedJob:
-    job_id, state, restarts, submitted, start, used, limit, nodes, node_list, dependency, reason = row
+    job_id, state, restarts, submitted, start, used, limit, nodes, node_list, dependency, exit_code, reason = row
     return QueuedJob(
         job_id=job_id,
         state=state,
@@ -82,8 +86,17 @@ def _job(row: list[str]) -> QueuedJob:
         nodes=_number_or_0(nodes),
         node_list=_text_or_empty(node_list),
         dependency=_text_or_empty(dependency),
+        exit_signal=_signal_of_exit(exit_code),
         reason=reason,
     )
+
+
+def _signal_of_exit(exit_code: str) -> int | None:
+    """Return the signal in the exit code of a job; None if no signal ended it, or the code is not known."""
+    # 0:53 in newer versions; in 22.05 the wait status, 4021 (wait(2)).
+    if exit_code.isdecimal():
+        return int(exit_code) & _SIGNAL_BITS or None
+    return _number_or_0(exit_code.rpartition(":")[2]) or None
 
 
 def _number_or_0(text: str) -> int:

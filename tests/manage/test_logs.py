@@ -101,7 +101,7 @@ def test_an_attempt_that_is_not_there_is_refused(made: FakeRun, tmp_path: Path, 
     with pytest.raises(NoLogError, match="--attempt is 3") as caught:
         chosen_attempt(made.run, 3)
     assert "run-1 has attempt 0 alone" in golden.message(caught.value)
-    with pytest.raises(NoLogError, match="the run waits has not started") as caught:
+    with pytest.raises(NoLogError, match="the run waits has begun no attempt") as caught:
         chosen_attempt(make(tmp_path, "waits").submitted().run, None)
     assert "hpcddp why waits" in golden.message(caught.value)
 

@@ -297,23 +297,38 @@ def test_a_run_that_was_forgotten_before_it_began_says_so(made: FakeRun, golden:
 
 @pytest.mark.parametrize("reason", ["JobLaunchFailure", "RaisedSignal:53(Real-time_signal_19)"])
 def test_a_directory_that_the_nodes_do_not_see_is_told(made: FakeRun, reason: str) -> None:
-    answer = why(made.submitted(), queued(state="FAILED", reason=reason))
-    assert answer.why == (
-        f"its script did not start, because Slurm could not open {made.run.batch_log}: the nodes do not see this "
-        "directory, or may not write there; submit the job again with a run_root on a file system that all nodes share"
-    )
-    # It would end in the same way.
-    assert answer.command is None
-
-
-@pytest.mark.parametrize("reason", ["JobLaunchFailure", "NonZeroExitCode"])
-def test_a_job_that_could_write_or_failed_otherwise_is_not_said_to_lack_its_directory(
-    made: FakeRun, reason: str
-) -> None:
     made.submitted()
-    if reason == "JobLaunchFailure":
-        made.run.batch_log.write_text("")
-    assert "Slurm says that job 7 is FAILED" in why(made, queued(state="FAILED", reason=reason)).why
+    # hpcddp submit has created it.
+    made.run.batch_log.write_text("")
+    answer = why(made, queued(state="FAILED", reason=reason, exit_signal=53, node_list="n[1-2]"))
+    assert answer.why == (
+        f"its script did not start, because Slurm could not open {made.run.batch_log} on the first node of n[1-2]: "
+        "that node does not see this directory, or may not write there"
+    )
+    # A resumed run would end in the same way.
+    assert answer.command == f"hpcddp doctor install --on-nodes --run-root {made.run.path.parent.parent}"
+    assert answer.advice is not None
+    assert answer.advice.endswith("then submit the job again with a run_root on a file system that all nodes share")
+
+
+def test_a_directory_that_was_lost_before_a_requeued_start_is_told(made: FakeRun) -> None:
+    made.submitted().started().steps(1, 30).event("save", at=45, step=20)
+    made.run.batch_log.write_text("hpcddp: attempt 0 of run run-1 begins\n")
+    answer = why(made, queued(state="FAILED", reason="JobLaunchFailure", exit_signal=53, restarts=1))
+    assert answer.why.startswith("its script did not start again, because Slurm could not open")
+    assert "step 20 is saved" in answer.facts
+    assert answer.advice is not None
+    assert answer.advice.endswith(
+        f"when the nodes see the directory again, resume with: hpcddp submit --resume {made.run.path}"
+    )
+
+
+@pytest.mark.parametrize(("reason", "exit_signal"), [("JobLaunchFailure", 9), ("NonZeroExitCode", None)])
+def test_a_job_that_failed_otherwise_is_not_said_to_lack_its_directory(
+    made: FakeRun, reason: str, exit_signal: int | None
+) -> None:
+    answer = why(made.submitted(), queued(state="FAILED", reason=reason, exit_signal=exit_signal))
+    assert answer.why.startswith("Slurm says that job 7 is FAILED")
 
 
 def test_what_slurm_still_knows_of_a_run_without_a_result_is_told(made: FakeRun, golden: GoldenMessages) -> None:

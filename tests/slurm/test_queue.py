@@ -14,9 +14,9 @@ from tests.slurm.programs import program
 
 # As printed by Slurm 22.05.8, widths shortened.
 PRINTED = """\
-2_3  |CANCELLED |0  |2026-11-21T15:45:43 |2026-11-21T15:48:44 |0:29 |UNLIMITED |3 |n[1-3]|(null) |None |
-12   |PENDING   |1  |2026-11-21T15:45:43 |N/A |0:00 |20:00 |4 |      |afterok:8(unfulfilled) |(ReqNodeNotAvail, x|y) |
-8    |RUNNING   |0  |2026-11-21T16:00:31 |2026-11-21T16:00:33 |1-02:03:04 |365-00:00:00 |1 |n1|(null) |None |
+2_3  |CANCELLED |0  |2026-11-21T15:45:43 |2026-11-21T15:48:44 |0:29 |UNLIMITED |3 |n[1-3]|(null) |0 |None |
+12   |PENDING   |1  |2026-11-21T15:45:43 |N/A |0:00 |20:00 |4 | |afterok:8(unfulfilled) |0:0 |(ReqNodeNotAvail, x|y) |
+8    |RUNNING   |0  |2026-11-21T16:00:31 |2026-11-21T16:00:33 |1-02:03:04 |365-00:00:00 |1 |n1|(null) |0 |None |
 squeue: a site's own word
 """
 
@@ -31,6 +31,16 @@ def test_every_field_is_read_and_other_lines_are_skipped() -> None:
     assert (array.dependency, waiting.dependency) == ("", "afterok:8(unfulfilled)")
     assert waiting.reason == "(ReqNodeNotAvail, x|y)"
     assert (running.used_s, running.limit_s) == (93784, 31536000)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "exit_signal"),
+    # As squeue 22.05.8 prints them, and as 24.11.5 and 26.05.5 do; a code that is not known prints nothing there.
+    [("4021", 53), ("9", 9), ("768", None), ("0", None), ("-2", None), ("0:53", 53), ("3:0", None), ("", None)],
+)
+def test_the_signal_that_ended_a_job_is_read(exit_code: str, exit_signal: int | None) -> None:
+    (job,) = parse_queue(f"3 |FAILED |0 |N/A |N/A |0:00 |20:00 |1 |n1 |(null) |{exit_code} |JobLaunchFailure |\n")
+    assert job.exit_signal == exit_signal
 
 
 @pytest.mark.parametrize(
