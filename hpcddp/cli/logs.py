@@ -56,8 +56,10 @@ def logs(
 ) -> None:
     """Print the output of the ranks of a run, ordered by time.
 
-    Each line starts with its time, rank and host. Control characters are printed as escapes. --first-error prints
-    which rank failed first, and how. --follow prints new lines, through requeues, until the run has ended.
+    Each line starts with its time, rank and host. Control characters are printed as escapes. Lines of hpcddp between
+    them say which rank died while the others went on. A warning of torch about hosts without a name is left out.
+    --first-error prints which rank failed first, and how. --follow prints new lines, through requeues, until the run
+    has ended.
 
     Example: hpcddp logs --first-error
     """
@@ -88,10 +90,22 @@ def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) 
         failed = attempt if has_failed(attempt) else None
         where = f"attempt {number} of run {run.run_id}"
     if failed is None:
-        echo("null" if as_json else f"nothing has failed in {where}")
+        if as_json:
+            echo("null")
+        else:
+            _print_survived(attempt, where)
         return
     error = first_error(failed)
     echo(json.dumps(error.as_json(), indent=2) if as_json else "\n".join(error.lines()))
+
+
+def _print_survived(attempt: AttemptDirectory, where: str) -> None:
+    """Print that nothing has failed, and which deaths the ranks of an attempt have survived."""
+    from hpcddp.manage.logs import event_lines
+
+    lines = [f"  {printable(line.text)}" for line in event_lines(attempt)]
+    what_else = ", but ranks have died while the others went on:" if lines else ""
+    echo("\n".join([f"nothing has failed in {where}{what_else}", *lines]))
 
 
 def _print_logs(
@@ -104,13 +118,14 @@ def _print_logs(
     as_json: bool,
     raw: bool,
 ) -> None:
-    from hpcddp.manage.logs import chosen_attempt, last_of, merged, sources
+    from hpcddp.manage.logs import chosen_attempt, event_lines, last_of, merged, sources
 
     attempt = chosen_attempt(run, number)
     logs = sources(attempt, ranks=ranks, batch=batch)
     if lines is not None:
         logs = [last_of(log, lines) for log in logs]
-    log_lines = _last(merged(logs), lines)
+    events = () if ranks else event_lines(attempt)
+    log_lines = _last(merged(logs, events), lines)
     if as_json:
         _print_document(attempt, log_lines)
         return

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from hpcddp.errors import counted
 from hpcddp.manage.format import numbered_text
+from hpcddp.manage.logs import says_nameless_host
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import RECENT_BYTES, read_events
 from hpcddp.run.failure import (
@@ -44,6 +45,7 @@ class FirstError:
         is_traceback: whether ``text`` is a traceback.
         others: other errors with a cause of their own, a line each.
         secondary: one line that names the ranks that failed as a consequence; empty if there are none.
+        went_on: how the run went on after it, a sentence; empty if it ended.
     """
 
     attempt: AttemptDirectory
@@ -55,6 +57,7 @@ class FirstError:
     is_traceback: bool
     others: tuple[str, ...]
     secondary: str
+    went_on: str
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""
@@ -68,6 +71,7 @@ class FirstError:
             "traceback" if self.is_traceback else "last_lines": list(self.text),
             "others": list(self.others),
             "secondary": self.secondary,
+            "went_on": self.went_on,
         }
 
     def lines(self) -> Iterator[str]:
@@ -80,6 +84,8 @@ class FirstError:
         yield from (f"also {line}" for line in self.others)
         if self.secondary:
             yield self.secondary
+        if self.went_on:
+            yield self.went_on
 
 
 def failed_attempt(run: RunDirectory) -> AttemptDirectory | None:
@@ -101,7 +107,9 @@ def _has_failed(attempt: AttemptDirectory, crashed: Collection[int]) -> bool:
 def _crashed_attempts(run: RunDirectory) -> set[int]:
     """Return which attempts ended by a failure, as the events tell."""
     events = read_events(run.events, RECENT_BYTES)
-    return {event.attempt for event in events if event.kind == "failure" or event.cause in _CRASHES}
+    # A death that the other ranks have survived has a cause too.
+    ends = [event for event in events if event.kind != "recovery"]
+    return {event.attempt for event in ends if event.kind == "failure" or event.cause in _CRASHES}
 
 
 def first_error(attempt: AttemptDirectory) -> FirstError:
@@ -124,6 +132,8 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
     is_traceback = any(line.startswith(_FRAME) for line in text)
     if not text and first_ranks:
         text = _last_lines(attempt.rank_log(first_ranks[0]))
+    if not is_traceback:
+        text = [line for line in text if not says_nameless_host(line)]
     steps = [record.step for record in [*independent, *records] if record.step is not None]
     ranks_with_own_cause = {*first_ranks, *(record.rank for record in independent)}
     return FirstError(
@@ -136,6 +146,7 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         is_traceback=is_traceback,
         others=(*_others(attempt, independent[1:]), *damaged_failures(attempt)),
         secondary=_secondary(attempt, records, ranks_with_own_cause),
+        went_on=_went_on(attempt),
     )
 
 
@@ -186,6 +197,18 @@ def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], firs
         return ""
     ((most_common, _),) = Counter(endings.values()).most_common(1)
     return f"{_members(attempt, list(endings))} failed as a consequence: {most_common}"
+
+
+def _went_on(attempt: AttemptDirectory) -> str:
+    """Return how the run went on after an attempt; empty if it ended with it."""
+    events = read_events(attempt.run.events, RECENT_BYTES)
+    kinds = {event.kind for event in events if event.attempt == attempt.number}
+    next_attempt = attempt.number + 1
+    if "restart" in kinds:
+        return f"the run went on: its tasks were started again in the same job, as attempt {next_attempt}"
+    if "requeue" in kinds:
+        return f"the run went on: its job was requeued, for attempt {next_attempt}"
+    return ""
 
 
 def _members(attempt: AttemptDirectory, ranks: list[int]) -> str:

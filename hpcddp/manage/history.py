@@ -46,10 +46,15 @@ def _lines(events: Sequence[Event]) -> Iterator[str]:
         elif event.kind == "stop" and _is_told_by_continuation(event, next_event):
             text = None
         else:
-            text = _TEXTS[event.kind](event) if event.kind in _TEXTS else None
+            text = event_text(event)
         if text is not None:
             moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
             yield f"{moment}  {text}"
+
+
+def event_text(event: Event) -> str | None:
+    """Return what an event says about its attempt; None if it says nothing."""
+    return _TEXTS[event.kind](event) if event.kind in _TEXTS else None
 
 
 def _is_told_by_continuation(stop: Event, next_event: Event | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import UserError
+from hpcddp.manage.history import event_text
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.events import RECOVERIES, Event
 from hpcddp.run.failure import beginning, read_failures
 from hpcddp.run.files import (
     GrowingFile,
@@ -25,11 +28,17 @@ from hpcddp.run.files import (
 )
 from hpcddp.run.job_records import known_hosts, member_word, read_start
 from hpcddp.run.log_timestamps import Times, read_times
-from hpcddp.run.record import RecordError
+from hpcddp.run.record import RecordError, parse_lines
 
 BATCH = "batch"
 """Shown for the batch script, where a rank has its number."""
+EVENTS = "hpcddp"
+"""Shown for an event of the run, where a rank has its number."""
 _LAST_LINE_BYTES: Final = 4096
+# torch (c10d/socket.cpp) writes it where the address of a host has no name in DNS; the ranks are connected.
+_NAMELESS_HOST: Final = re.compile(
+    r"(?:\[rank[0-9]+\]:)?\[W[0-9]{4} \S+ socket\.cpp:[0-9]+\] \[c10d\] The hostname of the client socket cannot be "
+)
 
 
 class NoLogError(UserError):
@@ -43,8 +52,8 @@ class LogSource:
     """A log of an attempt.
 
     Args:
-        rank: whose it is; None for the batch script.
-        member: what the number counts, as ``member_word`` returns it.
+        rank: whose it is; None for the batch script, and for the events of the run.
+        member: what the number counts, as ``member_word`` returns it; without a number, whose it is.
         host: where; None if that is not known yet.
         begin: the first byte that belongs to this attempt.
         end: the byte behind the last one; None for the end of the file.
@@ -60,7 +69,7 @@ class LogSource:
     @property
     def label(self) -> str:
         """Whose lines they are, in words."""
-        who = BATCH if self.rank is None else f"{self.member} {self.rank}"
+        who = self.member if self.rank is None else f"{self.member} {self.rank}"
         return f"{who} {self.host}" if self.host else who
 
 
@@ -151,7 +160,7 @@ def _batch(attempt: AttemptDirectory) -> Iterator[LogSource]:
         return
     begin = _find(log, beginning(attempt)) or 0
     end = _find(log, beginning(attempt.run.attempt(attempt.number + 1)), begin)
-    yield LogSource(path=log, rank=None, host=_batch_host(attempt), begin=begin, end=end)
+    yield LogSource(path=log, rank=None, host=_batch_host(attempt), member=BATCH, begin=begin, end=end)
 
 
 def _find(log: Path, line: str, begin: int = 0) -> int | None:
@@ -174,13 +183,29 @@ def _batch_host(attempt: AttemptDirectory) -> str | None:
     return None if start is None else start.host
 
 
-def merged(logs: Sequence[LogSource]) -> Iterator[LogLine]:
-    """Yield the lines of logs in the order of time; those of one moment in the order of the logs.
+def merged(logs: Sequence[LogSource], events: Iterable[LogLine] = ()) -> Iterator[LogLine]:
+    """Yield the lines of logs, and those about events, in the order of time; those of one moment in the given order.
 
     Args:
         logs: the logs; what is added to them meanwhile may be missing.
     """
-    return heapq.merge(*map(lines_of, logs), key=lambda line: line.time)
+    return heapq.merge(*map(lines_of, logs), events, key=lambda line: line.time)
+
+
+def event_lines(attempt: AttemptDirectory) -> Iterator[LogLine]:
+    """Yield a line for each death that the ranks of an attempt have survived, and for a restart of its tasks."""
+    return _new_event_lines(GrowingFile(attempt.run.events), attempt)
+
+
+def _new_event_lines(file: GrowingFile, attempt: AttemptDirectory) -> Iterator[LogLine]:
+    """Yield the lines about the events that were appended to the event log since it was read last."""
+    source = LogSource(path=attempt.run.events, rank=None, host=None, member=EVENTS)
+    # An event log that cannot be read is told by why and status.
+    with suppress(OSError):
+        for line in file.new_lines():
+            for event in parse_lines(line, Event).records:
+                if event.attempt == attempt.number and event.kind in RECOVERIES:
+                    yield LogLine(time=event.time, source=source, text=event_text(event) or "")
 
 
 def last_of(log: LogSource, count: int) -> LogSource:
@@ -204,9 +229,16 @@ def lines_of(source: LogSource) -> Iterator[LogLine]:
 
 
 def _timed(source: LogSource, lines: Iterable[tuple[bytes, int]], times: Times) -> Iterator[LogLine]:
-    """Yield lines, each with the time at which its last byte was written."""
+    """Yield lines, each with the time at which its last byte was written; not torch's about a host without a name."""
     for line, behind in lines:
-        yield LogLine(time=times.at(behind - 1), source=source, text=line_text(line))
+        text = line_text(line)
+        if not says_nameless_host(text):
+            yield LogLine(time=times.at(behind - 1), source=source, text=text)
+
+
+def says_nameless_host(line: str) -> bool:
+    """Return whether torch has written a line because the address of a host has no name, which does no harm."""
+    return _NAMELESS_HOST.match(line) is not None
 
 
 def line_text(line: bytes) -> str:
@@ -218,7 +250,7 @@ class LogFollower:
     """Returns what is added to the logs of an attempt, in the order of arrival.
 
     Args:
-        ranks: only those of these ranks; empty = of all.
+        ranks: only those of these ranks; empty = of all, and the events of ``event_lines``.
         batch: whether the batch script's log is followed too.
         last: how many lines of each log are of interest at first; None = all.
     """
@@ -231,6 +263,7 @@ class LogFollower:
         self._batch = batch
         self._last = last
         self._files: dict[Path, GrowingFile] = {}
+        self._events = GrowingFile(attempt.run.events)
 
     def new_lines(self, now: float, *, ended: bool = False) -> Iterator[LogLine]:
         """Return the lines that were completed since the last call; the first call returns all of them.
@@ -247,6 +280,8 @@ class LogFollower:
         if is_first and self._last is not None:
             logs = [last_of(log, self._last) for log in logs]
         added = [self._added(log, None if is_first else now, ended=ended) for log in logs]
+        if not self._ranks:
+            added.append(_new_event_lines(self._events, self._attempt))
         return heapq.merge(*added, key=lambda line: line.time)
 
     def _added(self, log: LogSource, now: float | None, *, ended: bool) -> Iterator[LogLine]:

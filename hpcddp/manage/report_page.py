@@ -17,6 +17,7 @@ from hpcddp.errors import printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
+from hpcddp.manage.history import event_text
 from hpcddp.manage.ranking import best_extreme
 from hpcddp.manage.report import RunReport, ranked
 from hpcddp.manage.report_drawing import Curve, Drawer, time_unit
@@ -34,6 +35,7 @@ _FEWEST_POINTS: Final = 40
 # Characters of diffs, job files and packages in a page, and of one of them.
 _TEXT_CHARACTERS: Final = 300_000
 _LONGEST_TEXT: Final = 100_000
+_RECOVERIES_SHOWN: Final = 20
 _LOG_LINES: Final = 60
 _LONGEST_LINE: Final = 400
 _FIRST_CHARTS: Final = ("loss", "val_loss", "val_accuracy", "val_top5")
@@ -265,6 +267,10 @@ def _run_values(report: RunReport, drawer: Drawer, texts: _Texts) -> dict[str, A
         "slowest_rank": report.slowest_rank,
         "saves": _durations(report.saves),
         "checkpoints": report.checkpoints,
+        "recoveries": [
+            {"time": event.time, "text": event_text(event)} for event in report.recoveries[-_RECOVERIES_SHOWN:]
+        ],
+        "recoveries_left_out": max(0, len(report.recoveries) - _RECOVERIES_SHOWN),
         "error": _error(report),
         "sources": sources,
         "code_changes": report.code_changes,
@@ -332,6 +338,7 @@ def _error(report: RunReport) -> dict[str, Any] | None:
         "is_traceback": error.is_traceback,
         "others": error.others,
         "secondary": error.secondary,
+        "went_on": error.went_on,
     }
 
 

@@ -37,6 +37,8 @@ EventKind = Literal[
 _KIND = "event"
 CONTINUATIONS: Final = frozenset({"requeue", "restart"})
 """Kinds of events with which a run goes on after an attempt."""
+RECOVERIES: Final = frozenset({"recovery", "restart"})
+"""Kinds of events with which a run goes on in the same job after ranks have failed, and a new process that joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,20 @@ def test_a_rank_that_went_without_a_word_is_named_with_the_end_of_its_log(
     assert golden.message(lines[-1]).startswith("ranks 0-4, 6-7 failed as a consequence")
 
 
+def test_torchs_warning_about_a_host_without_a_name_is_no_error(made: FakeRun) -> None:
+    nameless = "[W1127 18:38:04.1 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+    follow(made, 0, 1, 2, 3, 5, 6, 7)
+    made.log(4, f"{nameless}\nthe last word\n{nameless}\n")
+    assert first_error(made.attempt()).text == ("the last word",)
+
+
+def test_a_death_that_the_others_survived_is_no_failure(made: FakeRun) -> None:
+    made.event("recovery", step=20, cause="crash", dead=[4], reason="rank 4 on n2 was lost (Killed)")
+    assert failed_attempt(made.run) is None
+    made.event("failure", step=30, cause="crash")
+    assert failed_attempt(made.run) == made.attempt()
+
+
 def test_of_several_silent_ranks_the_one_that_srun_saw_first_is_named(made: FakeRun, golden: GoldenMessages) -> None:
     follow(made, 0, 1, 2, 3)
     srun = "srun: error: n2: task 6: Killed\nsrun: error: n2: tasks 4-5,7: Killed\n"
