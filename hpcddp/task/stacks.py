@@ -25,6 +25,7 @@ from hpcddp.processes import Process, command_line, environment_of, handled_sign
 from hpcddp.task.signals import STACKS_FILE, STACKS_SIGNAL
 
 _TASK: Final = "hpcddp.task"
+_SUPERVISOR: Final = "hpcddp.supervise"
 # Of multiprocessing's own: a process that another one has started by spawn, and helpers that run nobody's code.
 _SPAWNED: Final = "--multiprocessing-fork"
 _HELPERS: Final = ("from multiprocessing.resource_tracker import", "from multiprocessing.forkserver import")
@@ -136,8 +137,9 @@ def _command_of(pid: int) -> str:
 
 
 def _is_task(pid: int, attempt: str, node: str | None) -> bool:
-    # srun, which has started the tasks, has the same words in its command line.
-    if _TASK not in command_line(pid) or not _is_python(pid):
+    words = command_line(pid)
+    # srun, which has started the tasks, has the same words in its command line; so has the service that starts new ones.
+    if _TASK not in words or _SUPERVISOR in words or not _is_python(pid):
         return False
     environment = environment_of(pid)
     # A link may lead to the directory of runs.

@@ -101,6 +101,11 @@ def test_only_the_tasks_of_the_attempt_and_of_the_node_are_asked(tmp_path: Path)
         assert len(seen(tmp_path, node=None)) == 1
 
 
+def test_the_service_that_starts_new_tasks_is_no_rank(tmp_path: Path) -> None:
+    with task(tmp_path, LISTENING, rank=3) as process, task(tmp_path, LISTENING, "--deaf", "hpcddp.supervise"):
+        assert [found.pid for found in seen(tmp_path)] == [process.pid]
+
+
 def test_a_task_that_does_not_listen_is_not_ended_by_the_signal(tmp_path: Path) -> None:
     with task(tmp_path, LISTENING, "--deaf") as process:
         (found,) = seen(tmp_path)
