@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -148,12 +150,25 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
         total_steps=None if plan is None else plan.total_steps,
         progress=progress,
         met=have_ranks_met,
-        damaged=job_damage + _sentences(ranks_damage, plan_damage, events_damage, metrics_damage),
+        damaged=job_damage
+        + _sentences(ranks_damage, plan_damage, events_damage, metrics_damage, *_empty_file_damages(run)),
         is_job_known=not job_damage,
         is_result_damaged=result_damage is not None,
         starts_over=starts_over_sentence,
         changes=() if submission is None else submission.changes,
     )
+
+
+def _empty_file_damages(run: RunDirectory) -> Iterator[str]:
+    """Yield a sentence for each file that is empty, and is never written so."""
+    advice_by_path = {
+        run.job_file: "to resume the run, restore a copy of it, or give the job file too",
+        run.events: "what happened before is not known",
+    }
+    for path, advice in advice_by_path.items():
+        with suppress(OSError):
+            if path.stat().st_size == 0:
+                yield f"{path} is damaged: it is empty; {advice}"
 
 
 def _sentences(*damages: str | None) -> tuple[str, ...]:

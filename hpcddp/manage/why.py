@@ -215,6 +215,9 @@ def _explain_damaged_result(status: RunStatus) -> Answer:
     outcome = "its outcome is unknown"
     if status.state is State.FINISHED:
         outcome = "its event log says that it has finished"
+    elif status.state in _ENDED:
+        source = "Slurm says" if status.job is not None else "its event log says"
+        outcome = f"{source} that it {_ENDED[status.state]}"
     why = f"it has ended, and {outcome}: its result cannot be read"
     return Answer(status=status, why=why, facts=tuple(_progress_lines(status)))
 

@@ -51,7 +51,14 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     if is_run(path):
         return RunDirectory(path.absolute())
     here = sorted(_runs(run_root))
-    run_here = _find_among(text, here, run_root)
+    try:
+        run_here = _find_among(text, here, run_root)
+    except NoRunError:
+        # A number that is a part of several ids here may be the job id of a run elsewhere.
+        runs_with_job = _with_job(text, _indexed()) if _JOB_ID.fullmatch(text) else []
+        if not runs_with_job:
+            raise
+        return _newest(runs_with_job)
     if run_here is not None:
         return run_here
     # The index is read only for what is not under the root.

@@ -138,7 +138,7 @@ def _command_of(pid: int) -> str:
 
 def _is_task(pid: int, attempt: str, node: str | None) -> bool:
     words = command_line(pid)
-    # srun, which has started the tasks, has the same words in its command line; so has the service that starts new ones.
+    # srun, which has started the tasks, has the same words in its command line; so has the service that starts others.
     if _TASK not in words or _SUPERVISOR in words or not _is_python(pid):
         return False
     environment = environment_of(pid)

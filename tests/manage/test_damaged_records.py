@@ -285,6 +285,27 @@ def test_a_run_whose_result_is_damaged_has_ended_and_is_not_lost(scenario: Scena
     assert f"{scenario.attempt.run.result} is damaged" in "\n".join(answer.lines())
 
 
+def test_why_and_status_agree_on_a_run_that_was_cancelled_and_whose_result_is_empty(scenario: Scenario) -> None:
+    lay_down(scenario, "result")
+    scenario.attempt.run.result.write_text("")
+    append_event(scenario.attempt.run.events, kind="stop", time=1.0, attempt=0, cause="cancelled")
+    status = look(scenario, ())
+    assert status.state is State.CANCELLED
+    assert explain(status).why == (
+        "it has ended, and its event log says that it was cancelled: its result cannot be read"
+    )
+
+
+@pytest.mark.parametrize("name", ["job_file", "events"])
+def test_an_empty_file_that_is_never_written_so_is_told(scenario: Scenario, name: str) -> None:
+    path: Path = getattr(scenario.attempt.run, name)
+    path.write_text("")
+    status = look(scenario, ())
+    (damage,) = [sentence for sentence in status.files.damaged if str(path) in sentence]
+    assert damage.startswith(f"{path} is damaged: it is empty; ")
+    assert damage in "\n".join(explain(status).lines())
+
+
 def test_cancelling_a_run_whose_result_is_damaged_is_bad_input(scenario: Scenario, golden: GoldenMessages) -> None:
     lay_down(scenario, "result")
     truncate(scenario.attempt.run.result)

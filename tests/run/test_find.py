@@ -197,6 +197,20 @@ def test_a_job_id_that_a_rebuilt_cluster_gave_twice_means_the_newest_run(
     assert find_run("41", tmp_path / "project" / "runs") == runs[2]
 
 
+def test_a_number_that_is_a_part_of_several_ids_is_the_job_id_of_a_run_elsewhere(
+    runs: list[RunDirectory], tmp_path: Path
+) -> None:
+    here = tmp_path / "here" / "digits"
+    for run_id in ("20260141-000000-0123", "20260141-000000-4567"):
+        (here / run_id / "attempts").mkdir(parents=True)
+    with pytest.raises(NoRunError, match="'41' means 2 runs"):
+        find_run("41", tmp_path / "here")
+    add_to_index(runs[1])
+    assert find_run("41", tmp_path / "here") == runs[1]
+    with pytest.raises(NoRunError, match="'20260141' means 2 runs"):
+        find_run("20260141", tmp_path / "here")
+
+
 def test_runs_under_the_root_come_before_those_of_the_index(runs: list[RunDirectory], tmp_path: Path) -> None:
     add_to_index(runs[2])
     here = RunDirectory(tmp_path / "here" / "digits" / "20260101-000000-0123")
