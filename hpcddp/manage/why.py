@@ -17,6 +17,7 @@ from hpcddp.manage.history import history_of
 from hpcddp.manage.hung_collectives import hung_collectives
 from hpcddp.manage.pending_reasons import pending_reason
 from hpcddp.manage.status import RunStatus, left_behind, state_in_slurm
+from hpcddp.manage.stuck_ranks import stuck_rank_lines
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import RECENT_BYTES, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures, rest_of_message
@@ -195,8 +196,11 @@ def _explain_running(status: RunStatus, called: str) -> Answer:
         kind = "process" if job.local else "job"
         why += f", as {kind} {job.job_id}"
     words = ["logs", called, "--follow"] if status.silent_s is None else ["stacks", called]
-    facts = (*_progress_lines(status), *_waiting_step_lines(status))
-    return Answer(status=status, why=why, facts=facts, command=shlex.join(["hpcddp", *words]))
+    facts = [*_progress_lines(status), *_waiting_step_lines(status)]
+    if status.silent_s is not None:
+        facts += stuck_rank_lines(status)
+        facts += _saved_lines(status.run, newest_saved_step(read_events(status.run.events, RECENT_BYTES)))
+    return Answer(status=status, why=why, facts=tuple(facts), command=shlex.join(["hpcddp", *words]))
 
 
 def _waiting_step_lines(status: RunStatus) -> Iterator[str]:

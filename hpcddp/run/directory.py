@@ -288,6 +288,10 @@ class AttemptDirectory:
         """Return the error record of one rank."""
         return self.path / f"error-rank-{rank}.json"
 
+    def rank_wait(self, rank: int) -> Path:
+        """Return the mark of a rank that waits for other ranks; its time is when the rank left it last."""
+        return self.path / f"waits-rank-{rank}"
+
     def rank_collectives(self, rank: int) -> Path:
         """Return the trace of the collectives of one rank, as torch's flight recorder had it when the rank hung."""
         return self.path / f"collectives-rank-{rank}.json"

@@ -12,6 +12,8 @@ _FIRST_TIMEOUT_S: Final = 30 * 60.0
 _FIRST_FACTOR: Final = 6.0
 _SLOWEST_FACTOR: Final = 10.0
 _LONGEST_POLL_S: Final = 1.0
+# Shorter than the 30 s after which status and why say that there is no output.
+_SILENT_AFTER_S: Final = 20.0
 _POLLS_PER_TIMEOUT: Final = 10.0
 # On a busy host, a thread may wake this much later than it asked for.
 _BUSY_HOST_S: Final = 3.0
@@ -43,6 +45,8 @@ class Heartbeat:
     Args:
         timeout_s: seconds; ``launch.hang_timeout``.
         on_hang: called once, in the watchdog's thread.
+        on_silence: called in the watchdog's thread when no heartbeat has come for 20 s after the first step; once for
+            each such time, and not where a long wait is expected.
         monotonic: seconds on a clock that never goes back.
     """
 
@@ -50,11 +54,14 @@ class Heartbeat:
         self,
         timeout_s: float = float("inf"),
         on_hang: Callable[[HeartbeatGap], object] = lambda _: None,
+        on_silence: Callable[[], object] = lambda: None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._configured_s = timeout_s
         self._on_hang = on_hang
+        self._on_silence = on_silence
+        self._is_silence_told = False
         self._monotonic = monotonic
         self._last = monotonic()
         self._looked = self._last
@@ -165,6 +172,7 @@ class Heartbeat:
             # Too late: the failure record is written, and the watchdog ends this process.
             self._ended.wait()
         self._last = self._monotonic()
+        self._is_silence_told = False
         self._long_wait = False
         self._begins_again = False
 
@@ -185,7 +193,7 @@ class Heartbeat:
                 return
 
     def look(self) -> None:
-        """Record that the watchdog runs. Time in which the process did not run counts toward no timeout.
+        """Record that the watchdog runs, and tell a silence. Time in which the process did not run counts as none.
 
         So a job that Slurm suspends and resumes continues to train.
         """
@@ -196,3 +204,7 @@ class Heartbeat:
             self._resumed = now
             self._last += pause_s
         self._looked = now
+        takes_long = self._step is None or self._long_wait or self._begins_again
+        if now - self._last > _SILENT_AFTER_S and not takes_long and not self._is_silence_told:
+            self._is_silence_told = True
+            self._on_silence()

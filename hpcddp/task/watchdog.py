@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import PurePath
 from types import FrameType
@@ -57,7 +58,9 @@ def start_watchdog(
     def end(gap: HeartbeatGap) -> None:
         end_hung_rank(attempt, gap, world_size=world_size, process_state=process_state)
 
-    process_state.heartbeat = Heartbeat(timeout.total_seconds(), end)
+    process_state.heartbeat = Heartbeat(
+        timeout.total_seconds(), end, lambda: mark_wait(attempt, process_state.rank, _main_frame())
+    )
     process_state.heartbeat.start()
     return process_state.heartbeat
 
@@ -78,8 +81,7 @@ def end_hung_rank(
         world_size: how many records to wait for, this rank's included.
         end: ends the process with an exit code.
     """
-    frame = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001  documented, and the only way
-    record = hang_record(gap, frame, process_state)
+    record = hang_record(gap, _main_frame(), process_state)
     write_to_stderr(f"hpcddp: {record.place} hangs: {record.message}; the stacks of all threads:\n")
     faulthandler.dump_traceback(file=2, all_threads=True)
     save_failure(attempt, record)
@@ -90,6 +92,23 @@ def end_hung_rank(
             process_state.save_last_step()
         _wait_for_peer_records(attempt, world_size)
         end(ExitCode.HANG, attempt)
+
+
+def mark_wait(attempt: AttemptDirectory, rank: int, frame: FrameType) -> None:
+    """Leave a mark, for hpcddp why, if a rank that has made no progress for a while waits for other ranks.
+
+    Args:
+        frame: the innermost frame of its main thread.
+    """
+    if waits_for_others(frame):
+        # The mark only helps a person: a rank trains without it, too.
+        with suppress(OSError):
+            attempt.rank_wait(rank).touch(mode=0o600)
+
+
+def _main_frame() -> FrameType:
+    """Return the innermost frame of the main thread."""
+    return sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001  documented, and the only way
 
 
 def hang_record(gap: HeartbeatGap, frame: FrameType, process_state: ProcessState) -> FailureRecord:

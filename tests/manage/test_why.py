@@ -16,7 +16,7 @@ from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.manage.why import Answer, explain
 from hpcddp.manage.why_sweep import explain_sweep
 from hpcddp.run.collectives import write_trace
-from hpcddp.run.job_records import reserve_exit
+from hpcddp.run.job_records import Rank, reserve_exit, write_ranks
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
 from tests.facts import assert_facts
@@ -463,6 +463,27 @@ def test_a_run_in_which_nothing_moves_leads_to_its_stacks(made: FakeRun, golden:
     assert_facts(golden.message(sentence), "40s on any rank", "hpcddp stacks run-1")
     assert hangs.status.as_json()["silent_s"] == 40
     assert any("no output for 40s" in line for line in details(hangs.status, paint=lambda text, _: text))
+
+
+def test_the_rank_that_the_others_wait_for_is_named(made: FakeRun) -> None:
+    made.submitted().started().event("train").event("save", at=15, step=2).log(0, "epoch 0\n").steps(1, 3)
+    write_ranks(made.attempt(), [Rank(host="n1"), Rank(host="n1"), Rank(host="n2"), Rank(host="n2")])
+
+    def facts(**waits: float) -> tuple[str, ...]:
+        for path in (made.attempt().rank_log(0), made.run.metrics):
+            os.utime(path, (NOON + 20, NOON + 20))
+        for name, at in waits.items():
+            mark = made.attempt().rank_wait(int(name.removeprefix("rank_")))
+            mark.touch()
+            os.utime(mark, (NOON + at, NOON + at))
+        return explain(look(made, queued())).facts
+
+    assert facts()[-1] == "step 2 is saved"
+    # Marks of an earlier wait, before the newest step.
+    assert not any("up rank" in fact for fact in facts(rank_0=10, rank_2=10))
+    (stuck,) = (fact for fact in facts(rank_0=41, rank_1=42, rank_3=41) if "up rank" in fact)
+    assert stuck.startswith("rank 2 on n2 holds up ranks 0-1, 3, which said at ")
+    assert any(fact.startswith("all ranks wait for each other") for fact in facts(rank_2=42))
 
 
 def test_progress_of_a_silent_program_is_a_sign_of_life(made: FakeRun) -> None:

@@ -150,6 +150,28 @@ def test_the_watchdog_calls_once_when_the_heartbeat_stops() -> None:
     assert [gap.step for gap in gaps] == [3]
 
 
+def test_each_silence_is_told_once_and_only_between_steps(clock: Clock) -> None:
+    silences: list[int | None] = []
+    heartbeat = Heartbeat(300.0, on_silence=lambda: silences.append(heartbeat.step), monotonic=clock)
+
+    def be_silent(seconds: int) -> None:
+        for _ in range(seconds):
+            clock.now += 1
+            heartbeat.look()
+
+    # Before the first step a training may compile.
+    be_silent(60)
+    heartbeat.at_step(1)
+    be_silent(20)
+    assert silences == []
+    be_silent(20)
+    heartbeat.at_step(2)
+    be_silent(30)
+    heartbeat.expect_long()
+    be_silent(60)
+    assert silences == [1, 2]
+
+
 def test_a_stopped_watchdog_calls_nothing() -> None:
     hung = threading.Event()
     heartbeat = Heartbeat(0.2, lambda _: hung.set())

@@ -20,7 +20,14 @@ from hpcddp.run.failure import read_failures
 from hpcddp.stop.heartbeat import HeartbeatGap
 from hpcddp.task.local_peers import end_tasks, tasks_of
 from hpcddp.task.process_state import ProcessState
-from hpcddp.task.watchdog import end_hung_rank, hang_record, start_watchdog, trace_variables, waits_for_others
+from hpcddp.task.watchdog import (
+    end_hung_rank,
+    hang_record,
+    mark_wait,
+    start_watchdog,
+    trace_variables,
+    waits_for_others,
+)
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.waiting import wait_until
@@ -55,6 +62,12 @@ def frame_in(path: str) -> FrameType:
 )
 def test_a_rank_in_a_collective_or_a_backward_waits_for_others(path: str, *, waits: bool) -> None:
     assert waits_for_others(frame_in(path)) is waits
+
+
+def test_a_rank_that_waits_for_others_leaves_a_mark(attempt: AttemptDirectory) -> None:
+    mark_wait(attempt, 1, frame_in("/venv/site-packages/torch/distributed/distributed_c10d.py"))
+    mark_wait(attempt, 2, frame_in("/home/me/model.py"))
+    assert [path.name for path in attempt.path.iterdir()] == ["waits-rank-1"]
 
 
 def test_the_record_of_a_stuck_rank_names_the_place(golden: GoldenMessages) -> None:
