@@ -177,7 +177,7 @@ def handlers_in(path: Path) -> list[str]:
     return [ast.unparse(call.args[1]) for call in calls if ast.unparse(call.func) == "signal.signal"]
 
 
-def test_no_handler_of_ours_does_anything_whatever_file_installs_it() -> None:
+def test_no_handler_in_a_task_does_anything_whatever_file_installs_it() -> None:
     """No collective, file or subprocess in a handler: there is no handler that does anything at all."""
     found = {
         (path.relative_to(ROOT).as_posix(), handler)
@@ -191,10 +191,9 @@ def test_no_handler_of_ours_does_anything_whatever_file_installs_it() -> None:
         ("hpcddp/stop/listener.py", "signal.SIG_DFL if handler is None else handler"),
         ("hpcddp/stop/listener.py", "signal.SIG_IGN if warning or handler is None else handler"),
         ("hpcddp/cli/follow.py", "previous"),
-        ("hpcddp/rehearse/interrupts.py", "handler_before"),
-        # default_int_handler or do_nothing.
-        ("hpcddp/rehearse/interrupts.py", "handler"),
-        # This one ends its process, which has no collectives.
+        ("hpcddp/submission/interrupts.py", "handler_before"),
+        # These are in processes that have no collectives. The first is default_int_handler, or notes the signal.
+        ("hpcddp/submission/interrupts.py", "handler"),
         ("hpcddp/supervise/stage.py", "_exit"),
     }
     assert ("hpcddp/stop/listener.py", "do_nothing") in found
