@@ -55,6 +55,13 @@ DIFFERENCES: Final = (
         answer="the end is read from `scontrol show job`, with this variable if slurmctld does not answer",
     ),
     Difference(
+        since="23.02",
+        fact="`squeue --Format=exit_code` prints `0:53` for a job whose output file cannot be opened, with the reason "
+        "`RaisedSignal:53`; before, it printed the wait status, `4021`, with the reason `JobLaunchFailure`",
+        source="squeue/print.c; slurmctld/job_mgr.c; measured on 22.05.8",
+        answer="`why` reads the signal from both forms of the exit code, and not from the reason",
+    ),
+    Difference(
         since="24.05",
         fact="a script that ends by itself within the grace time of a preemption is requeued, or is PREEMPTED with "
         "`PreemptMode=CANCEL`; before, it was COMPLETED",
