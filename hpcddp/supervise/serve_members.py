@@ -27,7 +27,7 @@ from hpcddp.supervise.budgets import count_requeues
 from hpcddp.supervise.generations import LastGeneration, NewGeneration
 from hpcddp.supervise.job_nodes import JobNodes
 from hpcddp.supervise.members import NODE_LOST, MemberService
-from hpcddp.supervise.watch import end_step
+from hpcddp.supervise.watch import JobEnd, end_step
 from hpcddp.task.process_state import NEWCOMER
 from hpcddp.task.rendezvous import bind_port, reachable_addresses
 
@@ -182,7 +182,7 @@ def _exit_text(srun: subprocess.Popen[bytes]) -> str | None:
 def serve_members(
     attempt: AttemptDirectory, pid: int, command: Sequence[str], *, environment: Mapping[str, str]
 ) -> None:
-    """Serve the ranks of an attempt until srun and the new processes that are members have ended.
+    """Serve the ranks of an attempt until srun and all members have ended, or the job's time is over.
 
     Args:
         pid: the process id of srun.
@@ -218,8 +218,7 @@ def serve_members(
         addresses = reachable_addresses([host], [], single_host=single_host)
         port = int(listener.getsockname()[1])
         publish_members_address(attempt, PublishedAddress(host=host, addresses=tuple(addresses), port=port))
-        _serve(attempt, srun, service, newcomers)
-    newcomers.end()
+        _serve(attempt, srun, service, newcomers, JobEnd(start, environment))
 
 
 def _slurm_answers(environment: Mapping[str, str]) -> bool:
@@ -230,7 +229,9 @@ def _slurm_answers(environment: Mapping[str, str]) -> bool:
     return True
 
 
-def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, newcomers: Newcomers) -> None:
+def _serve(
+    attempt: AttemptDirectory, srun: Process, service: MemberService, newcomers: Newcomers, job_end: JobEnd
+) -> None:
     next_look = time.monotonic()
     patience_ends_at: float | None = None
     is_running = True
@@ -244,10 +245,14 @@ def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, new
         is_patience_over = patience_ends_at is not None and now > patience_ends_at
         if is_patience_over and not is_running:
             write_message("the run has ended, and some new processes have not; they are ended")
-            return
+            break
         if now < next_look:
             continue
         next_look = now + _LOOK_EVERY_S
+        if not is_running and job_end.has_come():
+            # watch may have killed srun for it. A new process that still saves has until KillWait, as the others have.
+            write_message("the job's time is over, and some ranks have not ended; this script decides what happens next")
+            return
         if not service.has_ended:
             _end_after_an_exit(attempt, service)
         if service.is_training:
@@ -259,6 +264,7 @@ def _serve(attempt: AttemptDirectory, srun: Process, service: MemberService, new
             end_step(srun)
         if service.srun_waits_in_vain:
             end_step(srun)
+    newcomers.end()
 
 
 def _end_after_an_exit(attempt: AttemptDirectory, service: MemberService) -> None:

@@ -1,0 +1,101 @@
+"""The process that runs the membership service beside srun: until when it stays."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run.job_records import read_members_address, read_start, write_start
+from hpcddp.slurm import commands
+from hpcddp.supervise.serve_members import serve_members
+from hpcddp.task.channel import Channel, connect
+from tests.supervise.attempts import Scenario
+from tests.waiting import wait_until
+
+ON_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+JOB = """
+name: demo
+resources: {nodes: 1, tasks_per_node: 2, time_limit: 10}
+batch: {global_batch_size: 8}
+train: {model: resnet18, dataset: digits}
+requeue: {max_failures: 1}
+"""
+
+
+def connect_rank(scenario: Scenario, number: int) -> Channel:
+    """Connect to the service as a rank does, when it has published its address."""
+    attempt = scenario.attempt
+    wait_until(lambda: read_members_address(attempt) is not None, "the address of the service", 30)
+    published, start = read_members_address(attempt), read_start(attempt)
+    assert published is not None
+    assert start is not None
+    hello = {"number": number, "process": str(number), "task": {"SLURMD_NODENAME": "n1"}, "identity": {}}
+    deadline = time.monotonic() + 30
+    return connect(published.addresses, published.port, start.token.encode(), hello, deadline=deadline)
+
+
+def set_end(scenario: Scenario, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the job end in so many seconds."""
+    now = time.time()
+    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now + seconds))
+    job = {"JobState": "RUNNING", "TimeLimit": "01:00:00", "EndTime": end}
+    monkeypatch.setattr(commands, "show_job", lambda _: job)
+    start = read_start(scenario.attempt)
+    assert start is not None
+    write_start(scenario.attempt, replace(start, time=now - 100, end_time=now + seconds))
+
+
+@contextmanager
+def service_beside_srun(scenario: Scenario) -> Iterator[tuple[threading.Thread, subprocess.Popen[bytes]]]:
+    """Serve two ranks, which are connections alone, beside a process in place of srun."""
+    with subprocess.Popen(["sleep", "600"]) as srun:
+        service = threading.Thread(
+            target=serve_members,
+            args=(scenario.attempt, srun.pid, ["python"]),
+            kwargs={"environment": ON_SLURM},
+            daemon=True,
+        )
+        service.start()
+        channels = [connect_rank(scenario, number) for number in range(2)]
+        yield service, srun
+        for channel in channels:
+            channel.close()
+        srun.kill()
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait(timeout=10)
+
+
+def test_ranks_that_hang_do_not_keep_the_script_beyond_the_end_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``watch`` kills srun some seconds before the end, so that the script can decide."""
+    scenario = Scenario(tmp_path, ON_SLURM, job=JOB)
+    set_end(scenario, monkeypatch, 4)
+    with service_beside_srun(scenario) as (service, srun):
+        end_process(srun)
+        service.join(timeout=15)
+        assert not service.is_alive()
+    assert "the job's time is over" in capsys.readouterr().err
+
+
+def test_ranks_that_are_at_work_after_the_end_of_srun_keep_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = Scenario(tmp_path, ON_SLURM, job=JOB)
+    set_end(scenario, monkeypatch, 3600)
+    with service_beside_srun(scenario) as (service, srun):
+        end_process(srun)
+        service.join(timeout=3)
+        assert service.is_alive()
+    service.join(timeout=30)
+    assert not service.is_alive()
