@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -176,6 +177,9 @@ def _exit_text(srun: subprocess.Popen[bytes]) -> str | None:
     code = srun.poll()
     if code is None:
         return None
+    if code < 0:
+        # Of an srun that a signal has ended a process of its own is left, which kills the task.
+        return signal.strsignal(-code) or f"signal {-code}"
     return _SIGNALS.get(code, f"Exited with exit code {code}")
 
 

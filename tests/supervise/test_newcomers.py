@@ -55,12 +55,18 @@ def test_a_new_process_is_started_on_the_node_of_the_dead_one_as_its_task(
 
 
 @pytest.mark.parametrize(
-    ("code", "how"), [(137, "Killed"), (139, "Segmentation fault"), (1, "Exited with exit code 1")]
+    ("srun", "how"),
+    [
+        ("exit 137", "Killed"),
+        ("exit 139", "Segmentation fault"),
+        ("exit 1", "Exited with exit code 1"),
+        ("kill -KILL $$", "Killed"),
+    ],
 )
 def test_a_new_process_that_ends_before_it_joins_is_told_once(
-    attempt: AttemptDirectory, tmp_path: Path, code: int, how: str
+    attempt: AttemptDirectory, tmp_path: Path, srun: str, how: str
 ) -> None:
-    new = newcomers(attempt, environment(tmp_path, f"exit {code}"))
+    new = newcomers(attempt, environment(tmp_path, srun))
     new.start(3, TASK)
     assert wait_until(lambda: new.without_success({0, 1, 2}), timeout_s=30, poll_s=0.01) == {3: how}
     assert new.without_success({0, 1, 2}) == {}
