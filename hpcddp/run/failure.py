@@ -509,11 +509,13 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
     Args:
         rank: a rank without a record.
     """
-    log = read_tail(attempt.rank_log(rank), TAIL_BYTES)
-    if _FATAL in log:
-        # faulthandler, below the last line that Python could still print.
-        return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
-    how = exits_in(_since_start(attempt)).get(rank)
+    how = _exit_of_new_process(attempt, rank)
+    if how is None:
+        log = read_tail(attempt.rank_log(rank), TAIL_BYTES)
+        if _FATAL in log:
+            # faulthandler, below the last line that Python could still print.
+            return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
+        how = exits_in(_since_start(attempt)).get(rank)
     if how is None:
         return None
     hint = next((hint for word, hint in _HINTS.items() if how.startswith(word)), None)
@@ -521,6 +523,12 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
     if hint is not None and _SRUN_SIGNALLED.search(before_any_task_ended):
         hint = "by srun, which a signal to the whole job has ended, as scancel --full sends it"
     return f"{how} ({hint})" if hint else how
+
+
+def _exit_of_new_process(attempt: AttemptDirectory, rank: int) -> str | None:
+    """Return how the newest process in the place of a rank ended, as its own srun has reported it; None without one."""
+    ends = list(_SRUN.finditer(read_tail(attempt.newcomer_log(rank), TAIL_BYTES)))
+    return ends[-1]["how"].strip() if ends else None
 
 
 def _launch_sentence(attempt: AttemptDirectory) -> str | None:

@@ -136,6 +136,18 @@ def test_a_rank_whose_death_the_others_survived_is_not_the_cause_of_the_end(
     assert failure_sentence(attempt, []).startswith(f"{named} ended without an error message")
 
 
+def test_of_a_rank_whose_new_process_has_ended_too_the_end_of_the_new_one_counts(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    attempt.rank_log(1).write_text("Fatal Python error: Segmentation fault\n")
+    attempt.run.batch_log.write_text(f"{beginning(attempt)}srun: error: n2: task 1: Segmentation fault\n")
+    append_event(attempt.run.events, kind="recovery", time=1.0, attempt=1, step=7, cause="crash", dead=[1])
+    # Of two new processes the newest one counts; for its srun it is task 0.
+    attempt.newcomer_log(1).write_text(
+        "srun: error: n2: task 0: Killed\nsrun: error: n2: task 0: Exited with exit code 3\n"
+    )
+    assert failure_sentence(attempt, []) == "rank 1 ended without an error message: Exited with exit code 3"
+
+
 def test_a_crash_below_python_is_read_from_the_ranks_own_log(tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
     attempt.rank_log(2).write_text("step 3\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1\n")
