@@ -70,6 +70,7 @@ class Newcomers:
         self._may_join: set[int] = set()
         self._told: dict[int, str] = {}
         self._refused: dict[int, str] = {}
+        self._not_started: dict[int, str] = {}
 
     def start(self, number: int, task: Mapping[str, str]) -> None:
         """Start a process for a rank on the node where it has been; the others go on without it if that is impossible.
@@ -85,15 +86,20 @@ class Newcomers:
         self._start(number)
 
     def start_again(self, members: Collection[int]) -> None:
-        """Start those again for which Slurm has refused a step, as while slurmctld is away: ten times, 30 s apart."""
+        """Start those again that could not be started, as while slurmctld or the run directory is away.
+
+        Ten times, 30 s apart.
+        """
         now = time.monotonic()
-        for number in self._processes.keys() - members:
+        for number in self._started_at.keys() - members:
             is_due = now - self._started_at[number] >= _START_AGAIN_AFTER_S
             if is_due and self._starts_again[number] < _MOST_STARTS_AGAIN and self._has_no_step(number):
                 self._starts_again[number] += 1
                 self._start(number)
 
     def _has_no_step(self, number: int) -> bool:
+        if number in self._not_started:
+            return True
         if self.exit_of(number) in {None, NODE_LOST}:
             return False
         with suppress(OSError), self._attempt.newcomer_log(number).open("rb") as log:
@@ -121,15 +127,16 @@ class Newcomers:
             *self._command,
         ]
         self._started_at[number] = time.monotonic()
+        self._may_join.add(number)
+        self._not_started.pop(number, None)
         try:
             with self._attempt.newcomer_log(number).open("ab") as log:
                 self._log_begins[number] = log.tell()
                 self._processes[number] = subprocess.Popen(
                     words, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
-            self._may_join.add(number)
         except OSError as error:
-            write_message(f"no process can be started in the place of rank {number} ({error})")
+            self._not_started[number] = f"it could not be started: {error}"
 
     def refuse(self, number: int, why: str) -> None:
         """Note why the newest process of a rank is not taken in; it ends by itself."""
@@ -139,6 +146,8 @@ class Newcomers:
         """Return how the newest process of a rank has ended, in srun's words, or None while it is not known."""
         if number in self._refused:
             return self._refused[number]
+        if number in self._not_started:
+            return self._not_started[number]
         node = self._tasks[number]["SLURMD_NODENAME"] if number in self._tasks else _host_of(self._attempt, number)
         # Slurm ends the tasks of a node that it has given up.
         if node in failed_nodes(self._attempt):
@@ -255,20 +264,25 @@ def _serve(
         next_look = now + _LOOK_EVERY_S
         if not is_running and job_end.has_come():
             # watch may have killed srun for it. A new process that still saves has until KillWait, as the others have.
-            write_message("the job's time is over, and some ranks have not ended; this script decides what happens next")
+            write_message("the job's time is over, and some ranks have not ended; this script decides what is next")
             return
         if not service.has_ended:
             _end_after_an_exit(attempt, service)
         if service.is_training:
-            for number, how in newcomers.without_success(service.members).items():
-                _record_without_success(attempt, number, how, len(service.members))
-            newcomers.start_again(service.members)
+            _look_after_newcomers(attempt, service, newcomers)
         if is_patience_over and service.must_end:
             write_message("the ranks were told to end, and some have not; srun is ended")
             end_step(srun)
         if service.srun_waits_in_vain:
             end_step(srun)
     newcomers.end()
+
+
+def _look_after_newcomers(attempt: AttemptDirectory, service: MemberService, newcomers: Newcomers) -> None:
+    """Record which new processes have not joined, and start those again that could not be started."""
+    for number, how in newcomers.without_success(service.members).items():
+        _record_without_success(attempt, number, how, len(service.members))
+    newcomers.start_again(service.members)
 
 
 def _end_after_an_exit(attempt: AttemptDirectory, service: MemberService) -> None:

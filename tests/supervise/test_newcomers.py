@@ -151,11 +151,21 @@ def test_a_process_for_which_slurm_never_has_a_step_is_started_again_ten_times(
     assert (tmp_path / "record").read_text().count("start") == 11
 
 
-def test_where_no_process_can_be_started_the_others_do_without(
-    attempt: AttemptDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_process_that_could_not_be_started_is_started_again(
+    attempt: AttemptDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """How the process before it has ended is not told again."""
+    attempt.run.batch_log.write_text(f"{beginning(attempt)}srun: error: n2: task 3: Killed\n")
+    away = attempt.path.with_name("away")
     new = newcomers(attempt, environment(tmp_path, "exit 0"))
-    attempt.newcomer_log(3).mkdir()
+    assert new.exit_of(3) == "Killed"
+    attempt.path.rename(away)
     new.start(3, TASK)
-    assert new.without_success({0, 1, 2}) == {}
-    assert "no process can be started in the place of rank 3" in capsys.readouterr().err
+    ((number, why),) = new.without_success({0, 1, 2}).items()
+    assert number == 3
+    assert why.startswith("it could not be started: [Errno 2] No such file or directory")
+    assert new.exit_of(3) == why
+    away.rename(attempt.path)
+    monkeypatch.setattr(serve_members, "_START_AGAIN_AFTER_S", 0.0)
+    new.start_again({0, 1, 2})
+    assert wait_until(lambda: new.exit_of(3), timeout_s=30, poll_s=0.01) == "Exited with exit code 0"
