@@ -256,7 +256,7 @@ def _serve(
         if service.has_ended and patience_ends_at is None:
             patience_ends_at = now + _END_PATIENCE_S
         is_patience_over = patience_ends_at is not None and now > patience_ends_at
-        if is_patience_over and not is_running:
+        if is_patience_over and not is_running and service.members:
             write_message("the run has ended, and some new processes have not; they are ended")
             break
         if now < next_look:
