@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from hpcddp.errors import counted, write_message
 from hpcddp.processes import Process, find
@@ -181,6 +181,38 @@ class Newcomers:
                 process.terminate()
 
 
+class Events:
+    """The events of the service in the event log of the run; one that cannot be written waits until it can.
+
+    Args:
+        attempt: the attempt that they are of.
+    """
+
+    def __init__(self, attempt: AttemptDirectory) -> None:
+        self.attempt = attempt
+        self._unwritten: deque[Mapping[str, Any]] = deque()
+
+    def append(self, reason: str, *, step: int | None = None, cause: str | None = None, **facts: object) -> None:
+        """Write an event, or say in the batch log what it is."""
+        event = {"time": time.time(), "step": step, "reason": reason, "cause": cause, **facts}
+        self._unwritten.append(event)
+        error = self.write()
+        if error is not None:
+            write_message(f"{reason}; {self.attempt.run.events} cannot be written ({error})")
+
+    def write(self) -> OSError | None:
+        """Write the events that wait; return why one cannot be written, None if all are."""
+        while self._unwritten:
+            try:
+                append_event(
+                    self.attempt.run.events, kind="recovery", attempt=self.attempt.number, **self._unwritten[0]
+                )
+            except OSError as error:
+                return error
+            self._unwritten.popleft()
+        return None
+
+
 def _exit_text(srun: subprocess.Popen[bytes]) -> str | None:
     """Return how the task of an srun has ended, in srun's words; None while it runs."""
     code = srun.poll()
@@ -209,6 +241,7 @@ def serve_members(
         return
     failures_before = count_requeues(read_events(attempt.run.events)).get(Cause.CRASH, 0)
     newcomers = Newcomers(attempt, command, spec.cpus_per_task, environment)
+    events = Events(attempt)
     nodes = JobNodes(
         expand(environment.get("SLURM_JOB_NODELIST", "")),
         min_nodes=spec.resources.min_nodes or spec.nodes,
@@ -224,14 +257,14 @@ def serve_members(
             most_failures=max(0, spec.requeue.max_failures - failures_before),
             nodes=nodes,
             newcomers=newcomers,
-            on_new_generation=partial(_record_generation, attempt),
-            on_last_generation=partial(_record_last, attempt),
+            on_new_generation=partial(_record_generation, events),
+            on_last_generation=partial(_record_last, events),
         )
         service.start()
         addresses = reachable_addresses([host], [], single_host=single_host)
         port = int(listener.getsockname()[1])
         publish_members_address(attempt, PublishedAddress(host=host, addresses=tuple(addresses), port=port))
-        _serve(attempt, srun, service, newcomers, JobEnd(start, environment))
+        _serve(srun, service, newcomers, events, JobEnd(start, environment))
 
 
 def _slurm_answers(environment: Mapping[str, str]) -> bool:
@@ -242,9 +275,7 @@ def _slurm_answers(environment: Mapping[str, str]) -> bool:
     return True
 
 
-def _serve(
-    attempt: AttemptDirectory, srun: Process, service: MemberService, newcomers: Newcomers, job_end: JobEnd
-) -> None:
+def _serve(srun: Process, service: MemberService, newcomers: Newcomers, events: Events, job_end: JobEnd) -> None:
     next_look = time.monotonic()
     patience_ends_at: float | None = None
     is_running = True
@@ -266,22 +297,24 @@ def _serve(
             # watch may have killed srun for it. A new process that still saves has until KillWait, as the others have.
             write_message("the job's time is over, and some ranks have not ended; this script decides what is next")
             return
+        events.write()
         if not service.has_ended:
-            _end_after_an_exit(attempt, service)
+            _end_after_an_exit(events.attempt, service)
         if service.is_training:
-            _look_after_newcomers(attempt, service, newcomers)
+            _look_after_newcomers(events, service, newcomers)
         if is_patience_over and service.must_end:
             write_message("the ranks were told to end, and some have not; srun is ended")
             end_step(srun)
         if service.srun_waits_in_vain:
             end_step(srun)
+    events.write()
     newcomers.end()
 
 
-def _look_after_newcomers(attempt: AttemptDirectory, service: MemberService, newcomers: Newcomers) -> None:
+def _look_after_newcomers(events: Events, service: MemberService, newcomers: Newcomers) -> None:
     """Record which new processes have not joined, and start those again that could not be started."""
     for number, how in newcomers.without_success(service.members).items():
-        _record_without_success(attempt, number, how, len(service.members))
+        _record_without_success(events, number, how, len(service.members))
     newcomers.start_again(service.members)
 
 
@@ -307,11 +340,11 @@ def _rank_text(attempt: AttemptDirectory, number: int) -> str:
     return f"rank {number}" if host is None else f"rank {number} on {host}"
 
 
-def _record_generation(attempt: AttemptDirectory, generation: NewGeneration) -> None:
+def _record_generation(events: Events, generation: NewGeneration) -> None:
     """Write to the event log that the ranks train again."""
+    attempt = events.attempt
     for dead in generation.failures[:-1]:
-        _append(
-            attempt,
+        events.append(
             f"{_death_text(attempt, dead)}; before the others had gone on, another process was lost",
             step=generation.step,
             cause=_cause(dead),
@@ -320,8 +353,7 @@ def _record_generation(attempt: AttemptDirectory, generation: NewGeneration) -> 
     newest_dead: Mapping[int, str] = {}
     if generation.failures:
         newest_dead = generation.failures[-1]
-    _append(
-        attempt,
+    events.append(
         _generation_text(generation, _death_text(attempt, newest_dead)),
         step=generation.step,
         cause=_cause(newest_dead),
@@ -373,31 +405,14 @@ def _cause(dead: Mapping[int, str]) -> str | None:
     return str(Cause.NODE_FAILURE if is_node_failure else Cause.CRASH)
 
 
-def _record_without_success(attempt: AttemptDirectory, number: int, how: str, world_size: int) -> None:
+def _record_without_success(events: Events, number: int, how: str, world_size: int) -> None:
     """Write to the event log that a new process has not joined."""
     ranks = counted(world_size, "rank")
-    reason = f"a new process of {_rank_text(attempt, number)} did not join ({how}); the training goes on with {ranks}"
-    _append(attempt, reason, world_size=world_size)
+    place = _rank_text(events.attempt, number)
+    reason = f"a new process of {place} did not join ({how}); the training goes on with {ranks}"
+    events.append(reason, world_size=world_size)
 
 
-def _record_last(attempt: AttemptDirectory, last: LastGeneration) -> None:
+def _record_last(events: Events, last: LastGeneration) -> None:
     """Write to the event log why the ranks do not go on, and which samples may be the cause."""
-    _append(attempt, last.reason, step=last.step, samples=list(last.samples), is_cascade=last.is_cascade)
-
-
-def _append(
-    attempt: AttemptDirectory, reason: str, *, step: int | None = None, cause: str | None = None, **facts: object
-) -> None:
-    try:
-        append_event(
-            attempt.run.events,
-            kind="recovery",
-            time=time.time(),
-            attempt=attempt.number,
-            step=step,
-            reason=reason,
-            cause=cause,
-            **facts,
-        )
-    except OSError as error:
-        write_message(f"{reason}; {attempt.run.events} cannot be written ({error})")
+    events.append(last.reason, step=last.step, samples=list(last.samples), is_cascade=last.is_cascade)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import read_events
 from hpcddp.run.job_records import read_members_address, read_start, write_start
 from hpcddp.slurm import commands
-from hpcddp.supervise.serve_members import serve_members
+from hpcddp.supervise.serve_members import Events, serve_members
 from hpcddp.task.channel import Channel, connect
 from tests.supervise.attempts import Scenario
 from tests.waiting import wait_until
@@ -99,3 +101,18 @@ def test_ranks_that_are_at_work_after_the_end_of_srun_keep_the_service(
         assert service.is_alive()
     service.join(timeout=30)
     assert not service.is_alive()
+
+
+def test_an_event_is_written_when_the_run_directory_is_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory(tmp_path / "run")
+    events = Events(run.attempt(0))
+    events.append("rank 1 was lost", step=7, cause="crash", dead=[1])
+    assert "rank 1 was lost; " in capsys.readouterr().err
+    run.path.mkdir()
+    events.append("a new process of rank 1 joined")
+    first, second = read_events(run.events)
+    assert (first.reason, first.step, first.cause, first.facts["dead"]) == ("rank 1 was lost", 7, "crash", [1])
+    assert second.reason == "a new process of rank 1 joined"
+    assert first.time <= second.time
+    assert events.write() is None
+    assert len(read_events(run.events)) == 2
