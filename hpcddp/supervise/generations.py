@@ -22,6 +22,7 @@ class Member:
         identity: what must be the same for all.
         left: what it has said when it left the generation; None while it trains.
         is_done: whether it has said that it ends by itself.
+        must_leave: whether it has said that the job must leave its nodes.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Member:
     identity: Mapping[str, str]
     left: Mapping[str, Any] | None = None
     is_done: bool = False
+    must_leave: bool = False
 
     @property
     def position(self) -> tuple[int, int]:

@@ -298,6 +298,10 @@ class MemberService:
         elif "failed" in document:
             member.is_done = True
             self.end(f"rank {member.number} has failed")
+        elif "must_leave" in document:
+            member.must_leave = True
+            if self._phase == "waiting":
+                self._end_before_the_job()
         elif "smallest_world" in document:
             self._smallest_world = int(document["smallest_world"])
         elif "told" in document and self._phase == "leaving":
@@ -453,9 +457,15 @@ class MemberService:
         expected = len(self._members.keys() | self._newcomers.keys() | change.awaited)
         if expected < self._smallest_world:
             self.end(f"{expected} ranks are too few for the same result")
-            return
-        self._phase = "waiting"
-        change.deadline = self._monotonic() + _NEWCOMER_S
+        elif any(member.must_leave for member in self._members.values()):
+            self._end_before_the_job()
+        else:
+            self._phase = "waiting"
+            change.deadline = self._monotonic() + _NEWCOMER_S
+
+    def _end_before_the_job(self) -> None:
+        """Tell the ranks to end: Slurm kills them KillWait after SIGTERM, and the imports may take longer."""
+        self.end("the job must leave its nodes, and the new processes are not there yet")
 
     def _go_on_if_newcomers_are_there(self) -> None:
         awaited = self._change.awaited - self._newcomers.keys()

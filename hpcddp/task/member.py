@@ -197,6 +197,10 @@ class Member:
         """Say how many ranks must be left for the same result."""
         self._channel.send({"smallest_world": smallest_world})
 
+    def must_leave(self) -> None:
+        """Say that the job must leave its nodes within seconds."""
+        self._channel.send({"must_leave": True})
+
     def done(self) -> None:
         """Say that this process ends by itself, and the run with it."""
         self._channel.send({"done": True})

@@ -32,7 +32,7 @@ from hpcddp.slurm.rank_env import TASK_VARIABLES, RankEnv
 from hpcddp.stop import faults
 from hpcddp.stop.deadline import KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
-from hpcddp.stop.listener import LISTENER, write_to_stderr
+from hpcddp.stop.listener import LISTENER, ReceivedSignal, write_to_stderr
 from hpcddp.stop.reasons import ExitCode, StopReason
 from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, save_failure
 from hpcddp.task.channel import ChannelClosedError, connect
@@ -385,12 +385,19 @@ def _connect(
     end_lone_rank = None
     if inputs.spec.may_lose_nodes and job_id is not None:
         end_lone_rank = partial(end_cut_off, attempt, job_id, inputs.spec)
-    return Member(
+    member = Member(
         channel,
         lambda: PROCESS_STATE.heartbeat,
         end=lambda why: _end_lost_rank(attempt, why),
         end_cut_off=end_lone_rank,
     )
+    LISTENER.add_callback(partial(_tell_of_the_end, member))
+    return member
+
+
+def _tell_of_the_end(member: Member, received: ReceivedSignal) -> None:
+    if received.reason >= StopReason.TERMINATED:
+        member.must_leave()
 
 
 def _end_lost_rank(attempt: AttemptDirectory, why: str) -> None:

@@ -728,6 +728,34 @@ def test_the_ranks_end_if_the_new_process_does_not_come(waiting_cluster: Cluster
     assert waiting_cluster.reasons() == ["the new processes were not there in time"] * 3
 
 
+MUST_LEAVE = "the job must leave its nodes, and the new processes are not there yet"
+
+
+def test_ranks_that_wait_end_when_the_job_must_leave_its_nodes(waiting_cluster: Cluster) -> None:
+    """Slurm kills them KillWait after SIGTERM, and the imports of the new process may take longer."""
+    waiting_cluster.channels[2].send({"must_leave": True})
+    waiting_cluster.settle()
+    assert waiting_cluster.reasons() == [MUST_LEAVE] * 3
+
+
+def test_ranks_do_not_begin_to_wait_when_the_job_must_leave_its_nodes(cluster: Cluster) -> None:
+    cluster.channels[0].send({"smallest_world": 4})
+    cluster.channels[2].send({"must_leave": True})
+    cluster.settle()
+    assert cluster.service.is_training
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    assert cluster.reasons() == [MUST_LEAVE] * 3
+
+
+def test_ranks_that_can_go_on_with_fewer_do_so_when_the_job_must_leave_its_nodes(cluster: Cluster) -> None:
+    """They stop together after their next step."""
+    cluster.channels[2].send({"must_leave": True})
+    cluster.kill(1)
+    cluster.leave({0: 7, 2: 7, 3: 7})
+    assert not cluster.service.has_ended
+
+
 def test_the_ranks_wait_for_two_new_processes_if_another_one_dies_meanwhile(waiting_cluster: Cluster) -> None:
     cluster = waiting_cluster
     cluster.kill(2)
