@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from tests.distributed.rank import STATE
 from tests.distributed.training import Outcome, job_document, records, result, run_ranks, steps, without_times
+from tests.waiting import wait_until
 
 RANKS = 3
 OWN = "tests.distributed.own_code"
@@ -110,6 +113,23 @@ def test_lines_that_rank_0_could_not_write_are_in_the_metrics_afterwards(tmp_pat
     assert run_ranks(tmp_path / "again", RANKS, again).codes == [0] * RANKS
     assert [record["step"] for record in steps(run)] == list(range(1, 13))
     assert len(records(run)) == 12 + 3
+
+
+def test_step_is_saved_when_the_run_directory_is_back(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    away = tmp_path / "away"
+    faults = "sleep=3@step:6,rank=2;kill@step:6,rank=2"
+    job = {"run": run, "spec": spec("sgd"), "faults": faults}
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(run_ranks, tmp_path / "killed", RANKS, [job])
+        metrics = run / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_bytes().count(b'"loss"') == 6, "the steps before", 120)
+        run.rename(away)
+        # Longer than the rank lives.
+        time.sleep(5)
+        away.rename(run)
+        outcome = killed.result()
+    assert saves(run)[6] == "other ranks have gone", outcome.outputs
 
 
 def test_step_is_not_saved_where_only_the_dead_rank_had_its_buffers(tmp_path: Path) -> None:

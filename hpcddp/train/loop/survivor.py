@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from hpcddp.batch.job import plan_job
 from hpcddp.batch.plan import refuse_single_over_ranks
 from hpcddp.batch.refusals import PlanError
+from hpcddp.polling import wait_until
+from hpcddp.run.files import exists
 from hpcddp.run.metrics_file import MetricsFile
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.checkpoint.memory import MemoryCheckpoint
@@ -20,6 +23,11 @@ from hpcddp.train.loop.loop import Loop
 from hpcddp.train.loop.state import TrainingProgress
 from hpcddp.train.model.normalisation import local_batch_norms, synchronised_batch_norms
 from hpcddp.train.model.replica import Replica
+
+# How long a save waits for a run directory that is away: nobody saves the step later. A rank that was told to end has a
+# minute (hpcddp.supervise.serve_members).
+_DIRECTORY_S: Final = 45.0
+_POLL_S: Final = 0.5
 
 
 class Survivor:
@@ -146,6 +154,7 @@ class Survivor:
     def _takes(self, progress: TrainingProgress) -> bool:
         """Return whether this rank is the first that wants to save a step."""
         path = self._context.run.attempt(self._context.attempt).survivor(progress.step)
+        wait_until(lambda: exists(path.parent), timeout_s=_DIRECTORY_S, poll_s=_POLL_S)
         try:
             path.touch(mode=0o600, exist_ok=False)
         except FileExistsError:
