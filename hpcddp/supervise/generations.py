@@ -23,6 +23,7 @@ class Member:
         left: what it has said when it left the generation; None while it trains.
         is_done: whether it has said that it ends by itself.
         must_leave: whether it has said that the job must leave its nodes.
+        has_joined: whether it was told that this new process has joined; it may not have the state yet.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Member:
     left: Mapping[str, Any] | None = None
     is_done: bool = False
     must_leave: bool = False
+    has_joined: bool = False
 
     @property
     def position(self) -> tuple[int, int]:

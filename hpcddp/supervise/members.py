@@ -519,7 +519,7 @@ class MemberService:
             document = {**formation, "generation": self._generation, "connect_timeout_s": self._connect_s}
             everyone[number].channel.send({"form": document})
         # New processes of a generation that broke before it trained are members already.
-        self._joined = [number for number, member in everyone.items() if member.is_new]
+        self._joined = [number for number, member in everyone.items() if member.is_new and not member.has_joined]
         for member in everyone.values():
             member.left = None
         self._rank_0 = min(everyone)
@@ -605,6 +605,8 @@ class MemberService:
                 seconds=seconds,
             )
         )
+        for number in self._joined:
+            self._members[number].has_joined = True
         self._start_newcomers(change.counted_deaths.keys() - self._members.keys() - change.awaited)
         if self._newcomers:
             self._pause()

@@ -501,6 +501,21 @@ def test_a_rank_that_is_stuck_while_the_ranks_form_a_generation_ends_it(cluster:
     assert cluster.reasons() == ["the ranks that are left did not meet in time"] * 3
 
 
+def test_a_new_process_that_had_no_state_yet_when_a_rank_died_has_joined_once(cluster: Cluster) -> None:
+    cluster.replace(1)
+    cluster.form(2)
+    cluster.kill(3)
+    cluster.leave({0: 9, 2: 9}, generation=2)
+    cluster.leave({1: -1}, generation=2)
+    cluster.formations()
+    cluster.form(3)
+    assert [(recovery.dead, recovery.joined) for recovery in cluster.recoveries] == [
+        ({1: KILLED}, {}),
+        ({}, {1: "n1"}),
+        ({3: KILLED}, {}),
+    ]
+
+
 def test_a_new_process_that_dies_while_it_joins_is_replaced_after_the_others_went_on(cluster: Cluster) -> None:
     cluster.replace(1)
     cluster.kill(1)
