@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 
 _POLL_S = 0.05
 _TASK = "hpcddp.task"
+_SUPERVISOR = "hpcddp.supervise"
 _SENTINEL = "hpcddp.task.sentinel"
 
 
@@ -108,7 +109,12 @@ class TrackedRun:
     def ranks(self) -> dict[int, int]:
         """Return the process id of each rank of the newest attempt that is there now."""
         tasks = {process.pid: process for process in processes_with(f"HPCDDP_ATTEMPT_DIR={self.attempt.path}")}
-        tasks = {pid: process for pid, process in tasks.items() if process.argv[-1:] == (_TASK,)}
+        # The membership service has the words of a task behind its own.
+        tasks = {
+            pid: process
+            for pid, process in tasks.items()
+            if process.argv[-1:] == (_TASK,) and _SUPERVISOR not in process.argv
+        }
         return {
             int(process.environment["SLURM_PROCID"]): pid
             for pid, process in tasks.items()
