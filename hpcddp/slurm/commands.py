@@ -138,6 +138,8 @@ _AWAY: Final = (
 # sbatch's own sentence about a partition, and the controller's about any value (slurm_errno.c).
 _UNKNOWN_PARTITION: Final = re.compile(r"invalid partition specified: (?P<names>[^;\s]+)")
 _INVALID: Final = re.compile(r"\binvalid\b", re.IGNORECASE)
+# Of an sbatch that has ended before it printed a job id: the controller may have the job.
+_MAYBE_QUEUED: Final = "if squeue --me shows the job all the same, end it with scancel"
 _UNKNOWN_JOB: Final = "Invalid job id specified"
 # For an array element that has ended, while the controller still knows other elements of its array.
 _UNKNOWN_ELEMENT: Final = "Job {job_id} not found"
@@ -339,12 +341,16 @@ def sbatch(
     """
     words = [f"--chdir={directory}"] if directory else []
     words += [f"--dependency={dependency}"] if dependency else []
-    # A signal could end it when the controller has the job and no job id is printed yet.
-    completed = _run(["sbatch", "--parsable", *words, *options, str(script)], environment, own_session=True)
+    try:
+        # A signal could end it when the controller has the job and no job id is printed yet.
+        completed = _run(["sbatch", "--parsable", *words, *options, str(script)], environment, own_session=True)
+    except SlurmMissingError:
+        raise
+    except SlurmUnavailableError as error:
+        raise SlurmUnavailableError(f"{error.message}; {_MAYBE_QUEUED}") from error
     if completed.returncode < 0:
         raise SlurmCommandError(
-            f"{Signals(-completed.returncode).name} ended sbatch before it printed a job id; if squeue --me shows the "
-            "job all the same, end it with scancel",
+            f"{Signals(-completed.returncode).name} ended sbatch before it printed a job id; {_MAYBE_QUEUED}",
             returncode=completed.returncode,
         )
     if completed.returncode != 0:

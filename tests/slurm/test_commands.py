@@ -148,7 +148,7 @@ def test_a_command_that_does_not_answer_times_out(
     env = program(programs, "sbatch", "exec sleep 30")
     with pytest.raises(commands.SlurmUnavailableError) as caught:
         commands.sbatch(tmp_path / "s", environment=env)
-    assert_facts(golden.message(caught.value), "sbatch did not answer within 0.2 s", "try again later")
+    assert_facts(golden.message(caught.value), "sbatch did not answer within 0.2 s", "try again later", "scancel")
 
 
 def test_a_query_for_states_waits_less_than_a_submission(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
