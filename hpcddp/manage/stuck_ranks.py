@@ -29,18 +29,19 @@ def stuck_rank_lines(status: RunStatus) -> Iterator[str]:
     if newest <= time_written(status.run.metrics):
         return
     waiting = [rank for rank in times if times[rank] >= newest - _SAME_WAIT_S]
-    stuck = [rank for rank in times if rank not in waiting]
-    who_waits = numbered_text("rank", waiting)
+    # A rank whose death the others have survived waits for nobody; whether a new process has taken its place is not known.
+    survived = survived_deaths(attempt)
+    stuck = [rank for rank in times if rank not in waiting and rank not in survived]
     since = time.strftime("%H:%M:%S", time.localtime(newest))
-    if not stuck:
-        yield f"all ranks wait for each other, as they said at {since}"
-    elif not survived_deaths(attempt).issuperset(stuck):
+    if stuck:
         places = [f"rank {rank} on {hosts[rank]}" for rank in stuck[:_RANKS_SHOWN]]
         if len(stuck) > _RANKS_SHOWN:
             places.append(f"{len(stuck) - _RANKS_SHOWN} more")
         verb = "holds" if len(stuck) == 1 else "hold"
         yield (
-            f"{listed(places)} {verb} up {who_waits}, which said at {since} that they wait for other ranks: stopped, "
-            "stuck in native code or in its data, or on a lost host; if that lasts for launch.hang_timeout, they end "
-            "the attempt"
+            f"{listed(places)} {verb} up {numbered_text('rank', waiting)}, which waited for other ranks at {since}: "
+            "stopped, stuck in native code or in its data, or on a lost host; if that lasts for launch.hang_timeout, the "
+            "attempt ends"
         )
+    elif len(waiting) == len(times):
+        yield f"all ranks wait for each other, as they said at {since}"
