@@ -137,7 +137,8 @@ _AWAY: Final = (
 )
 # sbatch's own sentence about a partition, and the controller's about any value (slurm_errno.c).
 _UNKNOWN_PARTITION: Final = re.compile(r"invalid partition specified: (?P<names>[^;\s]+)")
-_INVALID: Final = re.compile(r"\binvalid\b", re.IGNORECASE)
+# A user id or a credential is no value of the job: the cluster does not know the user, or its keys or clocks differ.
+_INVALID: Final = re.compile(r"\binvalid\b(?! (?:user id|authentication credential|job credential))", re.IGNORECASE)
 # Of an sbatch that has ended before it printed a job id: the controller may have the job.
 _MAYBE_QUEUED: Final = "if squeue --me shows the job all the same, end it with scancel"
 _UNKNOWN_JOB: Final = "Invalid job id specified"
@@ -363,9 +364,12 @@ def _refusal(completed: subprocess.CompletedProcess[str], environment: Mapping[s
     reason = _reason(completed)
     requested = _UNKNOWN_PARTITION.search(reason)
     if requested is not None:
-        return SlurmRequestError(f"sbatch refused the job: {_unknown_partition(requested['names'], environment)}")
-    error = SlurmRequestError if _INVALID.search(reason) else SlurmCommandError
-    return error(f"sbatch refused the job: {reason}", returncode=completed.returncode)
+        reason = _unknown_partition(requested["names"], environment)
+        return SlurmRequestError(f"sbatch refused the job: {reason}", returncode=completed.returncode)
+    message = f"sbatch refused the job: {reason}"
+    if _INVALID.search(reason):
+        return SlurmRequestError(message, returncode=completed.returncode)
+    return SlurmCommandError(message, returncode=completed.returncode)
 
 
 def _unknown_partition(names: str, environment: Mapping[str, str]) -> str:
@@ -373,10 +377,13 @@ def _unknown_partition(names: str, environment: Mapping[str, str]) -> str:
     known: list[str] = []
     with suppress(SlurmCommandError):
         known = partitions(environment)
-    unknown = [name for name in names.split(",") if name not in known] or [names]
-    meant = nearest(unknown[0], known)
+    unknown = names
+    # Without an answer each of the names may be the wrong one.
+    if known:
+        unknown = next((name for name in names.split(",") if name not in known), names)
+    meant = nearest(unknown, known)
     way_out = "sinfo --summarize lists them" if meant is None else f"did you mean {meant}?"
-    return f"the cluster has no partition {unknown[0]!r}; {way_out}"
+    return f"the cluster has no partition {unknown!r}; {way_out}"
 
 
 def script_of_job(job_id: str, environment: Mapping[str, str]) -> str:

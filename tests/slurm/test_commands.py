@@ -106,6 +106,14 @@ def test_a_value_that_sbatch_refuses_is_one_to_correct(programs: Path, tmp_path:
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("reason", ["Invalid user id", "Invalid authentication credential"])
+def test_what_no_value_of_the_job_mends_is_not_one_to_correct(programs: Path, tmp_path: Path, reason: str) -> None:
+    env = program(programs, "sbatch", f'echo "sbatch: error: Batch job submission failed: {reason}" >&2; exit 1')
+    with pytest.raises(commands.SlurmCommandError, match=reason) as caught:
+        commands.sbatch(tmp_path / "s", environment=env)
+    assert caught.value.exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("requested", "known", "facts"),
     [
@@ -113,6 +121,7 @@ def test_a_value_that_sbatch_refuses_is_one_to_correct(programs: Path, tmp_path:
         ("low,hihg", "echo low; echo high", ("no partition 'hihg'", "did you mean high?")),
         ("zzz", "echo low; echo high", ("no partition 'zzz'", "sinfo --summarize")),
         ("hihg", "exit 1", ("no partition 'hihg'", "sinfo --summarize")),
+        ("low,hihg", "exit 1", ("no partition 'low,hihg'", "sinfo --summarize")),
     ],
 )
 def test_a_partition_that_is_misspelt_is_answered_with_the_one_that_was_meant(
