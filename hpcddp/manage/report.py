@@ -334,10 +334,7 @@ def _report_of(status: RunStatus) -> RunReport:
     reader = _RecordReader(status.files.remarks)
     events, events_damage = lines_or_damage(run.events, lambda: read_event_log(run.events))
     reader.add_damage(events_damage)
-    spec: JobSpec | None = None
-    # The remarks tell of an empty one.
-    if run.job_file.exists() and run.job_file.stat().st_size > 0:
-        spec = reader.read(lambda: read_submitted_job(run))
+    spec = reader.read(lambda: read_submitted_job(run)) if run.job_file.exists() else None
     submission = reader.read(lambda: read_submission(run))
     sources: tuple[Source, ...] = reader.read(lambda: read_sources(run)) or ()
     attempt_files = _read_attempt_files(run, events, reader)

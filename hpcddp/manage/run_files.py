@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from hpcddp.manage.damaged_records import closed_directory_sentence, lines_or_damage, record_or_damage
@@ -161,14 +161,21 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
 
 def _empty_file_damages(run: RunDirectory) -> Iterator[str]:
     """Yield a sentence for each file that is empty, and is never written so."""
-    advice_by_path = {
-        run.job_file: "to resume the run, restore a copy of it, or give the job file too",
-        run.events: "what happened before is not known",
-    }
-    for path, advice in advice_by_path.items():
-        with suppress(OSError):
-            if path.stat().st_size == 0:
-                yield f"{path} is damaged: it is empty; {advice}"
+    if _is_empty(run.job_file):
+        # The import is slow, and a whole one is not read here.
+        from hpcddp.run.job_file import read_submitted_job
+
+        _, job_file_damage = record_or_damage(lambda: read_submitted_job(run))
+        yield from _sentences(job_file_damage)
+    if _is_empty(run.events):
+        yield f"{run.events} is damaged: it is empty; what happened before is not known"
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size == 0
+    except OSError:
+        return False
 
 
 def _sentences(*damages: str | None) -> tuple[str, ...]:

@@ -92,6 +92,8 @@ def _read_text(path: Path) -> str:
         with open_regular(path) as (stream, size):
             if size > LARGEST_RECORD:
                 raise RecordError(f"{path} is damaged: it has {size} bytes; {_ADVICE}", path=path)
+            if size == 0:
+                raise RecordError(f"{path} is damaged: it is empty; {_ADVICE}", path=path)
             return stream.read().decode()
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); {_ADVICE}", path=path) from error

@@ -17,6 +17,7 @@ from hpcddp.manage.control import DamagedRunError, RequeueCommands, cancel, requ
 from hpcddp.manage.logs import merged, sources
 from hpcddp.manage.overview import overview_of
 from hpcddp.manage.overview_text import details
+from hpcddp.manage.report import report_of
 from hpcddp.manage.status import RunStatus
 from hpcddp.manage.why import explain
 from hpcddp.run.directory import AttemptDirectory
@@ -304,6 +305,7 @@ def test_an_empty_file_that_is_never_written_so_is_told(scenario: Scenario, name
     (damage,) = [sentence for sentence in status.files.damaged if str(path) in sentence]
     assert damage.startswith(f"{path} is damaged: it is empty; ")
     assert damage in "\n".join(explain(status).lines())
+    assert [sentence for sentence in report_of(status).damaged if str(path) in sentence] == [damage]
 
 
 def test_cancelling_a_run_whose_result_is_damaged_is_bad_input(scenario: Scenario, golden: GoldenMessages) -> None:

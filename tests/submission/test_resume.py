@@ -108,6 +108,17 @@ def test_a_run_that_is_alive_is_not_resumed(directory: Path, golden: GoldenMessa
     assert read_events(run.events) == []
 
 
+def test_an_empty_script_is_not_submitted(directory: Path) -> None:
+    """Bash would run it, and it would end at once without an error."""
+    run = ended(directory)
+    run.script.write_text("")
+    write_record(run.result, Result(status="failed", reason="a rank has failed"))
+    code, out, error = submit(directory, "--resume", "r1")
+    assert (code, out) == (2, "")
+    assert error.startswith(f"hpcddp: {run.script} is damaged: it is empty; restore a copy of it, or ")
+    assert run.result.exists()
+
+
 def test_of_two_resumptions_at_once_one_is_submitted(directory: Path, golden: GoldenMessages) -> None:
     run = ended(directory)
     run.script.write_text("sleep 600\n")
