@@ -29,7 +29,7 @@ def stuck_rank_lines(status: RunStatus) -> Iterator[str]:
     if newest <= time_written(status.run.metrics):
         return
     waiting = [rank for rank in times if times[rank] >= newest - _SAME_WAIT_S]
-    # A rank whose death the others have survived waits for nobody; whether a new process has taken its place is not known.
+    # A rank whose death the others have survived does not train, or a new process has taken its place.
     survived = survived_deaths(attempt)
     stuck = [rank for rank in times if rank not in waiting and rank not in survived]
     since = time.strftime("%H:%M:%S", time.localtime(newest))
@@ -40,8 +40,8 @@ def stuck_rank_lines(status: RunStatus) -> Iterator[str]:
         verb = "holds" if len(stuck) == 1 else "hold"
         yield (
             f"{listed(places)} {verb} up {numbered_text('rank', waiting)}, which waited for other ranks at {since}: "
-            "stopped, stuck in native code or in its data, or on a lost host; if that lasts for launch.hang_timeout, the "
-            "attempt ends"
+            "stopped, stuck in native code or in its data, or on a lost host; if that lasts for launch.hang_timeout, "
+            "the attempt ends"
         )
     elif len(waiting) == len(times):
         yield f"all ranks wait for each other, as they said at {since}"
