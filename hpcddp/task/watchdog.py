@@ -58,9 +58,11 @@ def start_watchdog(
     def end(gap: HeartbeatGap) -> None:
         end_hung_rank(attempt, gap, world_size=world_size, process_state=process_state)
 
-    process_state.heartbeat = Heartbeat(
-        timeout.total_seconds(), end, lambda: mark_wait(attempt, process_state.rank, _main_frame())
-    )
+    def mark() -> None:
+        # The watchdog does not wait for a file system that does not answer.
+        threading.Thread(target=mark_wait, args=(attempt, process_state.rank, _main_frame()), daemon=True).start()
+
+    process_state.heartbeat = Heartbeat(timeout.total_seconds(), end, mark)
     process_state.heartbeat.start()
     return process_state.heartbeat
 

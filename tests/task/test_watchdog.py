@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -168,8 +169,6 @@ def test_torchs_own_trace_goes_to_the_attempt_unless_the_user_chose(
 
 
 def test_the_watchdog_watches_the_heartbeat_of_the_process_state(attempt: AttemptDirectory) -> None:
-    from datetime import timedelta
-
     process_state = ProcessState()
     heartbeat = start_watchdog(attempt, timedelta(minutes=5), world_size=2, process_state=process_state)
     try:
@@ -177,6 +176,30 @@ def test_the_watchdog_watches_the_heartbeat_of_the_process_state(attempt: Attemp
         assert any(thread.name == "hpcddp-watchdog" for thread in threading.enumerate())
     finally:
         heartbeat.stop()
+
+
+def test_the_watchdog_does_not_wait_for_a_file_system_that_does_not_answer(
+    attempt: AttemptDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_called, answers = threading.Event(), threading.Event()
+
+    def mark(*_: object) -> None:
+        is_called.set()
+        answers.wait()
+
+    monkeypatch.setattr("hpcddp.task.watchdog.mark_wait", mark)
+    monkeypatch.setattr("hpcddp.stop.heartbeat._SILENT_AFTER_S", 0.0)
+    heartbeat = start_watchdog(attempt, timedelta(minutes=5), world_size=2, process_state=ProcessState())
+    heartbeat.stop()
+    heartbeat.at_step(1)
+    watching = threading.Thread(target=heartbeat.look, daemon=True)
+    watching.start()
+    try:
+        assert is_called.wait(30)
+        watching.join(timeout=5)
+        assert not watching.is_alive()
+    finally:
+        answers.set()
 
 
 SLEEPER = """
