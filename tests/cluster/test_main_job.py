@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -172,4 +171,3 @@ def test_a_refused_job_leaves_no_run_directory(sandbox: Sandbox, directory: Path
     assert done.returncode == 2
     assert "sbatch refused the job: the cluster has no partition 'nowhere'; " in done.stderr.replace("\n", " ")
     assert not (directory / "runs").exists()
-    assert isinstance(done, subprocess.CompletedProcess)

@@ -17,15 +17,22 @@ pytestmark = pytest.mark.distributed
 ROOT = Path(__file__).parents[2]
 COLLECTIVES = {
     "all_gather",
+    "all_gather_into_tensor",
     "all_gather_object",
     "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
     "barrier",
     "broadcast",
     "broadcast_object_list",
     "gather",
     "gather_object",
+    "monitored_barrier",
     "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
     "scatter",
+    "scatter_object_list",
 }
 # Neither runs where ranks are survived: an entrypoint, and the exit of a loop of the user's own.
 NOT_SURVIVED = {"train/entry.py", "train/stopper.py"}
