@@ -293,11 +293,11 @@ def _serve(srun: Process, service: MemberService, newcomers: Newcomers, events: 
         if now < next_look:
             continue
         next_look = now + _LOOK_EVERY_S
+        events.write()
         if not is_running and job_end.has_come():
             # watch may have killed srun for it. A new process that still saves has until KillWait, as the others have.
             write_message("the job's time is over, and some ranks have not ended; this script decides what is next")
             return
-        events.write()
         if not service.has_ended:
             _end_after_an_exit(events.attempt, service)
         if service.is_training:

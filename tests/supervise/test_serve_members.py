@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from hpcddp.processes import Process
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.job_records import read_members_address, read_start, write_start
 from hpcddp.slurm import commands
-from hpcddp.supervise.serve_members import Events, serve_members
+from hpcddp.supervise.serve_members import Events, _serve, serve_members
 from hpcddp.task.channel import Channel, connect
 from tests.supervise.attempts import Scenario
 from tests.waiting import wait_until
@@ -88,6 +91,19 @@ def test_ranks_that_hang_do_not_keep_the_script_beyond_the_end_of_the_job(
         service.join(timeout=15)
         assert not service.is_alive()
     assert "the job's time is over" in capsys.readouterr().err
+
+
+def test_an_event_that_waits_is_written_before_the_service_ends_with_the_job(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    events = Events(run.attempt(0))
+    events.append("rank 1 was lost")
+    run.path.mkdir()
+    ended_srun = Process(pid=0, parent=0, start=0)
+    service: Any = SimpleNamespace(handle=lambda: None, members={0}, has_ended=False)
+    job_end: Any = SimpleNamespace(has_come=lambda: True)
+    newcomers: Any = None
+    _serve(ended_srun, service, newcomers, events, job_end)
+    assert [event.reason for event in read_events(run.events)] == ["rank 1 was lost"]
 
 
 def test_ranks_that_are_at_work_after_the_end_of_srun_keep_the_service(
