@@ -41,6 +41,8 @@ def read_submitted_job(run: RunDirectory) -> JobSpec:
         RecordError: its file is missing or damaged.
     """
     text = _read_text(run.job_file)
+    if not text:
+        raise RecordError(f"{run.job_file} is damaged: it is empty; {_ADVICE}", path=run.job_file)
     try:
         return parse_resolved(text)
     except HpcddpError as error:
@@ -92,8 +94,6 @@ def _read_text(path: Path) -> str:
         with open_regular(path) as (stream, size):
             if size > LARGEST_RECORD:
                 raise RecordError(f"{path} is damaged: it has {size} bytes; {_ADVICE}", path=path)
-            if size == 0:
-                raise RecordError(f"{path} is damaged: it is empty; {_ADVICE}", path=path)
             return stream.read().decode()
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); {_ADVICE}", path=path) from error

@@ -115,8 +115,8 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
         The run with its path as in the script, and the directory to submit from.
 
     Raises:
-        RunDirectoryError: the script or the directory of submission does not exist, or the script is of a template of
-            the user's own.
+        RunDirectoryError: the script or the directory of submission does not exist, the script is empty, or it is of a
+            template of the user's own.
     """
     owner = script_owner(run)
     if not owner.script.exists():
@@ -125,6 +125,11 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
             f"of its sweep beside it, or give the job file too: {resume_command(run, with_job=True)}"
         )
     script = read_script(owner)
+    if not script:
+        raise RunDirectoryError(
+            f"{owner.script} is empty; restore a copy of it, or give the job file too: "
+            f"{resume_command(run, with_job=True)}"
+        )
     in_script = _parse_script(script)
     if in_script is None:
         _refuse_moved_script_of_own_template(run, owner)

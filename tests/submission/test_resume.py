@@ -115,7 +115,7 @@ def test_an_empty_script_is_not_submitted(directory: Path) -> None:
     write_record(run.result, Result(status="failed", reason="a rank has failed"))
     code, out, error = submit(directory, "--resume", "r1")
     assert (code, out) == (2, "")
-    assert error.startswith(f"hpcddp: {run.script} is damaged: it is empty; restore a copy of it, or ")
+    assert error.startswith(f"hpcddp: {run.script} is empty; restore a copy of it, or give the job file too: ")
     assert run.result.exists()
 
 
