@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -45,6 +47,33 @@ _MOST_STARTS_AGAIN: Final = 10
 _LAUNCHER: Final = 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1'
 
 
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """The place of a rank that has died, with the newest process that was started in it.
+
+    Attributes:
+        task: the variables of srun of the rank's task.
+        srun: what has started the process; None if nothing could.
+        started_at: when it was started, in seconds on a clock that never goes back.
+        log_begins: where its part of the log of its srun begins, in bytes.
+        starts_again: how often the start was tried again.
+        may_join: whether the process may still join.
+        not_started: why it could not be started; None if it was.
+        refused: why it is not taken in; None if it may be.
+        told: the end that was told last; None without one.
+    """
+
+    task: Mapping[str, str]
+    srun: subprocess.Popen[bytes] | None = None
+    started_at: float = -math.inf
+    log_begins: int = 0
+    starts_again: int = 0
+    may_join: bool = False
+    not_started: str | None = None
+    refused: str | None = None
+    told: str | None = None
+
+
 class Newcomers:
     """Processes that take the places of ranks that have died.
 
@@ -60,17 +89,7 @@ class Newcomers:
         self._command = command
         self._environment = environment
         self._cpus_per_task = cpus_per_task
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._tasks: dict[int, Mapping[str, str]] = {}
-        # When the newest srun of each number was started, where its log begins, and how often it was started again.
-        self._started_at: dict[int, float] = {}
-        self._log_begins: dict[int, int] = {}
-        self._starts_again: Counter[int] = Counter()
-        # Those that may still join, and the newest end of each number that was told.
-        self._may_join: set[int] = set()
-        self._told: dict[int, str] = {}
-        self._refused: dict[int, str] = {}
-        self._not_started: dict[int, str] = {}
+        self._places: dict[int, _Place] = {}
 
     def start(self, number: int, task: Mapping[str, str]) -> None:
         """Start a process for a rank on the node where it has been; the others go on without it if that is impossible.
@@ -79,10 +98,7 @@ class Newcomers:
             number: the number of the rank.
             task: the variables of srun of its task.
         """
-        self._told.pop(number, None)
-        self._refused.pop(number, None)
-        self._starts_again[number] = 0
-        self._tasks[number] = task
+        self._places[number] = _Place(task=task)
         self._start(number)
 
     def start_again(self, members: Collection[int]) -> None:
@@ -91,31 +107,33 @@ class Newcomers:
         Ten times, 30 s apart.
         """
         now = time.monotonic()
-        for number in self._started_at.keys() - members:
-            is_due = now - self._started_at[number] >= _START_AGAIN_AFTER_S
-            if is_due and self._starts_again[number] < _MOST_STARTS_AGAIN and self._has_no_step(number):
-                self._starts_again[number] += 1
+        for number in self._places.keys() - members:
+            place = self._places[number]
+            is_due = now - place.started_at >= _START_AGAIN_AFTER_S
+            if is_due and place.starts_again < _MOST_STARTS_AGAIN and self._has_no_step(number):
+                place.starts_again += 1
                 self._start(number)
 
     def _has_no_step(self, number: int) -> bool:
-        if number in self._not_started:
+        place = self._places[number]
+        if place.not_started is not None:
             return True
         if self.exit_of(number) in {None, NODE_LOST}:
             return False
         with suppress(OSError), self._attempt.newcomer_log(number).open("rb") as log:
-            log.seek(self._log_begins[number])
+            log.seek(place.log_begins)
             return _NO_STEP in log.read(TAIL_BYTES)
         return False
 
     def _start(self, number: int) -> None:
-        task = self._tasks[number]
-        variables = [f"{name}={value}" for name, value in task.items()]
+        place = self._places[number]
+        variables = [f"{name}={value}" for name, value in place.task.items()]
         words = [
             "srun",
             "--overlap",
             "--nodes=1",
             "--ntasks=1",
-            f"--nodelist={task['SLURMD_NODENAME']}",
+            f"--nodelist={place.task['SLURMD_NODENAME']}",
             f"--cpus-per-task={self._cpus_per_task}",
             "--unbuffered",
             "env",
@@ -126,59 +144,61 @@ class Newcomers:
             _LAUNCHER,
             *self._command,
         ]
-        self._started_at[number] = time.monotonic()
-        self._may_join.add(number)
-        self._not_started.pop(number, None)
+        place.started_at = time.monotonic()
+        place.may_join = True
+        place.not_started = None
         try:
             with self._attempt.newcomer_log(number).open("ab") as log:
-                self._log_begins[number] = log.tell()
-                self._processes[number] = subprocess.Popen(
+                place.log_begins = log.tell()
+                place.srun = subprocess.Popen(
                     words, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
         except OSError as error:
-            self._not_started[number] = f"it could not be started: {error}"
+            place.not_started = f"it could not be started: {error}"
 
     def refuse(self, number: int, why: str) -> None:
         """Note why the newest process of a rank is not taken in; it ends by itself."""
-        self._refused[number] = why
+        self._places[number].refused = why
 
     def exit_of(self, number: int) -> str | None:
         """Return how the newest process of a rank has ended, in srun's words, or None while it is not known."""
-        if number in self._refused:
-            return self._refused[number]
-        if number in self._not_started:
-            return self._not_started[number]
-        node = self._tasks[number]["SLURMD_NODENAME"] if number in self._tasks else _host_of(self._attempt, number)
+        place = self._places.get(number)
+        if place is None:
+            if _host_of(self._attempt, number) in failed_nodes(self._attempt):
+                return NODE_LOST
+            return exits_of_tasks(self._attempt).get(number)
+        known = place.refused or place.not_started
+        if known is not None:
+            return known
         # Slurm ends the tasks of a node that it has given up.
-        if node in failed_nodes(self._attempt):
+        if place.task["SLURMD_NODENAME"] in failed_nodes(self._attempt):
             return NODE_LOST
-        process = self._processes.get(number)
-        if process is not None:
-            return _exit_text(process)
-        return exits_of_tasks(self._attempt).get(number)
+        return None if place.srun is None else _exit_text(place.srun)
 
     def without_success(self, members: Collection[int]) -> dict[int, str]:
         """Return how new processes have ended that have not joined, by number.
 
         Each is returned once; one that was started again only if it has ended in another way.
         """
-        self._may_join.difference_update(members)
         ended: dict[int, str] = {}
-        for number in sorted(self._may_join):
-            how = self.exit_of(number)
+        for number, place in sorted(self._places.items()):
+            if number in members:
+                place.may_join = False
+            how = self.exit_of(number) if place.may_join else None
             if how is None:
                 continue
-            self._may_join.remove(number)
-            if how != self._told.get(number):
+            place.may_join = False
+            if how != place.told:
                 ended[number] = how
-                self._told[number] = how
+                place.told = how
         return ended
 
     def end(self) -> None:
         """End those that still run."""
-        for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                process.terminate()
+        for place in self._places.values():
+            if place.srun is not None:
+                with suppress(ProcessLookupError):
+                    place.srun.terminate()
 
 
 class Events:
