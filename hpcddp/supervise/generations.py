@@ -21,7 +21,7 @@ class Member:
         process: what names its process, to its sentinel too.
         identity: what must be the same for all.
         left: what it has said when it left the generation; None while it trains.
-        is_done: whether it has said that it ends by itself.
+        is_done: whether it has said that it ends, by itself or as it was told.
         must_leave: whether it has said that the job must leave its nodes.
         has_joined: whether it was told that this new process has joined; it may not have the state yet.
     """

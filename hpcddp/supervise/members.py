@@ -161,6 +161,14 @@ class MemberService:
         return self._must_end
 
     @property
+    def only_stuck_ranks_are_left(self) -> bool:
+        """Whether the ranks were told to end, and none that is left has answered: stopped, or stuck in native code."""
+        if not self._must_end or not self._members:
+            return False
+        left = (*self._members.values(), *self._newcomers.values())
+        return not any(member.is_done for member in left)
+
+    @property
     def srun_waits_in_vain(self) -> bool:
         """Whether all ranks have ended, and srun waits for those of a lost node."""
         return self.has_ended and self._has_lost_node and not self._members
@@ -298,6 +306,8 @@ class MemberService:
         elif "failed" in document:
             member.is_done = True
             self.end(f"rank {member.number} has failed")
+        elif "ending" in document:
+            member.is_done = True
         elif "must_leave" in document:
             member.must_leave = True
             if self._phase == "waiting":
@@ -308,12 +318,16 @@ class MemberService:
             deadline = self._monotonic() + _LEAVE_S + 2 * float(document["step_s"])
             self._change.deadline = max(self._change.deadline, deadline)
         elif document.get("left") == self._generation:
-            member.left = document
-            if self._phase == "forming":
-                # It could not open the process group: another rank was late, or has died.
-                self._break({})
+            self._hear_left(member, document)
         elif document.get("formed") == self._generation:
             self._formed.add(member.number)
+
+    def _hear_left(self, member: Member, document: Mapping[str, Any]) -> None:
+        """Handle what a rank says that has left the generation."""
+        member.left = document
+        if self._phase == "forming":
+            # It could not open the process group: another rank was late, or has died.
+            self._break({})
 
     def _hear_exit(self, process: str, how: str) -> None:
         """Handle what the sentinel of a process says: how it ends."""

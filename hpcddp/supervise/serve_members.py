@@ -36,8 +36,9 @@ from hpcddp.task.rendezvous import bind_port, reachable_addresses
 
 # Exit codes of srun of a task that a signal has ended: 128 plus the signal.
 _SIGNALS: Final[Mapping[int, str]] = {134: "Aborted", 135: "Bus error", 137: "Killed", 139: "Segmentation fault"}
-# How long ranks that were told to end may save.
+# How long ranks that were told to end may save, and how long one may take to answer.
 _END_PATIENCE_S: Final = 60.0
+_ANSWER_PATIENCE_S: Final = 15.0
 # What the batch log says of tasks that have ended may be on a file system that many jobs share.
 _LOOK_EVERY_S: Final = 2.0
 # What srun says where Slurm refuses the step of a process, or slurmctld does not answer (22.05 to 26.05).
@@ -297,16 +298,17 @@ def _slurm_answers(environment: Mapping[str, str]) -> bool:
 
 def _serve(srun: Process, service: MemberService, newcomers: Newcomers, events: Events, job_end: JobEnd) -> None:
     next_look = time.monotonic()
-    patience_ends_at: float | None = None
+    ended_at: float | None = None
     is_running = True
     # srun ends with the last of the first processes; the new ones are members still.
     while is_running or service.members:
         service.handle()
         is_running = find(srun.pid) == srun
         now = time.monotonic()
-        if service.has_ended and patience_ends_at is None:
-            patience_ends_at = now + _END_PATIENCE_S
-        is_patience_over = patience_ends_at is not None and now > patience_ends_at
+        if service.has_ended and ended_at is None:
+            ended_at = now
+        patience_s = _ANSWER_PATIENCE_S if service.only_stuck_ranks_are_left else _END_PATIENCE_S
+        is_patience_over = ended_at is not None and now > ended_at + patience_s
         if is_patience_over and not is_running and service.members:
             write_message("the run has ended, and some new processes have not; they are ended")
             break

@@ -236,6 +236,7 @@ class Member:
             self._paused.clear()
             self._answers.put(dict(document["form"]))
         elif "end" in document:
+            self._channel.send({"ending": True})
             self.why_ended = str(document["end"])
             self.states_differ = document.get("states_differ") is True
             self._answers.put(None)

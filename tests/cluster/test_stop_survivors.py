@@ -408,6 +408,24 @@ def test_ranks_that_went_on_stop_together(scenario_result: tuple[TrackedRun, Tra
     assert_same(tracked, reference)
 
 
+def rank_stopped(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """The watchdogs of the others end the hang, and the service ends the step of the rank, which does not answer."""
+    tracked = start(context, launch={"hang_timeout": "10s"})
+    tracked.signal(1, signal.SIGSTOP)
+    return finish(context, tracked)
+
+
+@pytest.mark.long
+@after_scenario(rank_stopped)
+def test_after_a_stopped_rank_the_tasks_start_again_from_the_last_step(
+    scenario_result: tuple[TrackedRun, TrackedRun],
+) -> None:
+    tracked, reference = scenario_result
+    (restart,) = tracked.events("restart")
+    assert restart.cause == "crash"
+    assert_same(tracked, reference)
+
+
 def restarted_after_kill(context: ScenarioContext) -> ScenarioResult:
     return _restarted(context, "SIGKILL of a rank, max_failures 1", signal.SIGKILL)
 

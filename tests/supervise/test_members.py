@@ -743,6 +743,22 @@ def test_the_ranks_end_if_the_new_process_does_not_come(waiting_cluster: Cluster
     assert waiting_cluster.reasons() == ["the new processes were not there in time"] * 3
 
 
+def test_only_ranks_that_do_not_answer_that_they_end_are_stuck(cluster: Cluster) -> None:
+    """One that answers may save."""
+    seen = [cluster.service.only_stuck_ranks_are_left]
+    cluster.service.end("rank 3 has ended by itself")
+    seen.append(cluster.service.only_stuck_ranks_are_left)
+    cluster.channels[2].send({"ending": True})
+    cluster.settle()
+    seen.append(cluster.service.only_stuck_ranks_are_left)
+    cluster.kill(2)
+    seen.append(cluster.service.only_stuck_ranks_are_left)
+    for number in (0, 1, 3):
+        cluster.kill(number)
+    seen.append(cluster.service.only_stuck_ranks_are_left)
+    assert seen == [False, True, False, True, False]
+
+
 MUST_LEAVE = "the job must leave its nodes, and the new processes are not there yet"
 
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from hpcddp.polling import wait_until as wait_for
 from hpcddp.processes import Process
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.job_records import read_members_address, read_start, write_start
 from hpcddp.slurm import commands
+from hpcddp.supervise import serve_members as serve_members_module
 from hpcddp.supervise.serve_members import Events, _serve, serve_members
 from hpcddp.task.channel import Channel, connect
 from tests.supervise.attempts import Scenario
@@ -58,7 +60,9 @@ def set_end(scenario: Scenario, monkeypatch: pytest.MonkeyPatch, seconds: float)
 
 
 @contextmanager
-def service_beside_srun(scenario: Scenario) -> Iterator[tuple[threading.Thread, subprocess.Popen[bytes]]]:
+def service_beside_srun(
+    scenario: Scenario,
+) -> Iterator[tuple[threading.Thread, subprocess.Popen[bytes], list[Channel]]]:
     """Serve two ranks, which are connections alone, beside a process in place of srun."""
     with subprocess.Popen(["sleep", "600"]) as srun:
         service = threading.Thread(
@@ -69,7 +73,7 @@ def service_beside_srun(scenario: Scenario) -> Iterator[tuple[threading.Thread, 
         )
         service.start()
         channels = [connect_rank(scenario, number) for number in range(2)]
-        yield service, srun
+        yield service, srun, channels
         for channel in channels:
             channel.close()
         srun.kill()
@@ -86,7 +90,7 @@ def test_ranks_that_hang_do_not_keep_the_script_beyond_the_end_of_the_job(
     """``watch`` kills srun some seconds before the end, so that the script can decide."""
     scenario = Scenario(tmp_path, ON_SLURM, job=JOB)
     set_end(scenario, monkeypatch, 4)
-    with service_beside_srun(scenario) as (service, srun):
+    with service_beside_srun(scenario) as (service, srun, _):
         end_process(srun)
         service.join(timeout=15)
         assert not service.is_alive()
@@ -99,11 +103,28 @@ def test_an_event_that_waits_is_written_before_the_service_ends_with_the_job(tmp
     events.append("rank 1 was lost")
     run.path.mkdir()
     ended_srun = Process(pid=0, parent=0, start=0)
-    service: Any = SimpleNamespace(handle=lambda: None, members={0}, has_ended=False)
+    service: Any = SimpleNamespace(handle=lambda: None, members={0}, has_ended=False, only_stuck_ranks_are_left=False)
     job_end: Any = SimpleNamespace(has_come=lambda: True)
     newcomers: Any = None
     _serve(ended_srun, service, newcomers, events, job_end)
     assert [event.reason for event in read_events(run.events)] == ["rank 1 was lost"]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_srun_is_ended_soon_if_the_rank_that_is_left_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    """One that answers may save."""
+    monkeypatch.setattr(serve_members_module, "_ANSWER_PATIENCE_S", 1.0)
+    scenario = Scenario(tmp_path, ON_SLURM, job=JOB)
+    set_end(scenario, monkeypatch, 3600)
+    with service_beside_srun(scenario) as (_, srun, channels):
+        channels[0].send({"failed": True})
+        channels[0].close()
+        if answers:
+            channels[1].send({"ending": True})
+        has_ended = wait_for(lambda: srun.poll() is not None, timeout_s=8, poll_s=0.05)
+        assert has_ended is not answers
 
 
 def test_ranks_that_are_at_work_after_the_end_of_srun_keep_the_service(
@@ -111,7 +132,7 @@ def test_ranks_that_are_at_work_after_the_end_of_srun_keep_the_service(
 ) -> None:
     scenario = Scenario(tmp_path, ON_SLURM, job=JOB)
     set_end(scenario, monkeypatch, 3600)
-    with service_beside_srun(scenario) as (service, srun):
+    with service_beside_srun(scenario) as (service, srun, _):
         end_process(srun)
         service.join(timeout=3)
         assert service.is_alive()
