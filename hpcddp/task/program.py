@@ -64,6 +64,8 @@ _NOTICE_BY_SIGNAL: Final[Mapping[int, StopNotice]] = MappingProxyType(
     {signal.SIGTERM: "terminated", signal.SIGUSR2: "warned"}
 )
 _POLL_S: Final = 0.5
+# A program may end at a signal soon after it has installed the handler, which has to be seen before.
+_HANDLERS_POLL_S: Final = 0.1
 # From subprocess, and from a shell.
 _ENDED_BY_TERM: Final = frozenset({-signal.SIGTERM, KILLED_IN_A_SHELL + signal.SIGTERM})
 _SIGNAL_TIMEOUT_S: Final = 1.0
@@ -494,13 +496,17 @@ class Program:
 
     def wait(self) -> int:
         """Wait until the program ends; return its exit code, or minus the signal that killed it."""
+        next_check = time.monotonic() + _POLL_S
         while True:
             try:
-                code = self._process.wait(_POLL_S)
+                code = self._process.wait(_HANDLERS_POLL_S)
             except subprocess.TimeoutExpired:
                 self._handled |= self._handled_now()
-                self._check_end_time()
-                self._check_processes()
+                now = time.monotonic()
+                if now >= next_check:
+                    next_check = now + _POLL_S
+                    self._check_end_time()
+                    self._check_processes()
             else:
                 self._wait_for_own_signal(code)
                 return code

@@ -88,7 +88,7 @@ def all_killed_one_after_the_other(context: ScenarioContext) -> tuple[TrackedRun
         tracked.signal(rank, signal.SIGKILL)
         # Each death has a recovery, and each new process another one.
         wait_for_world(tracked, 4, recoveries=2 * deaths)
-    assert srun_has_ended(tracked)
+    tracked.wait_until(lambda: srun_has_ended(tracked), "the end of the first srun", timeout_s=60)
     tracked.sandbox.run("scancel", "--signal=USR2", tracked.job_id)
     return finish(context, tracked)
 

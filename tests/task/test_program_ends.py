@@ -58,6 +58,8 @@ os._exit(0)
         ("0.3", "kill -TERM $$", f"{-signal.SIGTERM} terminated"),
         ("0.3", "exit 143", "143 terminated"),
         ("1.3", "trap 'exit 0' TERM; sleep 1; kill -TERM $$", "0 terminated"),
+        # The handler is there for less than half a second.
+        ("1.2", "sleep 0.55; trap 'exit 0' TERM; sleep 0.4; kill -TERM $$", "0 terminated"),
         ("never", "trap 'exit 0' TERM; sleep 1; kill -TERM $$", "0 None"),
         ("never", "kill -TERM $$", f"{-signal.SIGTERM} None"),
         ("0.3", "exit 3", "3 None"),
