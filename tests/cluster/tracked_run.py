@@ -20,8 +20,7 @@ from tests.cluster.sandbox import Sandbox
 from tests.waiting import wait_until
 
 _POLL_S = 0.05
-_TASK = "hpcddp.task"
-_SUPERVISOR = "hpcddp.supervise"
+_TASK_WORDS = ("-P", "-u", "-m", "hpcddp.task")
 _SENTINEL = "hpcddp.task.sentinel"
 
 
@@ -108,17 +107,13 @@ class TrackedRun:
 
     def ranks(self) -> dict[int, int]:
         """Return the process id of each rank of the newest attempt that is there now."""
-        tasks = {process.pid: process for process in processes_with(f"HPCDDP_ATTEMPT_DIR={self.attempt.path}")}
-        # The membership service has the words of a task behind its own.
-        tasks = {
-            pid: process
-            for pid, process in tasks.items()
-            if process.argv[-1:] == (_TASK,) and _SUPERVISOR not in process.argv
-        }
+        processes = processes_with(f"HPCDDP_ATTEMPT_DIR={self.attempt.path}")
+        # srun, and the membership service, have these words behind their own.
+        tasks = {process.pid: process for process in processes if process.argv[1:] == _TASK_WORDS}
         return {
             int(process.environment["SLURM_PROCID"]): pid
             for pid, process in tasks.items()
-            if process.parent not in tasks and not process.argv[0].endswith("sh")
+            if process.parent not in tasks
         }
 
     def workers(self, rank: int) -> list[int]:
