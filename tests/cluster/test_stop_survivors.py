@@ -113,6 +113,37 @@ def test_the_new_processes_go_on_and_stop_together_when_all_first_ones_have_died
     assert_same(tracked, reference)
 
 
+# The training has 184 steps.
+_FAULTS_AT_THE_EDGES = (
+    "kill@backward:0,rank=0,attempt=0",
+    "kill@update:183,rank=1,attempt=0",
+    "kill@evaluation:184,rank=2,attempt=0",
+)
+
+
+def killed_at_the_edges(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """Ranks die in the first step, in the last one, and in the evaluation after it."""
+    variables = {"HPCDDP_FAULTS": ";".join(_FAULTS_AT_THE_EDGES)}
+    sections: Sections = {"requeue": {"max_failures": 3}, "environment": {"env": variables}}
+    tracked = context.start("run", nodes=2, tasks=2, on=OTHER_HOSTS, sections=sections, seconds=0.1)
+    reference = context.references.of(2, 2)
+    tracked.wait_until_finished()
+    return tracked, reference
+
+
+@pytest.mark.long
+@after_scenario(killed_at_the_edges)
+def test_deaths_in_the_first_step_the_last_one_and_the_last_evaluation_cost_no_step(
+    scenario_result: tuple[TrackedRun, TrackedRun],
+) -> None:
+    tracked, reference = scenario_result
+    assert tracked.attempts == 1
+    # The last two may die in one moment, which is one event.
+    dead = [rank for event in tracked.events("recovery") for rank in event.facts["dead"]]
+    assert dead == [0, 1, 2]
+    assert_same(tracked, reference)
+
+
 def samples_of(tracked: TrackedRun, step: int) -> list[int]:
     """Return the samples of the step after some steps."""
     spec = read_job_file(tracked.run)
