@@ -122,13 +122,17 @@ class Heartbeat:
         self._long_wait = True
 
     def expect_beginning(self) -> None:
-        """Allow the next heartbeat to take as long as a beginning: the training begins again with other ranks."""
+        """Allow each heartbeat until the next step to take as long as a beginning: the training begins again.
+
+        Its first step with other ranks may compile again.
+        """
         self._wait_again()
         self._begins_again = True
 
     def at_step(self, step: int) -> None:
         """Record progress at the boundary after ``step`` optimizer steps."""
         self.beat()
+        self._begins_again = False
         if self._step is None:
             self._beginning_s = self._last - self._began
         self._step = step
@@ -174,7 +178,6 @@ class Heartbeat:
         self._last = self._monotonic()
         self._is_silence_told = False
         self._long_wait = False
-        self._begins_again = False
 
     @property
     def _poll_s(self) -> float:

@@ -69,7 +69,10 @@ def test_a_training_that_begins_again_may_take_ten_times_its_first_beginning(clo
     heartbeat.at_step(2)
     heartbeat.expect_beginning()
     assert heartbeat.timeout_s == 70.0
+    # The loop begins; its first step may compile.
     heartbeat.beat()
+    assert heartbeat.timeout_s == 70.0
+    heartbeat.at_step(3)
     assert heartbeat.timeout_s == 20.0
 
 
@@ -85,7 +88,7 @@ def test_neither_a_wait_that_was_announced_nor_the_step_that_it_cut_short_is_a_s
     clock.now += 50.0
     expect(heartbeat)
     clock.now += 120.0
-    heartbeat.beat()
+    heartbeat.at_step(2)
     assert (heartbeat.slowest_s, heartbeat.timeout_s) == (2.0, 300.0)
     clock.now += 3.0
     heartbeat.at_step(3)
