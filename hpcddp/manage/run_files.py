@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from hpcddp.manage.damaged_records import closed_directory_sentence, lines_or_damage, record_or_damage
@@ -12,7 +11,7 @@ from hpcddp.manage.run_progress import RunProgress, progress_of, time_written
 from hpcddp.manage.starts_over import starts_over
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import Event, EventKind, read_event_log
-from hpcddp.run.files import TAIL_BYTES
+from hpcddp.run.files import TAIL_BYTES, is_empty
 from hpcddp.run.job_records import Change, Start, SubmissionRecord, newest_start, read_ranks, read_submission
 from hpcddp.run.metrics import read_metrics
 from hpcddp.run.plan import read_plan
@@ -161,21 +160,14 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
 
 def _empty_file_damages(run: RunDirectory) -> Iterator[str]:
     """Yield a sentence for each file that is empty, and is never written so."""
-    if _is_empty(run.job_file):
+    if is_empty(run.job_file):
         # The import is slow, and a whole one is not read here.
         from hpcddp.run.job_file import read_submitted_job
 
         _, job_file_damage = record_or_damage(lambda: read_submitted_job(run))
         yield from _sentences(job_file_damage)
-    if _is_empty(run.events):
+    if is_empty(run.events):
         yield f"{run.events} is damaged: it is empty; what happened before is not known"
-
-
-def _is_empty(path: Path) -> bool:
-    try:
-        return path.is_file() and path.stat().st_size == 0
-    except OSError:
-        return False
 
 
 def _sentences(*damages: str | None) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from hpcddp.manage.stuck_ranks import stuck_rank_lines
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import RECENT_BYTES, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures, rest_of_message
-from hpcddp.run.files import read_tail
+from hpcddp.run.files import is_empty, read_tail
 from hpcddp.run.find import run_of_job
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
@@ -276,19 +276,32 @@ def remedy(run: RunDirectory, result: Result, called: str) -> tuple[str, str | N
     return resume, None
 
 
-def _explain_unopened_log(status: RunStatus, job: QueuedJob) -> Answer:
-    """Explain the end of a run whose node could not open the log of the batch script, before it started the script."""
+def _why_unseen(status: RunStatus) -> str | None:
+    """Return why a run has ended whose node does not see its directory; None for another end."""
+    job = status.job
+    if job is None:
+        return None
+    log = status.run.batch_log
+    node = f"the first node of {job.node_list or 'its job'}"
+    is_first_start = status.files.attempt is None
+    if job.exit_signal == _OUTPUT_NOT_OPENED:
+        script = "its script did not start" if is_first_start else "its script did not start again"
+        return (
+            f"{script}, because Slurm could not open {log} on {node}: that node does not see this directory, or may "
+            "not write there"
+        )
+    # Since 23.02 Slurm makes the directory on the node. The script waits there for the run, and says so in that file.
+    if is_first_start and job.state == "FAILED" and job.exit_signal is None and is_empty(log):
+        return f"its script has failed, and {log} is empty: most likely {node} does not see this directory"
+    return None
+
+
+def _explain_unseen_directory(status: RunStatus, why: str) -> Answer:
+    """Explain the end of a run whose node does not see its directory."""
     run = status.run
-    script = "its script did not start"
-    nodes = job.node_list or "its job"
     check = "submit the job again with a run_root on a file system that all nodes share"
     if status.files.attempt is not None:
-        script = "its script did not start again"
         check = f"when the nodes see the directory again, resume with: {resume_command(run)}"
-    why = (
-        f"{script}, because Slurm could not open {run.batch_log} on the first node of {nodes}: that node "
-        "does not see this directory, or may not write there"
-    )
     saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
     return Answer(
         status=status,
@@ -301,8 +314,9 @@ def _explain_unopened_log(status: RunStatus, job: QueuedJob) -> Answer:
 
 def _explain_missing_result(status: RunStatus) -> Answer:
     """Explain the end of a run that has left no result, with what is known."""
-    if status.job is not None and status.job.exit_signal == _OUTPUT_NOT_OPENED:
-        return _explain_unopened_log(status, status.job)
+    why_unseen = _why_unseen(status)
+    if why_unseen is not None:
+        return _explain_unseen_directory(status, why_unseen)
     run = status.run
     saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
     command = resume_command(run) if run.path.is_dir() else None

@@ -292,6 +292,14 @@ def exists(path: Path) -> bool:
         return False
 
 
+def is_empty(path: Path) -> bool:
+    """Return whether a path is a regular file that can be seen and has no content."""
+    try:
+        return path.is_file() and path.stat().st_size == 0
+    except OSError:
+        return False
+
+
 def read_tail(path: Path, size: int) -> str:
     """Return the last ``size`` bytes of a file as text; empty if it cannot be read, torn characters replaced."""
     try:

@@ -62,6 +62,13 @@ DIFFERENCES: Final = (
         answer="`why` reads the signal from both forms of the exit code, and not from the reason",
     ),
     Difference(
+        since="23.02",
+        fact="the directory of a job's output file is made where it is missing; before, the job failed with exit code "
+        "`0:53`",
+        source="slurmstepd/io.c; measured on 24.11.5 and 26.05.5",
+        answer="a script that waits for the directory of its run waits for the files of the run",
+    ),
+    Difference(
         since="24.05",
         fact="a script that ends by itself within the grace time of a preemption is requeued, or is PREEMPTED with "
         "`PreemptMode=CANCEL`; before, it was COMPLETED",

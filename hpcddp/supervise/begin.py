@@ -21,6 +21,7 @@ from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
+from hpcddp.run.index import is_run
 from hpcddp.run.job_file import read_job_file, read_submitted_job
 from hpcddp.run.job_records import Start, newest_start, read_start, write_start
 from hpcddp.run.moved import refuse_other_script
@@ -256,17 +257,19 @@ def _derived_run_id(environment: Mapping[str, str]) -> str:
 def _wait_for_directory(path: Path) -> None:
     """Wait for a directory that ``hpcddp submit`` or an earlier attempt has made: a new one would begin at step 0.
 
+    That it exists does not suffice: newer versions of Slurm make the directory of the batch log where it is missing.
+
     Raises:
         DirectoryAwayError: it is not there after ten minutes.
     """
-    if exists(path):
+    if is_run(path):
         return
     minutes = f"{PATIENCE_S / 60:g} minutes"
-    write_message(f"{path} is not there; waiting up to {minutes} for it")
-    if not wait_until(lambda: exists(path), timeout_s=PATIENCE_S, poll_s=_POLL_S):
+    write_message(f"the run directory {path} is not there; waiting up to {minutes} for it")
+    if not wait_until(lambda: is_run(path), timeout_s=PATIENCE_S, poll_s=_POLL_S):
         raise DirectoryAwayError(
-            f"{path} is not there after {minutes}, and a new one would begin the training anew; mount its file system "
-            "again, then submit the job again"
+            f"the run directory {path} is not there after {minutes}, and a new one would begin the training anew; "
+            "mount its file system again, then submit the job again"
         )
 
 

@@ -311,6 +311,20 @@ def test_a_directory_that_the_nodes_do_not_see_is_told(made: FakeRun, reason: st
     assert answer.advice.endswith("then submit the job again with a run_root on a file system that all nodes share")
 
 
+def test_a_directory_that_slurm_made_on_a_node_that_does_not_see_it_is_told(made: FakeRun) -> None:
+    made.submitted()
+    made.run.batch_log.write_text("")
+    answer = why(made, queued(state="FAILED", reason="NonZeroExitCode", node_list="n[1-2]"))
+    assert answer.why == (
+        f"its script has failed, and {made.run.batch_log} is empty: most likely the first node of n[1-2] does not see "
+        "this directory"
+    )
+    assert answer.command == f"hpcddp doctor install --on-nodes --run-root {made.run.path.parent.parent}"
+    made.run.batch_log.write_text("bash: line 7: no\n")
+    answer = why(made, queued(state="FAILED", reason="NonZeroExitCode", node_list="n[1-2]"))
+    assert "does not see" not in answer.why
+
+
 def test_a_directory_that_was_lost_before_a_requeued_start_is_told(made: FakeRun) -> None:
     made.submitted().started().steps(1, 30).event("save", at=45, step=20)
     made.run.batch_log.write_text("hpcddp: attempt 0 of run run-1 begins\n")

@@ -324,6 +324,7 @@ def test_a_requeued_run_waits_for_its_directory(
     assert_facts(golden.message(capsys.readouterr().err), f"{run} is not there", "waiting up to 10 minutes")
 
 
+@pytest.mark.parametrize("has_log", [False, True])
 @pytest.mark.parametrize("known", [{"SLURM_RESTART_COUNT": "1"}, {"HPCDDP_PICKLE_SHA256": "0" * 64}])
 def test_a_run_whose_directory_stays_away_does_not_begin_anew(
     known: dict[str, str],
@@ -332,17 +333,24 @@ def test_a_run_whose_directory_stays_away_does_not_begin_anew(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     golden: GoldenMessages,
+    *,
+    has_log: bool,
 ) -> None:
     scenario = Scenario(tmp_path, SLURM)
     slurm.become("RUNNING", Restarts="1")
     run = scenario.attempt.run.path
     run.rename(tmp_path / "away")
+    if has_log:
+        # Newer versions of Slurm make the directory of the batch log.
+        run.mkdir()
+        (run / "batch.log").touch()
     monkeypatch.setattr(sys, "stdin", StringIO(scenario.text))
     assert main(["begin", f"--run-root={run.parents[1]}", "--name=demo", "--run-id=r1"], {**SLURM, **known}) == 71
     assert slurm.waited == pytest.approx(600, abs=10)
     said = golden.message(capsys.readouterr().err)
     assert_facts(said, f"{run} is not there after 10 minutes", "mount its file system again", "submit the job again")
-    assert not run.exists()
+    assert run.exists() is has_log
+    assert not (run / "attempts").exists()
 
 
 def test_a_directory_that_goes_away_during_the_requeue_is_no_newer_attempt(
