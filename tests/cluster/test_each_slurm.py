@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -70,6 +71,25 @@ def wait_for_result(tracked: TrackedRun) -> dict[str, str]:
     on_hosts = {"RUNNING", "COMPLETING"}
     tracked.wait_until(lambda: tracked.sandbox.job(tracked.job_id)["JobState"] not in on_hosts, "the end of the job")
     return tracked.sandbox.job(tracked.job_id)
+
+
+def started_without_directory(context: ScenarioContext) -> tuple[TrackedRun, str]:
+    """The run directory is away when the job starts; newer versions of Slurm make an empty one."""
+    tracked = start_program(context, "run", "--set", "resources.sbatch.hold=true", *ON_ONE, text=PRINTS_JOB_NAME)
+    away = tracked.run.path.with_name("away")
+    tracked.run.path.rename(away)
+    context.sandbox.run("scontrol", "release", tracked.job_id)
+
+    def is_noticed() -> bool:
+        has_failed = tracked.sandbox.job(tracked.job_id)["JobState"] == "FAILED"
+        return has_failed or (tracked.run.batch_log.is_file() and "is not there" in tracked.log())
+
+    tracked.wait_until(is_noticed, "a job that waits or has failed", timeout_s=60)
+    shutil.rmtree(tracked.run.path, ignore_errors=True)
+    away.rename(tracked.run.path)
+    if tracked.sandbox.job(tracked.job_id)["JobState"] != "FAILED":
+        wait_for_result(tracked)
+    return tracked, context.sandbox.run(*HPCDDP, "why", str(tracked.run.path)).stdout
 
 
 def causes(tracked: TrackedRun) -> list[str | None]:
@@ -239,6 +259,17 @@ def test_a_failing_setup_after_a_preemption_is_not_repeated(
 def test_a_run_at_its_time_limit_comes_back(scenario_result: TrackedRun) -> None:
     assert causes(scenario_result) == ["time_limit"]
     assert (scenario_result.attempts, scenario_result.result["status"]) == (2, "finished")
+
+
+@after_scenario(started_without_directory)
+def test_a_run_never_begins_in_a_directory_that_slurm_has_made(scenario_result: tuple[TrackedRun, str]) -> None:
+    tracked, told = scenario_result
+    if tracked.sandbox.job(tracked.job_id)["JobState"] == "FAILED":
+        assert "Slurm could not open" in told
+        assert tracked.attempts == 0
+    else:
+        assert "it has finished" in told
+        assert tracked.attempts == 1
 
 
 @after_scenario(cancelled)
