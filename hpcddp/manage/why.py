@@ -47,7 +47,7 @@ _SETUP_ENDED: Final = ("hpcddp: environment.setup: ", "hpcddp: a module, an acti
 # slurmstepd ends a job whose output file it cannot open with ESLURMD_IO_ERROR, 4021, whose low seven bits are 53.
 _OUTPUT_NOT_OPENED: Final = 53
 # After these the same run would fail in the same way again.
-_LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.NO_PROGRESS, ExitCode.HANG})
+_LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.HANG})
 _ENDED: Final[Mapping[State, str]] = MappingProxyType(
     {
         State.FAILED: "has failed",
@@ -271,7 +271,11 @@ def remedy(run: RunDirectory, result: Result, called: str) -> tuple[str, str | N
         called: what commands call the run.
     """
     resume = result.resume or resume_command(run)
-    if result.exit_code in _LOOK_FIRST:
+    has_error = result.exit_code in _LOOK_FIRST
+    if result.exit_code == ExitCode.NO_PROGRESS:
+        # All of its attempts may have been preempted.
+        has_error = failed_attempt(run) is not None
+    if has_error:
         return shlex.join(["hpcddp", "logs", called, "--first-error"]), resume
     return resume, None
 

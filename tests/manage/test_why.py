@@ -345,6 +345,16 @@ def test_a_job_that_failed_otherwise_is_not_said_to_lack_its_directory(
     assert answer.why.startswith("Slurm says that job 7 is FAILED")
 
 
+@pytest.mark.parametrize(("cause", "looks"), [("preemption", False), ("crash", True)])
+def test_a_run_without_progress_has_an_error_to_look_at_only_if_an_attempt_failed(
+    made: FakeRun, cause: str, *, looks: bool
+) -> None:
+    made.submitted().started().event("requeue", cause=cause)
+    answer = why(made.ended("failed", reason="no new step in 2 attempts", exit_code=93, resume="hpcddp submit X"))
+    assert answer.command == ("hpcddp logs run-1 --first-error" if looks else "hpcddp submit X")
+    assert (answer.advice is not None) is looks
+
+
 def test_what_slurm_still_knows_of_a_run_without_a_result_is_told(made: FakeRun, golden: GoldenMessages) -> None:
     made.submitted().started().failed(3, step=20).event("train")
     answer = why(made, queued(state="OUT_OF_MEMORY"))
