@@ -299,38 +299,45 @@ def _slurm_answers(environment: Mapping[str, str]) -> bool:
 def _serve(srun: Process, service: MemberService, newcomers: Newcomers, events: Events, job_end: JobEnd) -> None:
     next_look = time.monotonic()
     ended_at: float | None = None
-    is_running = True
-    # srun ends with the last of the first processes; the new ones are members still.
-    while is_running or service.members:
+    while True:
         service.handle()
-        is_running = find(srun.pid) == srun
+        srun_runs = find(srun.pid) == srun
+        # srun ends with the last of the first processes; the new ones are members still.
+        if not srun_runs and not service.members:
+            break
         now = time.monotonic()
         if service.has_ended and ended_at is None:
             ended_at = now
-        patience_s = _ANSWER_PATIENCE_S if service.only_stuck_ranks_are_left else _END_PATIENCE_S
-        is_patience_over = ended_at is not None and now > ended_at + patience_s
-        if is_patience_over and not is_running and service.members:
-            write_message("the run has ended, and some new processes have not; they are ended")
-            break
         if now < next_look:
             continue
         next_look = now + _LOOK_EVERY_S
         events.write()
-        if not is_running and job_end.has_come():
+        patience_s = _ANSWER_PATIENCE_S if service.only_stuck_ranks_are_left else _END_PATIENCE_S
+        is_patience_over = ended_at is not None and now > ended_at + patience_s
+        if srun_runs:
+            _end_srun_if_it_waits(srun, service, is_patience_over=is_patience_over)
+        elif job_end.has_come():
             # watch may have killed srun for it. A new process that still saves has until KillWait, as the others have.
             write_message("the job's time is over, and some ranks have not ended; this script decides what is next")
             return
+        elif is_patience_over:
+            write_message("the run has ended, and some new processes have not; they are ended")
+            break
         if not service.has_ended:
             _end_after_an_exit(events.attempt, service)
         if service.is_training:
             _look_after_newcomers(events, service, newcomers)
-        if is_patience_over and service.must_end:
-            write_message("the ranks were told to end, and some have not; srun is ended")
-            end_step(srun)
-        if service.srun_waits_in_vain:
-            end_step(srun)
     events.write()
     newcomers.end()
+
+
+def _end_srun_if_it_waits(srun: Process, service: MemberService, *, is_patience_over: bool) -> None:
+    """End srun if it waits for ranks that were told to end and do not, or for those of a lost node."""
+    if is_patience_over and service.must_end:
+        write_message("the ranks were told to end, and some have not; srun is ended")
+        end_step(srun)
+    if service.srun_waits_in_vain:
+        end_step(srun)
 
 
 def _look_after_newcomers(events: Events, service: MemberService, newcomers: Newcomers) -> None:

@@ -140,6 +140,21 @@ def test_ranks_that_are_at_work_after_the_end_of_srun_keep_the_service(
     assert not service.is_alive()
 
 
+def test_a_rank_that_does_not_end_after_the_run_and_srun_does_not_keep_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other one has finished; ``watch`` has gone with srun."""
+    monkeypatch.setattr(serve_members_module, "_END_PATIENCE_S", 1.0)
+    scenario = Scenario(tmp_path, ON_SLURM, job=JOB)
+    set_end(scenario, monkeypatch, 3600)
+    with service_beside_srun(scenario) as (service, srun, channels):
+        channels[0].send({"done": True})
+        end_process(srun)
+        service.join(timeout=15)
+        assert not service.is_alive()
+    assert "the run has ended, and some new processes have not; they are ended" in capsys.readouterr().err
+
+
 def test_an_event_is_written_when_the_run_directory_is_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunDirectory(tmp_path / "run")
     events = Events(run.attempt(0))
