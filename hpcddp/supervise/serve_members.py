@@ -49,8 +49,8 @@ _LAUNCHER: Final = 'trap "" USR2; exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SL
 
 
 @dataclass(slots=True, kw_only=True)
-class _Place:
-    """The place of a rank that has died, with the newest process that was started in it.
+class _Newcomer:
+    """The newest process that was started in the place of a rank that has died.
 
     Attributes:
         task: the variables of srun of the rank's task.
@@ -61,7 +61,7 @@ class _Place:
         may_join: whether the process may still join.
         not_started: why it could not be started; None if it was.
         refused: why it is not taken in; None if it may be.
-        told: the end that was told last; None without one.
+        told_end: the end that ``Newcomers.without_success`` has returned last; None without one.
     """
 
     task: Mapping[str, str]
@@ -72,7 +72,7 @@ class _Place:
     may_join: bool = False
     not_started: str | None = None
     refused: str | None = None
-    told: str | None = None
+    told_end: str | None = None
 
 
 class Newcomers:
@@ -90,7 +90,7 @@ class Newcomers:
         self._command = command
         self._environment = environment
         self._cpus_per_task = cpus_per_task
-        self._places: dict[int, _Place] = {}
+        self._newcomers: dict[int, _Newcomer] = {}
 
     def start(self, number: int, task: Mapping[str, str]) -> None:
         """Start a process for a rank on the node where it has been; the others go on without it if that is impossible.
@@ -99,7 +99,7 @@ class Newcomers:
             number: the number of the rank.
             task: the variables of srun of its task.
         """
-        self._places[number] = _Place(task=task)
+        self._newcomers[number] = _Newcomer(task=task)
         self._start(number)
 
     def start_again(self, members: Collection[int]) -> None:
@@ -108,33 +108,33 @@ class Newcomers:
         Ten times, 30 s apart.
         """
         now = time.monotonic()
-        for number in self._places.keys() - members:
-            place = self._places[number]
-            is_due = now - place.started_at >= _START_AGAIN_AFTER_S
-            if is_due and place.starts_again < _MOST_STARTS_AGAIN and self._has_no_step(number):
-                place.starts_again += 1
+        for number in self._newcomers.keys() - members:
+            newcomer = self._newcomers[number]
+            is_due = now - newcomer.started_at >= _START_AGAIN_AFTER_S
+            if is_due and newcomer.starts_again < _MOST_STARTS_AGAIN and self._could_not_be_started(number):
+                newcomer.starts_again += 1
                 self._start(number)
 
-    def _has_no_step(self, number: int) -> bool:
-        place = self._places[number]
-        if place.not_started is not None:
+    def _could_not_be_started(self, number: int) -> bool:
+        newcomer = self._newcomers[number]
+        if newcomer.not_started is not None:
             return True
         if self.exit_of(number) in {None, NODE_LOST}:
             return False
         with suppress(OSError), self._attempt.newcomer_log(number).open("rb") as log:
-            log.seek(place.log_begins)
+            log.seek(newcomer.log_begins)
             return _NO_STEP in log.read(TAIL_BYTES)
         return False
 
     def _start(self, number: int) -> None:
-        place = self._places[number]
-        variables = [f"{name}={value}" for name, value in place.task.items()]
+        newcomer = self._newcomers[number]
+        variables = [f"{name}={value}" for name, value in newcomer.task.items()]
         words = [
             "srun",
             "--overlap",
             "--nodes=1",
             "--ntasks=1",
-            f"--nodelist={place.task['SLURMD_NODENAME']}",
+            f"--nodelist={newcomer.task['SLURMD_NODENAME']}",
             f"--cpus-per-task={self._cpus_per_task}",
             "--unbuffered",
             "env",
@@ -145,36 +145,37 @@ class Newcomers:
             _LAUNCHER,
             *self._command,
         ]
-        place.started_at = time.monotonic()
-        place.may_join = True
-        place.not_started = None
+        newcomer.started_at = time.monotonic()
+        newcomer.may_join = True
+        newcomer.not_started = None
         try:
             with self._attempt.newcomer_log(number).open("ab") as log:
-                place.log_begins = log.tell()
-                place.srun = subprocess.Popen(
+                newcomer.log_begins = log.tell()
+                newcomer.srun = subprocess.Popen(
                     words, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
         except OSError as error:
-            place.not_started = f"it could not be started: {error}"
+            newcomer.not_started = f"it could not be started: {error}"
 
     def refuse(self, number: int, why: str) -> None:
         """Note why the newest process of a rank is not taken in; it ends by itself."""
-        self._places[number].refused = why
+        self._newcomers[number].refused = why
 
     def exit_of(self, number: int) -> str | None:
         """Return how the newest process of a rank has ended, in srun's words, or None while it is not known."""
-        place = self._places.get(number)
-        if place is None:
+        newcomer = self._newcomers.get(number)
+        if newcomer is None:
             if _host_of(self._attempt, number) in failed_nodes(self._attempt):
                 return NODE_LOST
             return exits_of_tasks(self._attempt).get(number)
-        known = place.refused or place.not_started
-        if known is not None:
-            return known
+        if newcomer.refused is not None:
+            return newcomer.refused
+        if newcomer.not_started is not None:
+            return newcomer.not_started
         # Slurm ends the tasks of a node that it has given up.
-        if place.task["SLURMD_NODENAME"] in failed_nodes(self._attempt):
+        if newcomer.task["SLURMD_NODENAME"] in failed_nodes(self._attempt):
             return NODE_LOST
-        return None if place.srun is None else _exit_text(place.srun)
+        return None if newcomer.srun is None else _exit_text(newcomer.srun)
 
     def without_success(self, members: Collection[int]) -> dict[int, str]:
         """Return how new processes have ended that have not joined, by number.
@@ -182,24 +183,26 @@ class Newcomers:
         Each is returned once; one that was started again only if it has ended in another way.
         """
         ended: dict[int, str] = {}
-        for number, place in sorted(self._places.items()):
+        for number, newcomer in sorted(self._newcomers.items()):
             if number in members:
-                place.may_join = False
-            how = self.exit_of(number) if place.may_join else None
+                newcomer.may_join = False
+            if not newcomer.may_join:
+                continue
+            how = self.exit_of(number)
             if how is None:
                 continue
-            place.may_join = False
-            if how != place.told:
+            newcomer.may_join = False
+            if how != newcomer.told_end:
                 ended[number] = how
-                place.told = how
+                newcomer.told_end = how
         return ended
 
     def end(self) -> None:
         """End those that still run."""
-        for place in self._places.values():
-            if place.srun is not None:
+        for newcomer in self._newcomers.values():
+            if newcomer.srun is not None:
                 with suppress(ProcessLookupError):
-                    place.srun.terminate()
+                    newcomer.srun.terminate()
 
 
 class Events:
@@ -240,7 +243,7 @@ def _exit_text(srun: subprocess.Popen[bytes]) -> str | None:
     if code is None:
         return None
     if code < 0:
-        # Of an srun that a signal has ended a process of its own is left, which kills the task.
+        # When a signal ends srun, a process that srun has forked lives on, and kills the task.
         return signal.strsignal(-code) or f"signal {-code}"
     return _SIGNALS.get(code, f"Exited with exit code {code}")
 
