@@ -23,7 +23,7 @@ class Member:
         left: what it has said when it left the generation; None while it trains.
         is_done: whether it has said that it ends, by itself or as it was told.
         must_leave: whether it has said that the job must leave its nodes.
-        has_joined: whether it was told that this new process has joined; it may not have the state yet.
+        has_joined: whether the event log says that this new process has joined; it may not have the state yet.
     """
 
     number: int

@@ -465,17 +465,18 @@ class MemberService:
 
     def _wait_for_newcomers(self) -> None:
         """Start new processes where fewer ranks would not have the same result; the others wait for them."""
+        if any(member.must_leave for member in self._members.values()):
+            self._end_before_the_job()
+            return
         change = self._change
         absent = change.counted_deaths.keys() - self._members.keys() - self._newcomers.keys()
         change.awaited |= self._start_newcomers(absent - change.awaited)
         expected = len(self._members.keys() | self._newcomers.keys() | change.awaited)
         if expected < self._smallest_world:
             self.end(f"{expected} ranks are too few for the same result")
-        elif any(member.must_leave for member in self._members.values()):
-            self._end_before_the_job()
-        else:
-            self._phase = "waiting"
-            change.deadline = self._monotonic() + _NEWCOMER_S
+            return
+        self._phase = "waiting"
+        change.deadline = self._monotonic() + _NEWCOMER_S
 
     def _end_before_the_job(self) -> None:
         """Tell the ranks to end: Slurm kills them KillWait after SIGTERM, and the imports may take longer."""

@@ -777,6 +777,8 @@ def test_ranks_do_not_begin_to_wait_when_the_job_must_leave_its_nodes(cluster: C
     cluster.kill(1)
     cluster.leave({0: 7, 2: 7, 3: 7})
     assert cluster.reasons() == [MUST_LEAVE] * 3
+    # A process that is started then would only be ended again.
+    assert cluster.started == []
 
 
 def test_ranks_that_can_go_on_with_fewer_do_so_when_the_job_must_leave_its_nodes(cluster: Cluster) -> None:
