@@ -196,9 +196,10 @@ class Heartbeat:
                 return
 
     def look(self) -> None:
-        """Record that the watchdog runs, and tell a silence. Time in which the process did not run counts as none.
+        """Record that the watchdog runs, and call ``on_silence`` if it is time.
 
-        So a job that Slurm suspends and resumes continues to train.
+        Time in which the process did not run counts toward no timeout and no silence: a job that Slurm suspends and
+        resumes continues to train.
         """
         now = self._monotonic()
         pause_s = now - self._looked

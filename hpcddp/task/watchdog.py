@@ -59,8 +59,10 @@ def start_watchdog(
         end_hung_rank(attempt, gap, world_size=world_size, process_state=process_state)
 
     def mark() -> None:
-        # The watchdog does not wait for a file system that does not answer.
-        threading.Thread(target=mark_wait, args=(attempt, process_state.rank, _main_frame()), daemon=True).start()
+        # The watchdog does not wait for a file system that does not answer, and goes on at a limit of threads.
+        marking = threading.Thread(target=mark_wait, args=(attempt, process_state.rank, _main_frame()), daemon=True)
+        with suppress(RuntimeError):
+            marking.start()
 
     process_state.heartbeat = Heartbeat(timeout.total_seconds(), end, mark)
     process_state.heartbeat.start()

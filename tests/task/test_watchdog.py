@@ -202,6 +202,22 @@ def test_the_watchdog_does_not_wait_for_a_file_system_that_does_not_answer(
         answers.set()
 
 
+def test_the_watchdog_goes_on_where_no_thread_can_be_started_for_the_mark(
+    attempt: AttemptDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a limit of processes; an error would end the watchdog, and a hang would last until the time limit."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("hpcddp.stop.heartbeat._SILENT_AFTER_S", 0.0)
+    heartbeat = start_watchdog(attempt, timedelta(minutes=5), world_size=2, process_state=ProcessState())
+    heartbeat.stop()
+    heartbeat.at_step(1)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    heartbeat.look()
+
+
 SLEEPER = """
 import signal, sys, time
 if sys.argv[1] == "ignores TERM":
