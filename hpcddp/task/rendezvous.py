@@ -118,7 +118,8 @@ def _ipv6_addresses(table: Path) -> Iterator[tuple[str, str]]:
 PORTS = range(20000, 32768)
 """Below the kernel's ephemeral ports (from 32768), above what services use."""
 _POLL_S: Final = 0.05
-# How often all waiting ranks together look for the address of rank 0: each look is two operations of a file server.
+# How often all waiting ranks together look for the address of rank 0: each look is some operations of a file server,
+# for the address, failure records and the batch log.
 _LOOKS_PER_S: Final = 5000
 # How much longer the other ranks wait for rank 0's reply: it may have started later than they have.
 _REPLY_GRACE_S: Final = 30.0

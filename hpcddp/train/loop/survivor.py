@@ -136,6 +136,8 @@ class Survivor:
         changed = self._changed_buffer()
         if changed is not None:
             return f"step {progress.step} is not saved, because {changed} differs between ranks"
+        attempt = self._context.run.attempt(self._context.attempt)
+        wait_until(lambda: exists(attempt.path), timeout_s=_DIRECTORY_S, poll_s=_POLL_S)
         if not self._takes(progress):
             return f"another rank saves step {progress.step}"
         outcome = self._checkpointer.save_alone(progress.step, progress.as_document(), reason="other ranks have gone")
@@ -154,7 +156,6 @@ class Survivor:
     def _takes(self, progress: TrainingProgress) -> bool:
         """Return whether this rank is the first that wants to save a step."""
         path = self._context.run.attempt(self._context.attempt).survivor(progress.step)
-        wait_until(lambda: exists(path.parent), timeout_s=_DIRECTORY_S, poll_s=_POLL_S)
         try:
             path.touch(mode=0o600, exist_ok=False)
         except FileExistsError:
