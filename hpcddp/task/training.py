@@ -262,9 +262,11 @@ class _TrainingRank:
             raise _NotFormedError(f"the ranks that are left could not form a generation: {error}") from error
         if member is not None:
             member.begin()
-        if generation.recovery is not None and not generation.recovery.shares_state:
-            # A process that is new may need longer for its beginning than this one.
+        if generation.recovery is not None:
             self._heartbeat.expect_beginning()
+            if generation.recovery.shares_state:
+                # A process that is new may need longer until its loop begins than this one.
+                self._heartbeat.expect_long()
 
     def _take_survivor(self, generation: _Generation, survivor: Survivor) -> None:
         self._survivor = survivor
