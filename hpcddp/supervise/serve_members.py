@@ -251,7 +251,10 @@ def _exit_text(srun: subprocess.Popen[bytes]) -> str | None:
 def serve_members(
     attempt: AttemptDirectory, pid: int, command: Sequence[str], *, environment: Mapping[str, str]
 ) -> None:
-    """Serve the ranks of an attempt until srun and all members have ended, or the job's time is over.
+    """Serve the ranks of an attempt until srun and all members have ended.
+
+    Members that are left when srun has ended are served until the job's time is over, and no longer than a minute after
+    the end of the run.
 
     Args:
         pid: the process id of srun.
