@@ -258,10 +258,12 @@ def unknown_key(path: Path) -> str:
 
 
 def _instead(parent: Path, key: str, siblings: tuple[str, ...], below: Path) -> str:
-    names_of_siblings = {name: path for name, path in _paths_by_name().items() if path[:-1] == parent}
-    sibling = nearest(key, names_of_siblings)
+    # A field of another section may have the same name.
+    paths = {name: path for name, path in _paths_by_name().items() if path[:-1] == parent}
+    paths |= {name: (*parent, name) for name in siblings}
+    sibling = nearest(key, paths)
     if sibling is not None:
-        return f"did you mean {dotted(names_of_siblings[sibling])}?"
+        return f"did you mean {dotted(paths[sibling])}?"
     # The name of a flag of sbatch may look like that of a field elsewhere.
     elsewhere = field_named(key) or (None if parent == ("resources",) else _elsewhere(key))
     if elsewhere is not None:

@@ -157,6 +157,9 @@ def test_an_override_repairs_the_file(load: Load) -> None:
             "batch.mirco_batch_size=4",
             ("--set batch.mirco_batch_size: is not a field", "did you mean batch.per_device_batch_size?"),
         ),
+        # Another section has a field of the same name before it.
+        ("train.optimizer.nmae=sgd", ("is not a field of train.optimizer", "did you mean train.optimizer.name?")),
+        ("resources.gers.nvme=1", ("is not a field of resources", "did you mean resources.gres?")),
     ],
 )
 def test_a_bad_override_is_named_in_place_of_file_and_line(text: str, facts: tuple[str, ...], refuse: Refuse) -> None:
