@@ -63,8 +63,8 @@ DIFFERENCES: Final = (
     ),
     Difference(
         since="23.02",
-        fact="the directory of a job's output file is made where it is missing; before, the job failed with exit code "
-        "`0:53`",
+        fact="the directory of a job's output file is made where it is missing; before, the job failed, as it still "
+        "does where the directory cannot be made",
         source="slurmstepd/io.c; measured on 24.11.5 and 26.05.5",
         answer="a script that waits for the directory of its run waits for the files of the run",
     ),
