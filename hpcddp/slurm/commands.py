@@ -360,8 +360,10 @@ def sbatch(
 
 
 def _refusal(completed: subprocess.CompletedProcess[str], environment: Mapping[str, str]) -> SlurmCommandError:
-    """Return the error for a job that sbatch refused, with the partition that was meant."""
+    """Return the error of an sbatch that failed; for an unknown partition with the one that was meant."""
     reason = _reason(completed)
+    if _is_away(completed):
+        return SlurmUnavailableError(f"sbatch failed: {reason}; {_MAYBE_QUEUED}", returncode=completed.returncode)
     requested = _UNKNOWN_PARTITION.search(reason)
     if requested is not None:
         reason = _unknown_partition(requested["names"], environment)

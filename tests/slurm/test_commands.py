@@ -114,6 +114,16 @@ def test_what_no_value_of_the_job_mends_is_not_one_to_correct(programs: Path, tm
     assert caught.value.exit_code == 1
 
 
+def test_a_controller_that_answers_too_late_may_have_the_job(
+    programs: Path, tmp_path: Path, golden: GoldenMessages
+) -> None:
+    said = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    env = program(programs, "sbatch", f'echo "{said}" >&2; exit 1')
+    with pytest.raises(commands.SlurmUnavailableError) as caught:
+        commands.sbatch(tmp_path / "s", environment=env)
+    assert_facts(golden.message(caught.value), "sbatch failed", "Socket timed out", "squeue --me", "scancel")
+
+
 @pytest.mark.parametrize(
     ("requested", "known", "facts"),
     [
