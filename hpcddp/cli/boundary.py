@@ -38,6 +38,7 @@ class InterruptedCommandError(HpcddpError):
     """A command was interrupted, and its user has to know what it did all the same."""
 
     kind = "interrupted"
+    advice = "Run the command again."
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:

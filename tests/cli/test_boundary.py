@@ -164,6 +164,15 @@ def test_an_interrupt_is_130() -> None:
     assert boundary.run(interrupt, []) == 130  # type: ignore[arg-type]
 
 
+def test_an_interrupt_that_has_something_to_tell_tells_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(**_: object) -> None:
+        raise boundary.InterruptedCommandError("interrupted: sbatch refused the job: too many jobs")
+
+    assert boundary.run(interrupt, ["--json"]) == 130  # type: ignore[arg-type]
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["kind"], error["hint"]) == ("interrupted", "Run the command again.")
+
+
 def test_a_damaged_file_of_a_run_is_no_exit_code_of_a_job() -> None:
     def fail(**_: object) -> None:
         raise RecordError("result.json is empty", path=Path("result.json"))
