@@ -22,11 +22,13 @@ class _HeldSignals:
     Attributes:
         has_come: whether one came that waits for the end of the block.
         are_let_through: whether one that comes interrupts at once.
+        inner_blocks: how many blocks have begun inside that one and have not ended.
     """
 
     def __init__(self) -> None:
         self.has_come = False
         self.are_let_through = False
+        self.inner_blocks = 0
 
     def __call__(self, signum: int, _frame: FrameType | None) -> None:
         if self.are_let_through:
@@ -49,7 +51,8 @@ def interrupted_by_signals() -> Iterator[None]:
 def uninterrupted(done: str = "") -> Iterator[None]:
     """Hold back the signals that end a command in a block that submits a job and records it.
 
-    Otherwise no record would name the job. In a block inside another one they wait for the end of the outer one.
+    Otherwise no record would name the job. In a block inside another one they wait for the end of the outer one, which
+    may have submitted a job before.
 
     Args:
         done: what a user has to know whose signal came too late to keep the block from being done.
@@ -57,6 +60,14 @@ def uninterrupted(done: str = "") -> Iterator[None]:
     Raises:
         KeyboardInterrupt: after the block, if a signal came in it; its text is ``done``, or the error of the block.
     """
+    outer = _signals_held_now()
+    if outer is not None:
+        outer.inner_blocks += 1
+        try:
+            yield
+        finally:
+            outer.inner_blocks -= 1
+        return
     held = _HeldSignals()
     with _handling(held):
         try:
@@ -73,11 +84,13 @@ def uninterrupted(done: str = "") -> Iterator[None]:
 def interruptible() -> Iterator[None]:
     """Let the signals end a part of an ``uninterrupted`` block that comes before the submission and may take long.
 
+    In a block inside another one they still wait.
+
     Raises:
         KeyboardInterrupt: a signal comes, or has come since the block began.
     """
     held = _signals_held_now()
-    if held is None:
+    if held is None or held.inner_blocks > 0:
         yield
         return
     held.are_let_through = True

@@ -95,6 +95,21 @@ def test_a_part_that_may_take_long_is_interrupted(signum: signal.Signals, done: 
     assert done == ["held"]
 
 
+def signal_in_inner_block(signum: signal.Signals, done: list[str]) -> None:
+    with uninterrupted("it was done"):
+        for name in ("first", "second"):
+            with uninterrupted("the inner block"), interruptible():
+                os.kill(os.getpid(), signum)
+                done.append(name)
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_part_of_an_inner_block_waits_for_the_end_of_the_outer_one(signum: signal.Signals, done: list[str]) -> None:
+    with pytest.raises(KeyboardInterrupt, match=r"^it was done$"):
+        signal_in_inner_block(signum, done)
+    assert done == ["first", "second"]
+
+
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_a_signal_that_is_ignored_interrupts_nothing(signum: signal.Signals, done: list[str]) -> None:
     """As SIGHUP under nohup."""

@@ -18,13 +18,17 @@ from hpcddp.cli.main import app
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.manage.overview import overview_of
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.ownership import processes_left
 from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import Sweep, read_sweep
+from hpcddp.slurm.job_environment import NO_DEPENDENCY
 from hpcddp.slurm.states import State
 from hpcddp.submission import sweep as submission
 from hpcddp.submission.request import SubmissionError
-from hpcddp.submission.submit import submit_script
+from hpcddp.submission.resume import resume_locked
+from hpcddp.submission.resume_sweep import resume_sweep
+from hpcddp.submission.submit import Submission, submit_script
 from hpcddp.submission.sweep import submit_sweep
 from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
@@ -176,6 +180,26 @@ def test_a_cancelled_sweep_starts_nothing_more_and_can_be_resumed(local: LocalSw
     assert most_at_once(local.log()[1:]) == 1
     message = local.hpcddp("submit", "--resume", sweep.sweep_id, code=2)
     assert "no run to resume: 3 finished, 0 alive" in golden.message(message, {sweep.sweep_id: "SWEEP"})
+
+
+def test_an_interrupted_resumption_resumes_all_elements_and_says_so(
+    local: LocalSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = local.submit(2)
+    local.wait_for_begun(1)
+    local.hpcddp("cancel", sweep.sweep_id)
+    wait_for_end(sweep)
+    processes = [process_of(sweep, index) for index in range(2)]
+
+    def resume_element(run: RunDirectory, **arguments: Any) -> Submission:
+        resumed = resume_locked(run, **arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return resumed
+
+    monkeypatch.setattr("hpcddp.submission.resume_sweep.resume_locked", resume_element)
+    with pytest.raises(KeyboardInterrupt, match="was submitted all the same; to end it: hpcddp cancel "):
+        resume_sweep(sweep, [0, 1], environment=os.environ, dependency=NO_DEPENDENCY, force=False)
+    assert not {process_of(sweep, index) for index in range(2)} & set(processes)
 
 
 def test_a_cancelled_element_gives_its_place_to_the_others(local: LocalSweep) -> None:
