@@ -303,15 +303,15 @@ def _why_unseen(status: RunStatus) -> str | None:
 def _explain_unseen_directory(status: RunStatus, why: str) -> Answer:
     """Explain the end of a run whose node does not see its directory."""
     run = status.run
-    check = "submit the job again with a run_root on a file system that all nodes share"
-    if status.files.attempt is not None:
-        check = f"when the nodes see the directory again, resume with: {resume_command(run)}"
+    resume = f"when the nodes see the directory again, resume with: {resume_command(run)}"
+    if status.files.attempt is None:
+        resume = f"submit the job again with a run_root on a file system that all nodes share, or {resume}"
     saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
     return Answer(
         status=status,
         why=why,
         facts=(*_progress_lines(status), *_saved_lines(run, saved_step)),
-        advice=f"Check with the command below whether the nodes share the run root; then {check}",
+        advice=f"Check with the command below whether the nodes share the run root; then {resume}",
         command=shlex.join(["hpcddp", "doctor", "install", "--on-nodes", "--run-root", str(run.path.parent.parent)]),
     )
 

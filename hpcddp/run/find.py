@@ -22,6 +22,8 @@ LAST: Final = "last"
 _NAMED_AT_MOST: Final = 5
 # Of an element of a job array too: 123_4.
 _JOB_ID: Final = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
+# As many as the random characters at the end of an id.
+_SHORTEST_PART: Final = 4
 _TOKEN: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 
 
@@ -36,8 +38,9 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
 
     Args:
         text: the path of a run directory; ``last``; the id of a run, a sweep or an element of one, or a part of an id
-            that no other has; a job's name, which means its newest run, or ``NAME_N``, an element of its newest sweep;
-            or a Slurm job id. The directory of an element of a sweep that has not begun does not exist yet.
+            that no other has: a whole part between dashes, or four characters or more that are no number; a job's name,
+            which means its newest run, or ``NAME_N``, an element of its newest sweep; or a Slurm job id. The directory
+            of an element of a sweep that has not begun does not exist yet.
         run_root: where runs live, ``<run_root>/<name>/<run_id>/``; need not exist.
 
     Raises:
@@ -51,14 +54,7 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     if is_run(path):
         return RunDirectory(path.absolute())
     here = sorted(_runs(run_root))
-    try:
-        run_here = _find_among(text, here, run_root)
-    except NoRunError:
-        # A number that is a part of several ids here may be the job id of a run elsewhere.
-        runs_with_job = _with_job(text, _indexed()) if _JOB_ID.fullmatch(text) else []
-        if not runs_with_job:
-            raise
-        return _newest(runs_with_job)
+    run_here = _find_among(text, here, run_root)
     if run_here is not None:
         return run_here
     # The index is read only for what is not under the root.
@@ -96,7 +92,7 @@ def _why_no_run(text: str, here: list[Path], elsewhere: list[Path], run_root: Pa
 
 def _names(text: str, run: Path) -> bool:
     """Return whether a text names a run that is gone: its path, its job's name, its id, or a whole part of the id."""
-    return text in {str(run), run.parent.name} or f"-{text}-" in f"-{run.name}-"
+    return text in {str(run), run.parent.name} or _is_whole_part(text, run.name)
 
 
 def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | None:
@@ -120,10 +116,25 @@ def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | N
         if job_id_matches:
             # A rebuilt cluster uses job ids again.
             return _newest(job_id_matches)
-    partial_matches = _without_elements([run for run in runs if run.name.startswith(text)])
-    if not partial_matches:
-        partial_matches = _without_elements([run for run in runs if text in run.name])
-    return _only_run(text, partial_matches, run_root)
+    partial_matches = [run for run in runs if _is_part(text, run.name)]
+    beginnings = [run for run in partial_matches if run.name.startswith(text)]
+    return _only_run(text, _without_elements(beginnings or partial_matches), run_root)
+
+
+def _is_part(text: str, run_id: str) -> bool:
+    """Return whether a text names a run by a part of its id.
+
+    A whole part, between two dashes, does. Of other parts a number does not, since it may be the id of a job that has
+    no run, nor does a short one, which is in many ids.
+    """
+    if _is_whole_part(text, run_id):
+        return True
+    is_long = len(text) >= _SHORTEST_PART
+    return is_long and _JOB_ID.fullmatch(text) is None and text in run_id
+
+
+def _is_whole_part(text: str, run_id: str) -> bool:
+    return f"-{text}-" in f"-{run_id}-"
 
 
 def _only_run(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:

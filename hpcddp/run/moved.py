@@ -104,6 +104,28 @@ def refuse_other_script(script: str | None, directory: Path) -> None:
         )
 
 
+def usable_script(run: RunDirectory) -> str:
+    """Return the script with which a run continues: its own, or that of its sweep.
+
+    Raises:
+        RunDirectoryError: it does not exist, or is empty.
+        RecordError: it cannot be read.
+    """
+    owner = script_owner(run)
+    if not owner.script.exists():
+        raise RunDirectoryError(
+            f"the script of the run {run.path} does not exist; if the run is an element of a sweep, put the directory "
+            f"of its sweep beside it, or give the job file too: {resume_command(run, with_job=True)}"
+        )
+    script = read_script(owner)
+    if not script:
+        raise RunDirectoryError(
+            f"{owner.script} is empty; restore a copy of it, or give the job file too: "
+            f"{resume_command(run, with_job=True)}"
+        )
+    return script
+
+
 def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory, Path]:
     """Update the path of the run directory in a run's script after a move.
 
@@ -119,17 +141,7 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
             template of the user's own.
     """
     owner = script_owner(run)
-    if not owner.script.exists():
-        raise RunDirectoryError(
-            f"the script of the run {run.path} does not exist; if the run is an element of a sweep, put the directory "
-            f"of its sweep beside it, or give the job file too: {resume_command(run, with_job=True)}"
-        )
-    script = read_script(owner)
-    if not script:
-        raise RunDirectoryError(
-            f"{owner.script} is empty; restore a copy of it, or give the job file too: "
-            f"{resume_command(run, with_job=True)}"
-        )
+    script = usable_script(run)
     in_script = _parse_script(script)
     if in_script is None:
         _refuse_moved_script_of_own_template(run, owner)

@@ -27,7 +27,7 @@ from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, locked, open_regular, user_name, why_unreadable, write_bytes
 from hpcddp.run.job_file import read_exported_values, read_script, read_submitted_job
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
-from hpcddp.run.moved import original_of, script_owner, update_script_path
+from hpcddp.run.moved import original_of, script_owner, update_script_path, usable_script
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training, runs_script
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
@@ -100,6 +100,8 @@ def resume_locked(
     _refuse_finished(run)
     _refuse_alive(run, previous)
     request = request_as_before(run, previous, environment=environment, dependency=dependency, force=force)
+    # Before the event log says that the run was resumed.
+    usable_script(run)
     notes = check_submittable(request)
     new_code = code_of_resumption(run, replace(request, code=code)) if takes_code else None
     with uninterrupted(submitted_all_the_same(run)), code_written(run, new_code) as notes_of_code:

@@ -305,10 +305,12 @@ def test_a_directory_that_the_nodes_do_not_see_is_told(made: FakeRun, reason: st
         f"its script did not start, because Slurm could not open {made.run.batch_log} on the first node of n[1-2]: "
         "that node does not see this directory, or may not write there"
     )
-    # A resumed run would end in the same way.
     assert answer.command == f"hpcddp doctor install --on-nodes --run-root {made.run.path.parent.parent}"
     assert answer.advice is not None
-    assert answer.advice.endswith("then submit the job again with a run_root on a file system that all nodes share")
+    assert answer.advice.endswith(
+        "then submit the job again with a run_root on a file system that all nodes share, or when the nodes see the "
+        f"directory again, resume with: hpcddp submit --resume {made.run.path}"
+    )
 
 
 def test_a_directory_that_slurm_made_on_a_node_that_does_not_see_it_is_told(made: FakeRun) -> None:

@@ -117,6 +117,7 @@ def test_an_empty_script_is_not_submitted(directory: Path) -> None:
     assert (code, out) == (2, "")
     assert error.startswith(f"hpcddp: {run.script} is empty; restore a copy of it, or give the job file too: ")
     assert run.result.exists()
+    assert read_events(run.events) == []
 
 
 def test_of_two_resumptions_at_once_one_is_submitted(directory: Path, golden: GoldenMessages) -> None:
