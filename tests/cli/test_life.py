@@ -267,7 +267,7 @@ def test_runs_are_looked_for_where_the_project_or_the_profile_puts_them(
         (here / "hpcddp.toml").write_text(f'profile = "gpu"\n{said}')
     assert "a-runs" in run(capsys, "status")[1]
     assert "c-waits" in run(capsys, "why")[1]
-    assert run(capsys, "logs", "b-f")[0] == 0
+    assert run(capsys, "logs", "b-fa")[0] == 0
     assert run(capsys, "status", "--run-root", "runs")[1] == f"there is no run under {Path('runs').absolute()}\n"
 
 

@@ -14,7 +14,7 @@ import pytest
 from hpcddp.jobfile.cluster import Cluster
 from tests.messages import GoldenMessages
 from tests.submission.script_runner import LAUNCHERS, MODULE, ScriptRunner, script_of
-from tests.waiting import wait_until
+from tests.waiting import wait_for_text, wait_until
 
 HOST = socket.gethostname()
 ON_HOST = {f" on {HOST}": " on HOST"}
@@ -143,8 +143,7 @@ def test_in_an_allocation_ending_the_shell_signals_the_tasks_and_not_srun_and_th
     process = runner.start(script_of(runner, launcher="here"), SLURM_JOB_ID="12", SLURM_STEP_ID="3")
     wait_until((runner.record / "running").exists, "a file of the script", 30)
     process.send_signal(number)
-    wait_until((runner.record / "scancel").exists, "a file of the script", 30)
-    assert (runner.record / "scancel").read_text() == "--signal=TERM 12.3\n"
+    wait_for_text(runner.record / "scancel", "--signal=TERM 12.3\n", 30)
     # The record is that of a TERM to srun, in whose place the task stands here.
     assert not (runner.record / "signals").exists()
 
@@ -168,7 +167,7 @@ def test_in_an_allocation_srun_starts_the_tasks_of_a_local_job_and_the_watch_war
     assert runner.words("srun")[:3] == ["--nodes=3", "--ntasks=6", "--ntasks-per-node=2"]
     assert (runner.record / "attempts" / "0" / "rank-0.log").read_text() == "this is the task\n"
     assert f"HPCDDP_LOCAL_JOB_ID={process.pid}" in runner.words("environment")
-    wait_until((runner.record / "watch").exists, "the watch", 30)
+    wait_until(lambda: runner.words("watch"), "the watch", 30)
     assert runner.words("watch")[-1] == "--warn"
     assert runner.end_options()[-2:] == ["--code", "0"]
 

@@ -324,11 +324,11 @@ def _shares_text(shares: tuple[int, ...]) -> str:
 
 def _interval_text(every: Every) -> str:
     if every.steps is not None:
-        return f"every {counted(every.steps, 'step')} and epoch"
+        return f"every {counted(every.steps, 'step')} and after each epoch"
     if every.epochs is not None:
         return f"every {counted(every.epochs, 'epoch')}"
     minutes = every.duration.total_seconds() / 60 if every.duration is not None else 0
-    return f"every {minutes:g} minutes and epoch"
+    return f"every {minutes:g} minutes and after each epoch"
 
 
 def parameters_sha256(model: nn.Module) -> str:
