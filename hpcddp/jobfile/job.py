@@ -233,9 +233,8 @@ class JobSpec(Section):
 
     @property
     def survives(self) -> bool:
-        """Whether the ranks that are left after a death may go on without a restart."""
-        is_one_run = self.sweep is None and self.environment.container is None
-        return self.keeps_steps and self.requeue.recovery == "auto" and is_one_run
+        """Whether the ranks that are left after a death may go on without a restart: not in a container."""
+        return self.keeps_steps and self.requeue.recovery == "auto" and self.environment.container is None
 
 
 _UNIONS = (Union, UnionType)

@@ -75,7 +75,15 @@ class ScenarioContext:
     references: References
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def start(
+    def start(self, name: str, **words: Any) -> TrackedRun:
+        """Submit the training; the arguments are those of ``write_job``."""
+        job = self.write_job(name, **words)
+        submitted = submit(self.sandbox, job)
+        return TrackedRun(
+            sandbox=self.sandbox, job=job, run=RunDirectory(Path(submitted["run_dir"])), job_id=submitted["job_id"]
+        )
+
+    def write_job(
         self,
         name: str,
         *,
@@ -87,11 +95,11 @@ class ScenarioContext:
         behaviour: dict[str, float] | None = None,
         seconds: float = STEP_S,
         sections: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> TrackedRun:
-        """Submit the training.
+    ) -> Path:
+        """Write the job file of the training.
 
         Args:
-            name: the name of the run, unique in its scenario.
+            name: the name of its directory, unique in its scenario.
             nodes: hosts.
             tasks: ranks on each.
             epochs: the length; another one than the usual has no uninterrupted run to compare with.
@@ -112,11 +120,7 @@ class ScenarioContext:
         train = {"model": "traced_model:build", "dataset": "digits", "epochs": epochs, "precision": "fp64"}
         arguments = {"model_args": {"seconds": seconds, **(behaviour or {})}}
         changes["train"] = {**train, **arguments, **changes.get("train", {})}
-        job = write_job(directory, sections=changes)
-        submitted = submit(self.sandbox, job)
-        return TrackedRun(
-            sandbox=self.sandbox, job=job, run=RunDirectory(Path(submitted["run_dir"])), job_id=submitted["job_id"]
-        )
+        return write_job(directory, sections=changes)
 
     def preempt(self, on: str = PREEMPTED_HOSTS, *, seconds: float = 3) -> str:
         """Let a job of higher priority take hosts for itself, and return its id at once."""

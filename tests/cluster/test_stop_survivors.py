@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ import torch  # noqa: TID253
 
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.jobfile.datasets import DATASETS
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_file import read_job_file
+from hpcddp.run.sweep import read_sweep
+from tests.cluster.jobs import HPCDDP, submit
 from tests.cluster.recoveries import assert_same, parameters, wait_for_world
 from tests.cluster.scenarios import (
     OTHER_HOSTS,
@@ -24,12 +28,14 @@ from tests.cluster.scenarios import (
 )
 from tests.cluster.tracked_run import TrackedRun, processes_with, records
 from tests.submission.git_projects import git
+from tests.waiting import wait_until
 
 Sections = Mapping[str, Mapping[str, Any]]
 
 # The steps that are left then take longer than a new process, on any machine; ``hurry`` ends them.
 _SLOW_STEP_S = 0.4
 _FIRST_STEPS = 10
+_FOUR_RANKS: Mapping[str, Any] = {"nodes": 2, "tasks": 2, "on": OTHER_HOSTS, "seconds": _SLOW_STEP_S}
 
 
 def start(
@@ -37,9 +43,7 @@ def start(
 ) -> TrackedRun:
     """Start a training of four ranks whose ranks that are left may go on, and wait until it is at work."""
     sections["requeue"] = {"max_failures": max_failures}
-    tracked = context.start(
-        "run", nodes=2, tasks=2, on=OTHER_HOSTS, sections=sections, seconds=_SLOW_STEP_S, behaviour=behaviour
-    )
+    tracked = context.start("run", **_FOUR_RANKS, sections=sections, behaviour=behaviour)
     tracked.wait_for_steps(_FIRST_STEPS)
     return tracked
 
@@ -59,6 +63,34 @@ def rank_1_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     tracked = start(context, environment={"code": "snapshot"})
     assert len(tracked.sentinels()) == 4
     (context.directory / "run" / "traced_model.py").write_text("raise RuntimeError('the edited model')\n")
+    tracked.signal(1, signal.SIGKILL)
+    wait_for_world(tracked, 4)
+    return finish(context, tracked)
+
+
+def rank_of_element_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """The run is an element of a sweep, whose other element is cancelled."""
+    job = context.write_job("sweep", **_FOUR_RANKS, sections={"requeue": {"max_failures": 1}})
+    submitted = submit(context.sandbox, job, "--sweep", "train.seed=0,1")
+    sweep = read_sweep(Path(submitted["sweep_dir"]))
+    assert sweep is not None
+    context.sandbox.run("scancel", str(sweep.job_id(1)))
+    return kill_rank_1(context, job, sweep.run(0), str(sweep.job_id(0)))
+
+
+def rank_of_script_by_hand_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """The rendered script was given to sbatch."""
+    job = context.write_job("by-hand", **_FOUR_RANKS, sections={"requeue": {"max_failures": 1}})
+    script = job.with_name("job.sh")
+    script.write_text(context.sandbox.run(*HPCDDP, "render", str(job), cwd=job.parent).stdout)
+    job_id = context.sandbox.submit(script, cwd=job.parent)
+    (path,) = wait_until(lambda: list(job.parent.glob(f"runs/*/*-{job_id}")), "the run directory")
+    return kill_rank_1(context, job, RunDirectory(path), job_id)
+
+
+def kill_rank_1(context: ScenarioContext, job: Path, run: RunDirectory, job_id: str) -> tuple[TrackedRun, TrackedRun]:
+    tracked = TrackedRun(sandbox=context.sandbox, job=job, run=run, job_id=job_id)
+    tracked.wait_for_steps(_FIRST_STEPS)
     tracked.signal(1, signal.SIGKILL)
     wait_for_world(tracked, 4)
     return finish(context, tracked)
@@ -158,6 +190,13 @@ def samples_of(tracked: TrackedRun, step: int) -> list[int]:
     ("dead", "left"),
     [
         pytest.param(["rank 1 on n3"], 3, marks=after_scenario(rank_1_killed), id="one rank"),
+        pytest.param(["rank 1 on n3"], 3, marks=after_scenario(rank_of_element_killed), id="an element of a sweep"),
+        pytest.param(
+            ["rank 1 on n3"],
+            3,
+            marks=[after_scenario(rank_of_script_by_hand_killed), pytest.mark.long],
+            id="a script that was submitted by hand",
+        ),
         pytest.param(["rank 0 on n3"], 3, marks=[after_scenario(rank_0_killed), pytest.mark.long], id="rank 0"),
         pytest.param(
             ["rank 0 on n3", "rank 3 on n4"], 2, marks=[after_scenario(pair_killed), pytest.mark.long], id="two ranks"

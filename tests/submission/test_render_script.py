@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,23 @@ def test_the_shell_survives_the_warning_and_the_end_of_its_time_and_still_gets_t
     (runner.record / "hold").unlink()
     assert runner.end_of(process) == 75
     assert runner.end_options()[:2] == ["--code", "75"]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "survives"),
+    [
+        ({"train.seed": [0, 1]}, True),
+        ({"requeue.max_failures": [1, 2], "train.seed": [0, 1]}, True),
+        ({"requeue.recovery": ["auto", "restart"]}, False),
+        ([{"train.seed": 1}, {"requeue.max_failures": 0, "train.seed": 2}], False),
+    ],
+)
+def test_ranks_go_on_after_a_death_if_those_of_every_element_of_a_sweep_may(
+    runner: ScriptRunner, sweep: Any, survives: bool
+) -> None:
+    resources = {"nodes": 2, "cpus_per_task": 1}
+    script = script_of(runner, resources=resources, requeue={"max_failures": 1}, sweep=sweep)
+    assert ("supervise members" in script, "--kill-on-bad-exit=0" in script) == (survives, survives)
 
 
 def scancel_in(runner: ScriptRunner) -> None:
