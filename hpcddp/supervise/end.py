@@ -269,6 +269,7 @@ def _fail(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
         reason = failure_sentence(attempt, failures)
         text = describe_failure(attempt, failures)
         if action.why:
+            reason = f"{reason}; not requeued, because {action.why}"
             text = f"{text}\n{_by_hand(attempt_facts, action.why)}"
     _conclude(attempt_facts, "failed", reason, action.exit_code)
     _append(attempt_facts, "failure", reason, exit_code=action.exit_code, srun=code, cause=str(attempt_facts.cause))

@@ -254,6 +254,8 @@ def test_tasks_that_end_with_no_word_at_all_are_never_a_success(scenario: Scenar
     ending = scenario.end()
     assert ending.exit_code == 71
     assert_facts(golden.message(ending.text), "requeue.max_failures is 0", f"To resume: {scenario.resume}")
+    assert scenario.result is not None
+    assert scenario.result["reason"].endswith("; not requeued, because requeue.max_failures is 0")
 
 
 def test_an_infrastructure_failure_within_its_budget_is_requeued(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -266,7 +268,12 @@ def test_an_infrastructure_failure_within_its_budget_is_requeued(tmp_path: Path,
     append_event(scenario.attempt.run.events, kind="save", time=0.0, attempt=1, step=3)
     ending = scenario.end()
     assert ending.exit_code == 71
-    assert "requeue.max_failures is 1, and that is used up" in ending.text
+    why = "requeue.max_failures is 1, and that is used up"
+    assert f"The run is not requeued: {why}. " in ending.text
+    failure = read_events(scenario.attempt.run.events)[-1]
+    assert scenario.result is not None
+    assert scenario.result["reason"] == failure.reason
+    assert str(failure.reason).endswith(f"; not requeued, because {why}")
 
 
 def test_a_lost_node_is_no_failure_of_the_run(
