@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -46,7 +47,9 @@ class Advice:
         return {"sentence": self.sentence, "phase": None if self.phase is None else str(self.phase)}
 
 
-def advice_for(goodput: Goodput, *, events: Sequence[Event], data_wait_share: float, is_local: bool) -> Advice:
+def advice_for(
+    run_id: str, goodput: Goodput, *, events: Sequence[Event], data_wait_share: float, is_local: bool
+) -> Advice:
     """Return the one change that would help a run, or the next one like it, most.
 
     Args:
@@ -72,6 +75,9 @@ def advice_for(goodput: Goodput, *, events: Sequence[Event], data_wait_share: fl
 
     if phase is Phase.LOST:
         instruction = _save_more_often(goodput, events, attempts_with_loss)
+    elif phase is Phase.HANG:
+        command = shlex.join(["hpcddp", "logs", run_id, "--first-error"])
+        instruction = f"Remove the cause of the hang; {command} shows which rank hung, and where."
     elif phase is Phase.START_UP and not is_local:
         instruction = _start_less_often(goodput, events)
     else:

@@ -11,7 +11,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.manage.run_metrics import AttemptStart, Stretch
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, first_train_event
-from hpcddp.run.failure import read_failures
+from hpcddp.run.failure import is_hang, read_failures
 from hpcddp.run.job_records import Start, SubmissionRecord, read_exits
 from hpcddp.run.source import Source
 
@@ -28,6 +28,7 @@ class AttemptRecords:
         alive_times: other times at which it was alive: its records of failures and exits.
         failed_at: when its first failure was recorded; None if none was.
         failure_step: the last step that a record of a failure names.
+        is_hang: whether a rank failed because it, or another one, no longer made steps.
     """
 
     number: int
@@ -38,6 +39,7 @@ class AttemptRecords:
     alive_times: tuple[float, ...] = ()
     failed_at: float | None = None
     failure_step: int | None = None
+    is_hang: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ def read_attempt_records(
         alive_times=(*failure_times, *exit_times),
         failed_at=min(failure_times, default=None),
         failure_step=max((failure.step for failure in failures if failure.step is not None), default=None),
+        is_hang=is_hang(attempt, failures),
     )
 
 

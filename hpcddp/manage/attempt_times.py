@@ -29,7 +29,9 @@ class Phase(StrEnum):
     TRAINING = "training"
     """Steps that count."""
     LOST = "lost"
-    """Steps that are not saved and are, or will be, repeated; a hang; a wait for ranks that have failed."""
+    """Steps that are not saved and are, or will be, repeated; a wait for ranks that have failed."""
+    HANG = "hang"
+    """From the last recorded step to the end of an attempt whose ranks hung."""
     EVALUATION = "evaluation"
     SAVE = "save"
     """Saves for which the training waited."""
@@ -239,9 +241,15 @@ def _phases_of_training(attempt: Attempt, moments: _Moments, lost_steps: int | N
     evaluation = sum(stretch.eval_s for stretch in attempt.counted_stretches)
     save = min(_save_s(attempt, moments.training_ended), length)
     lost = 0.0
-    if lost_steps or _is_failed_program(attempt):
+    hang = 0.0
+    has_hung = _has_hung(attempt)
+    if lost_steps or has_hung or _is_failed_program(attempt):
         lost = _within(_lost_s(attempt, moments), 0.0, length)
-    other = length - training - evaluation - save - lost
+    if has_hung:
+        last_step_ended = max([moments.trained, *(stretch.ended for stretch in attempt.stretches[-1:])])
+        hang = _within(moments.training_ended - last_step_ended, 0.0, lost)
+        lost -= hang
+    other = length - training - evaluation - save - lost - hang
     if other < 0:
         # The clock of the steps and that of the events differ a little.
         training = max(0.0, training + other)
@@ -249,10 +257,17 @@ def _phases_of_training(attempt: Attempt, moments: _Moments, lost_steps: int | N
     return {
         Phase.TRAINING: training,
         Phase.LOST: lost,
+        Phase.HANG: hang,
         Phase.EVALUATION: evaluation,
         Phase.SAVE: save,
         Phase.OTHER: other,
     }
+
+
+def _has_hung(attempt: Attempt) -> bool:
+    """Whether its training ended with a hang."""
+    has_gone_on = any(event.kind == "finish" for event in attempt.events) or _stop_event_of_ranks(attempt) is not None
+    return attempt.records.is_hang and not has_gone_on
 
 
 def _is_failed_program(attempt: Attempt) -> bool:
@@ -325,9 +340,12 @@ def _spans(attempt: Attempt, moments: _Moments, seconds: Mapping[Phase, float]) 
         else:
             yield Span(phase=Phase.TRAINING, began=moments.trained, ended=moments.training_ended)
             yield from _spans_between_steps(attempt, moments)
-        if Phase.LOST in seconds:
-            lost_began = moments.training_ended - seconds[Phase.LOST]
-            yield Span(phase=Phase.LOST, began=lost_began, ended=moments.training_ended)
+        ended = moments.training_ended
+        for phase in (Phase.HANG, Phase.LOST):
+            began = ended - seconds.get(phase, 0.0)
+            if began < ended:
+                yield Span(phase=phase, began=began, ended=ended)
+            ended = began
         yield from _save_spans(attempt, moments.training_ended)
     yield Span(phase=Phase.STOP, began=moments.training_ended, ended=moments.ended)
 

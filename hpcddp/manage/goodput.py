@@ -52,7 +52,7 @@ class Goodput:
         seconds = self.seconds
         if seconds.get(Phase.PROGRAM):
             return "the program records no steps"
-        if not seconds.get(Phase.TRAINING) and not seconds.get(Phase.LOST):
+        if not any(seconds.get(phase) for phase in (Phase.TRAINING, Phase.LOST, Phase.HANG)):
             return "no step was recorded"
         return None
 

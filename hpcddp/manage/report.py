@@ -230,7 +230,13 @@ class RunReport:
     def advice(self) -> Advice:
         """The one change that would help most."""
         data_wait_share = 0.0 if self.data_wait is None else self.data_wait.share
-        return advice_for(self.goodput, events=self.events, data_wait_share=data_wait_share, is_local=self.is_local)
+        return advice_for(
+            self.run.run_id,
+            self.goodput,
+            events=self.events,
+            data_wait_share=data_wait_share,
+            is_local=self.is_local,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""

@@ -51,6 +51,7 @@ PHASES: Final[Mapping[Phase, str]] = {
     Phase.START_UP: "start-up",
     Phase.TRAINING: "training that counts",
     Phase.LOST: "lost steps",
+    Phase.HANG: "hang",
     Phase.EVALUATION: "evaluation",
     Phase.SAVE: "waiting for saves",
     Phase.STOP: "stop",

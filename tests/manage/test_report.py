@@ -287,6 +287,32 @@ def test_steps_of_a_failed_run_after_its_last_checkpoint_are_lost(made: FakeRun)
     assert found.advice.sentence.startswith("Save every 1 minutes (checkpoint.every: 1min)")
 
 
+@pytest.mark.parametrize("saved_step", [5, 10])
+def test_a_hang_is_told_apart_from_lost_steps_and_from_other_time(
+    made: FakeRun, saved_step: int, golden: GoldenMessages
+) -> None:
+    made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
+    made.failed(0, at=420, step=10, kind="hang", exit_code=124, waiting=True)
+    made.event("save", at=421, step=saved_step, seconds=1.0, blocked_s=0.0)
+    made.event("failure", at=422, exit_code=124).ended("failed", reason="a hang", exit_code=124)
+    found = report(made)
+    lost = {"lost": 100.0 - saved_step * 10} if saved_step < 10 else {}
+    assert phases(found) == {
+        "queue": 10, "start_up": 10, "training": saved_step * 10, **lost, "hang": 300, "stop": 2,
+    }  # fmt: skip
+    advice = golden.message(found.advice.sentence)
+    assert "hpcddp logs run-1 --first-error" in advice
+    assert "5m" in advice
+    hang = [span for span in spans(found) if span[0] == "hang"]
+    assert hang == [("hang", 120, 420)]
+
+
+def test_a_hang_before_the_first_step_is_no_unknown_goodput(made: FakeRun) -> None:
+    made.started().event("train", at=20, step=0).failed(0, at=420, kind="hang", exit_code=124, waiting=True)
+    found = report(made.event("failure", at=422, exit_code=124).ended("failed", reason="a hang", exit_code=124))
+    assert (found.goodput.value, found.advice.phase) == (0.0, Phase.HANG)
+
+
 def test_all_steps_of_a_run_that_is_training_count_so_far(made: FakeRun) -> None:
     made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
     found = report(made, state="RUNNING", now=121)
