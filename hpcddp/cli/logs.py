@@ -93,17 +93,20 @@ def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) 
         if as_json:
             echo("null")
         else:
-            _print_survived(attempt, where)
+            _print_survived(run, number, where)
         return
     error = first_error(failed)
     echo(json.dumps(error.as_json(), indent=2) if as_json else "\n".join(error.lines()))
 
 
-def _print_survived(attempt: AttemptDirectory, where: str) -> None:
-    """Print that nothing has failed, and which deaths the ranks of an attempt have survived."""
+def _print_survived(run: RunDirectory, number: int | None, where: str) -> None:
+    """Print that nothing has failed, and which deaths the ranks of an attempt, None for all, have survived."""
     from hpcddp.manage.logs import event_lines
 
-    lines = [f"  {printable(line.text)}" for line in event_lines(attempt)]
+    attempts = sorted(run.attempt_numbers()) if number is None else [number]
+    lines: list[str] = []
+    for attempt_number in attempts:
+        lines += [f"  {printable(line.text)}" for line in event_lines(run.attempt(attempt_number))]
     what_else = ", but ranks have died while the others went on:" if lines else ""
     echo("\n".join([f"nothing has failed in {where}{what_else}", *lines]))
 

@@ -154,6 +154,9 @@ def test_deaths_that_the_others_survived_are_told_where_nothing_has_failed(
     )
     assert died in run(capsys, "logs", "a")[1]
     assert died not in run(capsys, "logs", "a", "--rank", "0")[1]
+    alive.event("requeue", cause="preemption").started(attempt=1)
+    assert died in run(capsys, "logs", "a", "--first-error")[1]
+    assert died not in run(capsys, "logs", "a", "--first-error", "--attempt", "1")[1]
 
 
 @pytest.mark.usefixtures("root")
