@@ -283,9 +283,11 @@ def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) 
         (directory / f"{number}.json").write_bytes(content)
     os.mkfifo(directory / "fifo.json")
     assert sorted(run.run_id for run in indexed_runs()) == sorted(IDS[1:])
-    with pytest.raises(NoRunError, match=f"the run {runs[0].path} does not exist any more"):
+    with pytest.raises(NoRunError, match=f"the run {runs[0].path} does not exist any more") as gone:
         find_run(IDS[0], tmp_path / "elsewhere")
-    with pytest.raises(NoRunError, match="matches '1121', and it is not"):
+    queue = f"squeue --me --name={runs[0].path.parent.name}"
+    assert f"if its job still waits or runs, end it with scancel ID ({queue} shows the id)" in gone.value.message
+    with pytest.raises(NoRunError, match=r"matches '1121', and it is not.*end it with: scancel 1121$"):
         find_run("1121", tmp_path / "elsewhere")
     assert find_run("last", tmp_path / "elsewhere") == runs[2]
 
