@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -23,8 +24,11 @@ from hpcddp.run.events import RECENT_BYTES, newest_saved_step, read_events
 from hpcddp.run.failure import failure_sentence, read_failures, rest_of_message
 from hpcddp.run.files import is_empty, read_tail
 from hpcddp.run.find import run_of_job
+from hpcddp.run.moved import moved_from
+from hpcddp.run.record import RecordError
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
+from hpcddp.run.sweep import ManifestError
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.slurm.states import State
 from hpcddp.stop.reasons import ExitCode
@@ -149,6 +153,9 @@ def _explain_waiting(status: RunStatus, job: QueuedJob, priority: str | None, ca
         facts.append(f"Slurm reason: {job.reason} (job {job.job_id})")
     if job.start_time is not None and status.state is not State.HELD:
         facts.append(f"Slurm expects it to start at {job.start_time.replace('T', ' ')}; other jobs may change that")
+    moved_sentence = _moved_sentence(status.run)
+    if moved_sentence is not None:
+        facts.append(f"{moved_sentence}: move it back, or cancel the run and resume it")
     if priority is not None:
         facts.append("its priority, as sprio shows it:")
         facts += [f"  {line}" for line in priority.splitlines()]
@@ -316,12 +323,24 @@ def _explain_unseen_directory(status: RunStatus, why: str) -> Answer:
     )
 
 
+def _moved_sentence(run: RunDirectory) -> str | None:
+    """Return why the newest job of a run cannot begin, if the run directory was moved since its submission."""
+    submitted_in = None
+    # Of a record that cannot be read, a remark tells.
+    with suppress(RecordError, ManifestError, OSError):
+        submitted_in = moved_from(run)
+    if submitted_in is None:
+        return None
+    return f"its job looks for the run in {submitted_in}, and the run directory has another path now"
+
+
 def _explain_missing_result(status: RunStatus) -> Answer:
     """Explain the end of a run that has left no result, with what is known."""
-    why_unseen = _why_unseen(status)
-    if why_unseen is not None:
-        return _explain_unseen_directory(status, why_unseen)
     run = status.run
+    why_unseen = _why_unseen(status)
+    why_moved = None if why_unseen is None else _moved_sentence(run)
+    if why_unseen is not None and why_moved is None:
+        return _explain_unseen_directory(status, why_unseen)
     saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
     command = resume_command(run) if run.path.is_dir() else None
     if status.files.attempt is None and _reason_of_script(status) is not None:
@@ -329,7 +348,7 @@ def _explain_missing_result(status: RunStatus) -> Answer:
         command = resume_command(run, with_job=True)
     return Answer(
         status=status,
-        why=_why_without_result(status),
+        why=why_moved or _why_without_result(status),
         facts=(
             *_progress_lines(status),
             *_failure_lines(status),

@@ -72,6 +72,22 @@ def original_of(run: RunDirectory) -> Path | None:
     return original if _exists(original) else None
 
 
+def moved_from(run: RunDirectory) -> Path | None:
+    """Return the directory in which a run was submitted, if it was moved or renamed since; None if not, or unknown.
+
+    Args:
+        run: a run or an element of a sweep; the directory of an element is that of its sweep.
+
+    Raises:
+        RecordError: a record of the run cannot be read.
+    """
+    owner = script_owner(run)
+    submitted_in = _recorded_directory(_record(owner))
+    if submitted_in is None or is_same_directory(submitted_in, owner.path) or original_of(run) is not None:
+        return None
+    return submitted_in
+
+
 def refuse_copy(run: RunDirectory) -> None:
     """Refuse to act on the job of a run from a copy of its directory.
 
@@ -144,7 +160,7 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
     script = usable_script(run)
     in_script = _parse_script(script)
     if in_script is None:
-        _refuse_moved_script_of_own_template(run, owner)
+        _refuse_moved_script_of_own_template(run)
         return run, directory
     path = directory / in_script.path
     if is_same_directory(path, owner.path):
@@ -164,17 +180,13 @@ def update_script_path(run: RunDirectory, directory: Path) -> tuple[RunDirectory
     )
 
 
-def _refuse_moved_script_of_own_template(run: RunDirectory, owner: RunDirectory) -> None:
+def _refuse_moved_script_of_own_template(run: RunDirectory) -> None:
     """Refuse a run that was moved, for a script whose path of the run directory cannot be updated.
-
-    Args:
-        owner: the directory with the script of the run.
 
     Raises:
         RunDirectoryError: the run was moved.
     """
-    recorded = _recorded_directory(_record(owner))
-    if recorded is None or is_same_directory(recorded, owner.path):
+    if moved_from(run) is None:
         return
     raise RunDirectoryError(
         f"the run {run.path} was moved, and its script, which is of a template of your own, cannot be updated; "

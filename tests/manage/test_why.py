@@ -16,6 +16,7 @@ from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.manage.why import Answer, explain
 from hpcddp.manage.why_sweep import explain_sweep
 from hpcddp.run.collectives import write_trace
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import Rank, reserve_exit, write_ranks
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
@@ -325,6 +326,19 @@ def test_a_directory_that_slurm_made_on_a_node_that_does_not_see_it_is_told(made
     made.run.batch_log.write_text("bash: line 7: no\n")
     answer = why(made, queued(state="FAILED", reason="NonZeroExitCode", node_list="n[1-2]"))
     assert "does not see" not in answer.why
+
+
+@pytest.mark.parametrize("exit_signal", [53, None])
+def test_a_directory_that_was_renamed_while_its_job_waited_is_told(made: FakeRun, exit_signal: int | None) -> None:
+    made.submitted()
+    made.run.batch_log.write_text("")
+    old_path = made.run.path
+    renamed = FakeRun(RunDirectory(old_path.rename(old_path.with_name("run-2"))))
+    moved = f"its job looks for the run in {old_path}, and the run directory has another path now"
+    answer = why(renamed, queued(state="PENDING"))
+    assert f"{moved}: move it back, or cancel the run and resume it" in answer.facts
+    answer = why(renamed, queued(state="FAILED", exit_signal=exit_signal))
+    assert (answer.why, answer.command) == (moved, f"hpcddp submit --resume {renamed.run.path}")
 
 
 def test_a_directory_that_was_lost_before_a_requeued_start_is_told(made: FakeRun) -> None:
