@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -76,7 +75,7 @@ def advice_for(
     if phase is Phase.LOST:
         instruction = _save_more_often(goodput, events, attempts_with_loss)
     elif phase is Phase.HANG:
-        command = shlex.join(["hpcddp", "logs", run_id, "--first-error"])
+        command = f"hpcddp logs {run_id} --first-error"
         instruction = f"Remove the cause of the hang; {command} shows which rank hung, and where."
     elif phase is Phase.START_UP and not is_local:
         instruction = _start_less_often(goodput, events)

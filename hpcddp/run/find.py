@@ -75,10 +75,10 @@ def _why_no_run(text: str, here: list[Path], elsewhere: list[Path], run_root: Pa
     """
     for missing in missing_runs():
         if _names(text, missing):
-            queue = shlex.join(["squeue", "--me", f"--name={missing.parent.name}"])
+            squeue = shlex.join(["squeue", "--me", f"--name={missing.parent.name}"])
             return (
                 f"the run {missing} does not exist any more; if its job still waits or runs, end it with scancel ID "
-                f"({queue} shows the id), or name another run (hpcddp status --all lists all)"
+                f"({squeue} shows the id), or name another run (hpcddp status --all lists all)"
             )
     named_sweep = _named_sweep(text, here, run_root) or _named_sweep(text, elsewhere, run_root)
     if named_sweep is not None:
@@ -89,13 +89,10 @@ def _why_no_run(text: str, here: list[Path], elsewhere: list[Path], run_root: Pa
     similar_name = nearest(text, job_names)
     if similar_name is not None:
         return f"no run under {run_root} matches {text!r}; did you mean {similar_name}?"
-    sentence = (
+    return (
         f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id or a "
         "part of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
     )
-    if _JOB_ID.fullmatch(text):
-        sentence += f"; if it is a job whose run directory is gone, end it with: scancel {text}"
-    return sentence
 
 
 def _names(text: str, run: Path) -> bool:

@@ -287,7 +287,7 @@ def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) 
         find_run(IDS[0], tmp_path / "elsewhere")
     queue = f"squeue --me --name={runs[0].path.parent.name}"
     assert f"if its job still waits or runs, end it with scancel ID ({queue} shows the id)" in gone.value.message
-    with pytest.raises(NoRunError, match=r"matches '1121', and it is not.*end it with: scancel 1121$"):
+    with pytest.raises(NoRunError, match="matches '1121', and it is not"):
         find_run("1121", tmp_path / "elsewhere")
     assert find_run("last", tmp_path / "elsewhere") == runs[2]
 
