@@ -34,6 +34,7 @@ _EXIT_CODES: Final = """\
 | 1 | failure, or the command found a defect or a run that failed |
 | 2 | an error that you can fix: the message says what to write instead |
 | 130 | interrupted by Ctrl-C, or cancelled by its user |
+| 143 | ended by SIGTERM |
 
 With `--json` an error is `{"error": {"kind": ..., "message": ..., "hint": ...}}`.
 """

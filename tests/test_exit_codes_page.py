@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 from hpcddp.cli import boundary
@@ -20,4 +21,4 @@ def test_every_exit_code_of_a_job_is_listed_with_its_name_in_order() -> None:
 
 def test_every_exit_code_of_a_command_is_listed() -> None:
     rows = [int(code) for code in re.findall(r"^\| (\d+) \|", COMMANDS, re.MULTILINE)]
-    assert rows == [0, HpcddpError.exit_code, UserError.exit_code, boundary.INTERRUPTED]
+    assert rows == [0, HpcddpError.exit_code, UserError.exit_code, boundary.INTERRUPTED, 128 + signal.SIGTERM]

@@ -35,7 +35,7 @@ _OTHER_OPTIONS = MappingProxyType({"-d": "--after", "--dependency": "--after"})
 
 
 class InterruptedCommandError(HpcddpError):
-    """A command was interrupted, and its user has to know what it did all the same."""
+    """A command was interrupted, and its user has to know what it did; ``code`` is its exit code."""
 
     kind = "interrupted"
     advice = "Run the command again."
@@ -48,7 +48,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         arguments: the arguments without the program's name.
 
     Returns:
-        The exit code: 0 success, 1 failure, 2 an error that the user can fix, 130 interrupted.
+        The exit code: 0 success, 1 failure, 2 an error that the user can fix, 130 interrupted, 143 ended by SIGTERM.
     """
     code = _run(app, arguments)
     # Where the errors cannot be written either, the exit code is all that is left to say.
@@ -68,7 +68,7 @@ def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
         _report_error(error, as_json=as_json)
         # The exit codes of jobs mean nothing here: what has one is a damaged file of a run, which the message names.
         is_interrupted = isinstance(error, InterruptedCommandError)
-        return INTERRUPTED if is_interrupted else min(error.exit_code, _FIXABLE)
+        return int(error.code) if is_interrupted else min(error.exit_code, _FIXABLE)
     except USAGE_ERROR as error:
         _report_usage_error(error, arguments, as_json=as_json)
         return int(error.exit_code)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 import typer
 
-from hpcddp.cli.boundary import INTERRUPTED
 from hpcddp.cli.options import run_argument
 from hpcddp.cli.output import echo
 from hpcddp.errors import printable
+from hpcddp.submission.interrupts import exit_code_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -61,11 +61,8 @@ def _follow(submission: Submission, display: Display) -> Outcome:
     is_local = submission.cluster != "slurm"
     job_state, waits_for = _job_state(submission)
     stop = None
-    previous = None
     if is_local:
         stop = _stopper(submission)
-        # SIGTERM to the follower of a local run does the same as Ctrl-C.
-        previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return follow(
             submission.run,
@@ -76,12 +73,9 @@ def _follow(submission: Submission, display: Display) -> Outcome:
             output=_output(submission),
             first_attempt=submission.first_attempt,
         )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         _print_end_of_following(submission.run, is_local=is_local)
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        if is_local:
-            signal.signal(signal.SIGTERM, previous)
+        raise typer.Exit(exit_code_of(interruption)) from None
 
 
 def _print_end_of_following(run: RunDirectory, *, is_local: bool) -> None:

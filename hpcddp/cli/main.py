@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from hpcddp.cli import boundary
 from hpcddp.cli.help import CommandsOnDemand, CommandToLoad, add_examples
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
+from hpcddp.submission.interrupts import exit_code_of, interrupted_by_signals
 from hpcddp.version import __version__
 
 app = typer.Typer(
@@ -91,13 +93,15 @@ class _Commands(CommandsOnDemand):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  as above
-        """Keep the text of an interruption: typer only returns the exit code."""
+        """End at SIGTERM as at Ctrl-C; keep signal and text of an interruption: typer returns 130 for each."""
         try:
-            return super().invoke(ctx)
+            with interrupted_by_signals(signal.SIGTERM):
+                return super().invoke(ctx)
         except KeyboardInterrupt as interruption:
+            code = exit_code_of(interruption)
             if not str(interruption):
-                raise
-            raise boundary.InterruptedCommandError(f"interrupted: {interruption}") from interruption
+                raise typer.Exit(code) from interruption
+            raise boundary.InterruptedCommandError(f"interrupted: {interruption}", code=code) from interruption
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  those of typer's groups
         super().__init__(**attributes)

@@ -38,6 +38,7 @@ from hpcddp.cli.options import (
 from hpcddp.cli.output import echo, sentences, warn, write
 from hpcddp.errors import UserError, counted
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, Dependency
+from hpcddp.submission.interrupts import tells_interruption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -184,6 +185,7 @@ def _refuse_contradictions(output: _Output, code: CodeOption | None, resume: str
         raise UserError("--code says with which code a run is resumed, and a new run has the code of now; leave it out")
 
 
+@tells_interruption()
 def _findings(job_file: Path | None, request: SubmitRequest) -> list[str]:
     """Return what ``hpcddp check`` finds at once, a line each; the job is submitted all the same."""
     from hpcddp.check.search import check_in_short
@@ -200,6 +202,7 @@ class _Output:
     as_json: bool
 
 
+@tells_interruption()
 def _request_of(
     run: RunDirectory | None,
     job_file: Path | None,

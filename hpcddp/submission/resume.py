@@ -38,7 +38,7 @@ from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.code import SubmissionCode, code_of_resumption, remove_unused_copies
-from hpcddp.submission.interrupts import interruptible, uninterrupted
+from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
 from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import (
@@ -57,6 +57,7 @@ _MORE_WORK: Final = frozenset({"train.epochs", "command"})
 """The fields whose change gives a run that has finished something to do."""
 
 
+@tells_interruption()
 def resume(
     run: RunDirectory,
     *,
@@ -383,6 +384,7 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
     return Resumption(job=job, code=code, changes=changes, consequences=sentences, original=original)
 
 
+@tells_interruption()
 def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
     """Submit a run that has ended again, with the job of a request in place of its own.
 

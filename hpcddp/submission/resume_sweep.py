@@ -24,7 +24,7 @@ from hpcddp.slurm.job_environment import NO_DEPENDENCY, PICKLE_DIGEST, Dependenc
 from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.checks import check_sweep_submittable
 from hpcddp.submission.code import code_of_resumption, forget_code
-from hpcddp.submission.interrupts import interruptible, uninterrupted
+from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
 from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
 from hpcddp.submission.resume import (
     code_written,
@@ -77,6 +77,7 @@ class SweepResumption:
         }
 
 
+@tells_interruption()
 def resume_sweep(
     sweep: Sweep,
     elements: Sequence[int],

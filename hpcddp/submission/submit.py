@@ -30,7 +30,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
 from hpcddp.submission.checks import check_submittable, check_sweep_submittable, notes_about
 from hpcddp.submission.code import take_code
-from hpcddp.submission.interrupts import interruptible, uninterrupted
+from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
 from hpcddp.submission.render import exported_values, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
@@ -168,6 +168,7 @@ def element_request(request: SubmitRequest, table: SweepTable, index: int) -> Su
     return replace(request, run_id=run_id, job=ResolvedJob(spec=spec, origins={}))
 
 
+@tells_interruption()
 def submit(request: SubmitRequest) -> Submission:
     """Write the directory of a new run, and submit its job.
 

@@ -26,7 +26,7 @@ from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
 from hpcddp.submission.code import SubmissionCode, take_code
-from hpcddp.submission.interrupts import interruptible, uninterrupted
+from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
 from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
@@ -101,6 +101,7 @@ class SweepSubmission:
         }
 
 
+@tells_interruption()
 def submit_sweep(request: SubmitRequest) -> SweepSubmission:
     """Write the directory of a sweep, and submit all elements.
 

@@ -166,7 +166,7 @@ def test_an_interrupt_is_130() -> None:
 
 def test_an_interrupt_that_has_something_to_tell_tells_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(**_: object) -> None:
-        raise boundary.InterruptedCommandError("interrupted: sbatch refused the job: too many jobs")
+        raise boundary.InterruptedCommandError("interrupted: sbatch refused the job: too many jobs", code=130)
 
     assert boundary.run(interrupt, ["--json"]) == 130  # type: ignore[arg-type]
     error = json.loads(capsys.readouterr().out)["error"]

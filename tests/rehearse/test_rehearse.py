@@ -136,7 +136,7 @@ def test_whoever_ends_a_rehearsal_ends_all_that_it_started(project: Path, tmp_pa
         wait_until(lambda: processes_below(scratch), "the processes of the rehearsal")
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-    assert process.returncode != 0
+    assert process.returncode == 143
     assert not processes_below(scratch)
     assert list(scratch.iterdir()) == []
 
