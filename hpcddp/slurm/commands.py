@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from signal import Signals
 from typing import Final
 
 from hpcddp.errors import HpcddpError, UserError, nearest
+from hpcddp.processes import signal_name
 
 # Only fields that Slurm writes itself, none that users write. Without a width, squeue cuts values after 20 characters.
 _FIELDS: Final = (
@@ -351,7 +351,7 @@ def sbatch(
         raise SlurmUnavailableError(f"{error.message}; {_MAYBE_QUEUED}") from error
     if completed.returncode < 0:
         raise SlurmCommandError(
-            f"{Signals(-completed.returncode).name} ended sbatch before it printed a job id; {_MAYBE_QUEUED}",
+            f"{signal_name(-completed.returncode)} ended sbatch before it printed a job id; {_MAYBE_QUEUED}",
             returncode=completed.returncode,
         )
     if completed.returncode != 0:

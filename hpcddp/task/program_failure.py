@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from hpcddp.processes import signal_name
 from hpcddp.run.failure import KILLED_HINT, FailureRecord
 from hpcddp.run.files import TAIL_BYTES, read_tail
 from hpcddp.run.node_faults import says_hardware_error
@@ -101,10 +102,10 @@ def program_failure(
     signal_of_exit = _signal_of(code)
 
     killed_by = signal_of_exit
-    if end.message and signal_of_exit is signal.SIGABRT:
+    if end.message and signal_of_exit == signal.SIGABRT:
         # After an exception, an object that is left behind can abort, such as a process group with pending work.
         killed_by = None
-    if end.message and signal_of_exit is signal.SIGTERM and another_rank_failed_first:
+    if end.message and signal_of_exit == signal.SIGTERM and another_rank_failed_first:
         # The program was exiting when it was ended because another rank had failed.
         killed_by = None
 
@@ -115,7 +116,7 @@ def program_failure(
 
     port_was_taken = master_port is not None and _says_port_taken(end, master_port)
     has_hardware_error = says_hardware_error(end.message or end.tail)
-    was_killed = killed_by is signal.SIGKILL and code < 0
+    was_killed = killed_by == signal.SIGKILL and code < 0
     exit_code = ExitCode.USER_CODE
     if is_secondary or port_was_taken or has_hardware_error or was_killed:
         exit_code = ExitCode.INFRASTRUCTURE
@@ -174,10 +175,12 @@ def _says_port_taken(end: LogEnd, port: int) -> bool:
     return "EADDRINUSE" in end.message and re.search(rf"\bport: {port}\b", end.message) is not None
 
 
-def _signal_of(code: int) -> signal.Signals | None:
+def _signal_of(code: int) -> int | None:
     """Return the signal that an exit code names: minus the signal, or what a shell returns; None if it names none."""
-    number = -code if code < 0 else code - KILLED_IN_A_SHELL
-    return signal.Signals(number) if number in list(signal.Signals) else None
+    if code < 0:
+        return -code
+    number = code - KILLED_IN_A_SHELL
+    return number if number in list(signal.Signals) else None
 
 
 def _signal_of_child(end: LogEnd) -> signal.Signals | None:
@@ -189,7 +192,7 @@ def _signal_of_child(end: LogEnd) -> signal.Signals | None:
     return next((signum for signum in signal.Signals if signum.name == name), None)
 
 
-def _message_with_signal(command: Sequence[str], killed_by: signal.Signals, *, is_child: bool) -> str:
+def _message_with_signal(command: Sequence[str], killed_by: int, *, is_child: bool) -> str:
     """Return the sentence for a program that a signal has killed.
 
     Args:
@@ -198,9 +201,9 @@ def _message_with_signal(command: Sequence[str], killed_by: signal.Signals, *, i
     program = _name_of(command)
     if is_child:
         program = f"a process that {program} started"
-    if killed_by is signal.SIGKILL:
+    if killed_by == signal.SIGKILL:
         return f"{program} was killed {KILLED_HINT}"
-    return f"{program} was killed by {killed_by.name}"
+    return f"{program} was killed by {signal_name(killed_by)}"
 
 
 def _message_without_signal(command: Sequence[str], code: int, end: LogEnd) -> str:

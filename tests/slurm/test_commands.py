@@ -160,6 +160,16 @@ def test_a_command_that_is_not_there_is_named(programs: Path, tmp_path: Path, go
     assert_facts(golden.message(caught.value), "sbatch was not found", "on PATH here")
 
 
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (40, "signal 40")])
+def test_sbatch_that_a_signal_ends_may_have_queued_the_job(
+    programs: Path, tmp_path: Path, number: int, name: str, golden: GoldenMessages
+) -> None:
+    env = program(programs, "sbatch", f"kill -{number} $$")
+    with pytest.raises(commands.SlurmCommandError) as caught:
+        commands.sbatch(tmp_path / "s", environment=env)
+    assert_facts(golden.message(caught.value), f"{name} ended sbatch", "scancel")
+
+
 def test_a_command_that_does_not_answer_times_out(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:

@@ -55,6 +55,8 @@ def log(directory: Path, text: str) -> Path:
         (-6, "CUDA error: uncorrectable ECC error\n", "killed", "python train.py was killed by SIGABRT", 71),
         (1, BOOM.replace("boom", "NVML: GPU is lost"), "ValueError", "NVML: GPU is lost", 71),
         (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
+        # A real-time signal has no name.
+        (-40, "", "killed", "python train.py was killed by signal 40", 70),
         # As bash says it of what it ran.
         (139, "", "killed", "python train.py was killed by SIGSEGV", 70),
         (-9, "", "killed", "python train.py was killed by SIGKILL, most often because memory ran out", 71),

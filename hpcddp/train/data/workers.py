@@ -7,9 +7,11 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from typing import ClassVar, Final
 
+from hpcddp.processes import signal_name
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.train.errors import TrainingError
 
@@ -18,9 +20,13 @@ _PR_SET_PDEATHSIG: Final = 1
 
 # torch/csrc/DataLoader.cpp, and torch/utils/data/dataloader.py.
 _WORKER_LOST: Final = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\)")
-_LIKELY_CAUSES: Final = {
+_LIKELY_CAUSES: Final[Mapping[int, str]] = {
     signal.SIGKILL: "most likely because the memory of the job or its node ran out; ask for more with resources.mem, "
     "or set a smaller train.num_workers",
+    **dict.fromkeys(
+        (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL),
+        "which a crash in native code causes; look above for what it printed",
+    ),
     signal.SIGBUS: "most likely because /dev/shm is full; make it larger, or set a smaller train.num_workers",
 }
 
@@ -77,9 +83,9 @@ def _error_for(pid: int) -> LostWorkerError:
         return WorkerExitError(
             f"{who} ended with exit code {code}, so that samples are missing; take exit calls out of the data set"
         )
-    signum = signal.Signals(-code)
-    likely = _LIKELY_CAUSES.get(signum, "which a crash in native code causes; look above for what it printed")
-    return LostWorkerError(f"{who} was ended by {signum.name}, {likely}")
+    signum = -code
+    likely = _LIKELY_CAUSES.get(signum, "which another process has sent; look above for what it printed")
+    return LostWorkerError(f"{who} was ended by {signal_name(signum)}, {likely}")
 
 
 def start_worker(_worker: int) -> None:
