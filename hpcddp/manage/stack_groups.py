@@ -128,16 +128,18 @@ def _position(group: StackGroup) -> tuple[bool, bool, int]:
 
 
 def summary(groups: Sequence[StackGroup]) -> str:
-    """Return where the ranks are: ``63 ranks at train.py:54, rank 1 on n2 at train.py:51``; empty if not known."""
-    processes_by_place: dict[str, list[ProcessStacks]] = {}
+    """Return where the ranks are: ``62 ranks at train.py:54, no stack of rank 1 on n2``; empty without any stack."""
+    processes_by_place: dict[str | None, list[ProcessStacks]] = {}
     for group in groups:
         first = group.processes[0]
-        if group.place is not None and first.rank is not None and not first.is_child:
+        if first.rank is not None and not first.is_child:
             processes_by_place.setdefault(group.place, []).extend(group.processes)
+    if processes_by_place.keys() <= {None}:
+        return ""
     texts = []
     for place, processes in processes_by_place.items():
         group = StackGroup(processes=tuple(processes), main=(), others=())
-        texts.append(f"{group.who} at {place}")
+        texts.append(f"no stack of {group.who}" if place is None else f"{group.who} at {place}")
     return ", ".join(texts)
 
 

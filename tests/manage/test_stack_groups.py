@@ -70,6 +70,12 @@ def test_equal_stacks_are_one_group_and_the_rank_that_is_elsewhere_is_named(form
     assert "listener.py" not in most
 
 
+def test_a_rank_that_does_not_answer_is_named() -> None:
+    silent = process(5, ("this process does not answer within 5 s: it may be stopped",))
+    groups = group_stacks([*(process(rank, faulthandler_lines(54)) for rank in range(5)), silent])
+    assert summary(groups) == "5 ranks at train.py:54, no stack of rank 5 on n2"
+
+
 def test_ranks_at_one_line_by_two_ways_are_told_together() -> None:
     deeper = (*py_spy_lines(54, 1)[:4], "    wait (/venv/lib/python3.11/threading.py:1)", *py_spy_lines(54, 1)[4:])
     groups = group_stacks([process(0, py_spy_lines(54, 1)), process(1, deeper)])
