@@ -11,6 +11,7 @@ from hpcddp.jobfile.launchers import PYTHON, find_launcher, is_deepspeed
 from hpcddp.jobfile.slurm_flags import SRUN
 from hpcddp.script.directives import Flag, read_flags
 from hpcddp.script.shell import Command, Word
+from hpcddp.script.syntax import program_behind_starters
 
 CommandKind = Literal[
     "module", "activate", "export", "assignment", "set", "directory", "print", "trap", "control",
@@ -37,7 +38,6 @@ _KINDS: Final[Mapping[str, CommandKind]] = MappingProxyType(
     }
 )  # fmt: skip
 _IN_FRONT: Final = frozenset({"exec", "nohup", "time", "command", "builtin"})
-_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 
 def kind_of(command: Command) -> CommandKind:
@@ -72,10 +72,8 @@ def kind_of_words(words: tuple[Word, ...], *, has_assignments: bool = False) -> 
 
 
 def _behind_env(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    rest = words[1:]
-    while rest and (_ASSIGNMENT.match(rest[0].text) or rest[0].text.startswith("-")):
-        rest = rest[1:]
-    return rest
+    program = program_behind_starters([word.text for word in words])
+    return words[len(words) - len(program) :]
 
 
 def program_words(words: tuple[Word, ...]) -> tuple[Word, ...]:

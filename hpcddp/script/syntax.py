@@ -5,16 +5,26 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Final
 
 BASH_SYNTAX: Final = frozenset({"bash", "sh"})
 """The shells whose text bash can judge."""
-# They start the program that the next word names.
-_STARTERS: Final = frozenset({"busybox", "env", "nice"})
+# Programs that start the one behind their options, and which of these options the next word belongs to.
+_STARTERS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {
+        "busybox": (),
+        "env": ("-u", "--unset", "-C", "--chdir"),
+        "exec": ("-a",),
+        "nice": ("-n", "--adjustment"),
+        "nohup": (),
+        "time": ("-f", "--format", "-o", "--output"),
+    }
+)
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 _TIMEOUT_S: Final = 10.0
 # A here-document without its end is a warning.
@@ -45,12 +55,24 @@ def interpreter_of(script: str) -> str:
     first_line = script.partition("\n")[0]
     if not first_line.startswith("#!"):
         return ""
-    for word in first_line.removeprefix("#!").split():
-        name = PurePosixPath(word).name
-        is_for_starter = word.startswith("-") or _ASSIGNMENT.match(word) is not None
-        if name not in _STARTERS and not is_for_starter:
-            return name
-    return ""
+    words = program_behind_starters(first_line.removeprefix("#!").split())
+    return PurePosixPath(words[0]).name if words else ""
+
+
+def program_behind_starters(words: Sequence[str]) -> list[str]:
+    """Return the program that a command starts, with its arguments: without ``env -u A B=1`` or ``nice -n 5``."""
+    rest = list(words)
+    options_with_value: Sequence[str] = ()
+    while rest:
+        name = PurePosixPath(rest[0]).name
+        if rest[0] in options_with_value:
+            rest = rest[2:]
+        elif name in _STARTERS or rest[0].startswith("-") or _ASSIGNMENT.match(rest[0]):
+            options_with_value = _STARTERS.get(name, options_with_value)
+            rest = rest[1:]
+        else:
+            break
+    return rest
 
 
 def bash_error(text: str) -> BashError | None:

@@ -23,11 +23,9 @@ from hpcddp.jobfile.placeholders import (
 )
 from hpcddp.run.files import open_regular
 from hpcddp.script.shell import Statement, read_shell
-from hpcddp.script.syntax import BASH_SYNTAX, bash_error, interpreter_of
+from hpcddp.script.syntax import BASH_SYNTAX, bash_error, interpreter_of, program_behind_starters
 from hpcddp.submission.request import Obstacle
 
-_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII | re.DOTALL)
-_BEFORE_A_COMMAND: Final = frozenset({"env", "exec", "nohup", "time"})
 # What follows one of these may never run.
 _LEAVES: Final = frozenset({("exit",), ("return",)})
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*\S)", re.MULTILINE)
@@ -59,7 +57,7 @@ class ShellText:
     def commands(self) -> list[list[str]]:
         """The simple commands, word by word, without what stands before their programs."""
         commands = (command for statement in self.statements for command in statement.commands)
-        programs = (_without_prefix(command.texts) for command in commands)
+        programs = (program_behind_starters(command.texts) for command in commands)
         return [program for program in programs if program]
 
     @property
@@ -76,7 +74,7 @@ class ShellText:
 
 def shell_text_of(command: Sequence[str]) -> ShellText | None:
     """Return the text that a command gives to a shell; None if it gives none, or one that is not here."""
-    words = _without_prefix(command)
+    words = program_behind_starters(command)
     if not words:
         return None
     shell = Path(words[0]).name
@@ -134,7 +132,7 @@ def _syntax_error(command: tuple[str, ...]) -> Iterator[Obstacle]:
 
 
 def _sbatch(spec: JobSpec) -> Iterator[Obstacle]:
-    words = _without_prefix(spec.command or ())
+    words = program_behind_starters(spec.command or ())
     if words and Path(words[0]).name == "sbatch":
         script = next((word for word in words[1:] if not word.startswith("-")), "SCRIPT")
         yield _submits(f"command is {shlex.join(words)}", spec, script=script)
@@ -179,14 +177,6 @@ def launcher_of_a_node(command: Sequence[str], environment: Mapping[str, str]) -
     ranks = launcher.options.ranks
     one_by_default = launcher.options.launcher == "torchrun"
     return None if ranks == "1" or (ranks is None and one_by_default) else launcher
-
-
-def _without_prefix(words: Sequence[str]) -> list[str]:
-    """Return a command without what stands before its program: ``exec``, ``env A=1 B=2``, assignments."""
-    rest = list(words)
-    while rest and (rest[0] in _BEFORE_A_COMMAND or _ASSIGNMENT.fullmatch(rest[0])):
-        rest = rest[1:]
-    return rest
 
 
 def read_program(file: str) -> str:

@@ -41,6 +41,7 @@ def commands(text: str) -> list[Command]:
         ("ssh $host 'cd x'", "ssh"),
         ("/opt/python3.11 -u x.py", "python"),
         ("env A=1 python x.py", "python"),
+        ("env -u B A=1 python x.py", "python"),
         ("uv run train.py", "python"),
         ("./a.out", "other"),
         ("wait", "other"),
