@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.environment import isolate_session, isolate_test
-from tests.messages import GoldenMessages
+from tests.messages import COLLECTED, GoldenMessages
 from tests.slurm_version import expected_failure, slurm_version
 
 # A busy machine makes an example slow, never wrong. scripts/test --long asks for the profile "long".
@@ -86,6 +86,8 @@ def pytest_runtest_makereport(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
+    # Before -k and -m leave some out.
+    config.stash[COLLECTED] = frozenset(item.nodeid for item in items)
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in SLOW:
             item.add_marker(pytest.mark.slow)

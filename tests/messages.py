@@ -19,6 +19,8 @@ import pytest
 
 TESTS = Path(__file__).parent
 FOLDER = TESTS / "golden" / "messages"
+COLLECTED = pytest.StashKey[frozenset[str]]()
+"""The ids of the tests of a session, each case of a parameter with its own."""
 
 
 class GoldenMessages:
