@@ -530,7 +530,7 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         return None
     hint = next((hint for word, hint in _HINTS.items() if how.startswith(word)), None)
     before_any_task_ended = _SRUN.split(_since_start(attempt), maxsplit=1)[0]
-    if hint is not None and _SRUN_SIGNALLED.search(before_any_task_ended):
+    if hint == KILLED_HINT and _SRUN_SIGNALLED.search(before_any_task_ended):
         hint = "by srun, which a signal to the whole job has ended, as scancel --full sends it"
     return f"{how} ({hint})" if hint else how
 

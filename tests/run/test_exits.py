@@ -196,6 +196,13 @@ def test_tasks_that_a_signal_to_srun_has_killed_did_not_run_out_of_memory(
     assert "scancel --full" in reason
 
 
+def test_a_task_that_ran_out_of_memory_was_not_killed_by_srun(tmp_path: Path) -> None:
+    attempt = attempt_in(tmp_path)
+    log = f"{beginning(attempt)}srun: Force Terminated StepId=3.0\nsrun: error: n1: task 1: Out Of Memory\n"
+    attempt.run.batch_log.write_text(log)
+    assert exit_of(attempt, 1) == "Out Of Memory (its memory limit was exceeded)"
+
+
 def test_a_task_that_was_killed_before_srun_ended_the_others_was_not_killed_by_srun(
     tmp_path: Path, golden: GoldenMessages
 ) -> None:
