@@ -39,11 +39,16 @@ _FOUR_RANKS: Mapping[str, Any] = {"nodes": 2, "tasks": 2, "on": OTHER_HOSTS, "se
 
 
 def start(
-    context: ScenarioContext, *, max_failures: int = 1, behaviour: dict[str, float] | None = None, **sections: Any
+    context: ScenarioContext,
+    *,
+    max_failures: int = 1,
+    seconds: float = _SLOW_STEP_S,
+    behaviour: dict[str, float] | None = None,
+    **sections: Any,
 ) -> TrackedRun:
     """Start a training of four ranks whose ranks that are left may go on, and wait until it is at work."""
     sections["requeue"] = {"max_failures": max_failures}
-    tracked = context.start("run", **_FOUR_RANKS, sections=sections, behaviour=behaviour)
+    tracked = context.start("run", **{**_FOUR_RANKS, "seconds": seconds}, sections=sections, behaviour=behaviour)
     tracked.wait_for_steps(_FIRST_STEPS)
     return tracked
 
@@ -115,7 +120,8 @@ def pair_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
 
 def all_killed_one_after_the_other(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     """In the end all ranks are processes that have joined, and srun has ended; then the time limit is near."""
-    tracked = start(context, max_failures=4)
+    # Long enough for four new processes, one after the other.
+    tracked = start(context, max_failures=4, seconds=4 * _SLOW_STEP_S)
     for deaths, rank in enumerate((3, 0, 2, 1), start=1):
         tracked.signal(rank, signal.SIGKILL)
         # Each death has a recovery, and each new process another one.
