@@ -70,7 +70,7 @@ def full_before_a_program_starts(context: ScenarioContext) -> TrackedRun:
     program = (sys.executable, script(directory, "print('at work')"))
     words = ("--nodes", "2", "--nodelist", OTHER_HOSTS, "--time", "5", "--set", setup, "--", *program)
     tracked = start(context.sandbox, directory, *words)
-    tracked.wait_until(lambda: len(list(directory.glob("waits-*"))) == 2, "the prologs of the tasks", timeout_s=60)
+    tracked.wait_until(lambda: len(list(directory.glob("waits-*"))) == 2, "the prologs of the tasks")
     FILLS["bytes"](context.directory)
     try:
         gate.touch()
