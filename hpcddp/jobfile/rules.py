@@ -497,8 +497,8 @@ def _lost_node_is_survived(spec: JobSpec) -> Iterator[Finding]:
         yield key, "is given, and resources.nodes is 1, the node of the batch script; write more nodes, or leave it out"
     elif spec.train is None or spec.device != "cpu":
         yield key, "is given, and only a built-in training on CPUs goes on without a lost node; leave it out"
-    elif spec.sweep is not None or spec.environment.container is not None:
-        yield key, "is given, and a sweep or a job in a container does not go on without a lost node; leave it out"
+    elif spec.environment.container is not None:
+        yield key, "is given, and a job in a container does not go on without a lost node; leave it out"
     elif spec.requeue.recovery != "auto":
         yield key, f"is given, and requeue.recovery is {spec.requeue.recovery}; leave one of the two out"
     elif "node_failure" not in spec.requeue.causes:
@@ -546,7 +546,7 @@ RULES = (
     Rule(("learning_rate",), _schedule_constants),
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
-    Rule(("requeue", "train.device", "sweep", "environment.container", "resources"), _lost_node_is_survived),
+    Rule(("requeue", "train.device", "environment.container", "resources"), _lost_node_is_survived),
     Rule(("environment.env", "environment.pass_env"), variable_names),
     Rule(("environment.setup",), setup_returns),
     Rule(("environment",), one_environment),

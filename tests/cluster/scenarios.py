@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.sweep import read_sweep
 from hpcddp.slurm.hostlist import expand
 from tests.cluster.comparison import RunComparison, compare_runs, report
 from tests.cluster.jobs import submit, write_job
@@ -82,6 +83,14 @@ class ScenarioContext:
         return TrackedRun(
             sandbox=self.sandbox, job=job, run=RunDirectory(Path(submitted["run_dir"])), job_id=submitted["job_id"]
         )
+
+    def start_element(self, name: str, **words: Any) -> TrackedRun:
+        """Submit the training as the first of two elements of a sweep, and cancel the other one."""
+        job = self.write_job(name, **words)
+        sweep = read_sweep(Path(submit(self.sandbox, job, "--sweep", "train.seed=0,1")["sweep_dir"]))
+        assert sweep is not None
+        self.sandbox.run("scancel", str(sweep.job_id(1)))
+        return TrackedRun(sandbox=self.sandbox, job=job, run=sweep.run(0), job_id=str(sweep.job_id(0)))
 
     def write_job(
         self,

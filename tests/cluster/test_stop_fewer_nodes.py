@@ -13,12 +13,15 @@ from tests.cluster.slurm_faults import link_cut, without_slurmd
 from tests.cluster.tracked_run import TrackedRun
 
 
-def start_on_three(context: ScenarioContext, *, min_nodes: int, max_failures: int = 0) -> TrackedRun:
+def start_on_three(
+    context: ScenarioContext, *, min_nodes: int, max_failures: int = 0, is_element: bool = False
+) -> TrackedRun:
     """Start a training of three nodes whose batch script runs on n1, and wait until it is at work."""
     sections = {"resources": {"min_nodes": min_nodes}, "requeue": {"max_failures": max_failures}}
     # It is not bound to these nodes: after a requeue it may run on others.
     context.sandbox.run("scontrol", "update", "NodeName=n4", "State=DRAIN", "Reason=test")
-    tracked = context.start("run", nodes=3, seconds=0.3, sections=sections)
+    start = context.start_element if is_element else context.start
+    tracked = start("run", nodes=3, seconds=0.3, sections=sections)
     tracked.wait_for_steps(30)
     context.sandbox.run("scontrol", "update", "NodeName=n4", "State=RESUME")
     return tracked
@@ -39,6 +42,14 @@ def wait_for_completion(tracked: TrackedRun) -> None:
 def one_node_cut(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
     """A node is cut off until the run has finished; its rank lives on and reaches the run directory."""
     tracked = start_on_three(context, min_nodes=2)
+    with link_cut(context.sandbox, "n3"):
+        wait_for_completion(tracked)
+    return finish(context, tracked)
+
+
+def one_node_of_element_cut(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
+    """The run is an element of a sweep."""
+    tracked = start_on_three(context, min_nodes=2, is_element=True)
     with link_cut(context.sandbox, "n3"):
         wait_for_completion(tracked)
     return finish(context, tracked)
@@ -101,6 +112,15 @@ def test_the_ranks_on_the_other_nodes_go_on_without_a_step_lost(
     assert (recovery.cause, recovery.facts["world_size"]) == ("node_failure", 2)
     assert (recovery.reason or "").startswith("node n3 was lost (rank 2); the others went on after ")
     assert recovery.facts["seconds"] < 10
+    assert_same(tracked, reference)
+
+
+@pytest.mark.long("an element of a sweep has the script and the ranks of a run")
+@after_scenario(one_node_of_element_cut, own_slurm=True)
+def test_the_ranks_of_an_element_of_a_sweep_go_on_too(scenario_result: tuple[TrackedRun, TrackedRun]) -> None:
+    tracked, reference = scenario_result
+    assert_never_ended(tracked)
+    assert [recovery.cause for recovery in tracked.events("recovery")] == ["node_failure"]
     assert_same(tracked, reference)
 
 

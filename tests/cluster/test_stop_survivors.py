@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_file import read_job_file
-from hpcddp.run.sweep import read_sweep
-from tests.cluster.jobs import HPCDDP, submit
+from tests.cluster.jobs import HPCDDP
 from tests.cluster.recoveries import assert_same, parameters, wait_for_world
 from tests.cluster.scenarios import (
     OTHER_HOSTS,
@@ -74,13 +72,9 @@ def rank_1_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
 
 
 def rank_of_element_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
-    """The run is an element of a sweep, whose other element is cancelled."""
-    job = context.write_job("sweep", **_FOUR_RANKS, sections={"requeue": {"max_failures": 1}})
-    submitted = submit(context.sandbox, job, "--sweep", "train.seed=0,1")
-    sweep = read_sweep(Path(submitted["sweep_dir"]))
-    assert sweep is not None
-    context.sandbox.run("scancel", str(sweep.job_id(1)))
-    return kill_rank_1(context, job, sweep.run(0), str(sweep.job_id(0)))
+    """The run is an element of a sweep."""
+    tracked = context.start_element("sweep", **_FOUR_RANKS, sections={"requeue": {"max_failures": 1}})
+    return kill_rank_1(context, tracked)
 
 
 def rank_of_script_by_hand_killed(context: ScenarioContext) -> tuple[TrackedRun, TrackedRun]:
@@ -90,11 +84,10 @@ def rank_of_script_by_hand_killed(context: ScenarioContext) -> tuple[TrackedRun,
     script.write_text(context.sandbox.run(*HPCDDP, "render", str(job), cwd=job.parent).stdout)
     job_id = context.sandbox.submit(script, cwd=job.parent)
     (path,) = wait_until(lambda: list(job.parent.glob(f"runs/*/*-{job_id}")), "the run directory")
-    return kill_rank_1(context, job, RunDirectory(path), job_id)
+    return kill_rank_1(context, TrackedRun(sandbox=context.sandbox, job=job, run=RunDirectory(path), job_id=job_id))
 
 
-def kill_rank_1(context: ScenarioContext, job: Path, run: RunDirectory, job_id: str) -> tuple[TrackedRun, TrackedRun]:
-    tracked = TrackedRun(sandbox=context.sandbox, job=job, run=run, job_id=job_id)
+def kill_rank_1(context: ScenarioContext, tracked: TrackedRun) -> tuple[TrackedRun, TrackedRun]:
     tracked.wait_for_steps(_FIRST_STEPS)
     tracked.signal(1, signal.SIGKILL)
     wait_for_world(tracked, 4)

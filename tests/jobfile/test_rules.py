@@ -46,6 +46,11 @@ BETWEEN = {
         "only a built-in training on CPUs",
         "leave it out",
     ),
+    "resources: {nodes: 2, min_nodes: 1}\nenvironment: {container: {image: docker://a/b, runtime: pyxis}}": (
+        "resources.min_nodes: is given",
+        "a job in a container",
+        "leave it out",
+    ),
     "resources: {nodes: 2, spare_nodes: 1}\nrequeue: {recovery: restart}": (
         "resources.spare_nodes: is given",
         "requeue.recovery is restart",
@@ -259,6 +264,7 @@ def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
         "resources: {time_limit: unlimited}",
         "resources: {time_limit: 1}",
         "resources: {time_limit: 1}\nrequeue: {signal_lead: null}",
+        "resources: {nodes: 3, min_nodes: 2}\nsweep: {train.seed: [0, 1]}",
         "learning_rate: {schedule: step, milestones: [1, 2], gamma: 0.5, min: 0.001}",
         "environment: {env: {A: '', B: \"a\\nb\"}, pass_env: [C]}",
         "checkpoint: {every: {epochs: 1}}",
