@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from hpcddp.polling import wait_until
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking import opening
-from hpcddp.train.tracking.protocol import AttemptEnding
+from hpcddp.train.tracking.protocol import AttemptEnding, StartMessage
 from tests.distributed.training import evaluations, job_document
 from tests.messages import GoldenMessages
 from tests.train.conftest import Training
@@ -247,6 +248,34 @@ def test_the_process_of_the_trackers_does_not_load_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
+
+
+def test_numpy_is_loaded_before_the_trackers_start(tmp_path: Path) -> None:
+    """W&B would put a lazy module in its place, which fails if two threads load it."""
+    code = textwrap.dedent(
+        """
+        import sys
+        import hpcddp.train.tracking.__main__ as process
+
+        class Thread:
+            def __init__(self, name, inputs, *, connect, warn): self.name = name
+            def start(self): print(self.name, "numpy" in sys.modules, flush=True)
+            def end(self, ending): pass
+            def join(self, most_s): pass
+
+        process.TrackerThread = Thread
+        process.main()
+        """
+    )
+    config = {"name": "digits"}
+    message = StartMessage(
+        names=("wandb",), run=str(tmp_path), attempt=0, first_step=0, appended_from=None, config=config, settings={}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=f"{message.as_json()}\nFINISHED\n", capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "wandb True\n"
 
 
 def test_trackers_of_a_killed_rank_say_nothing_about_the_end(training: Training, server: str) -> None:

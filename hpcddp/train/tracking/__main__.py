@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -212,6 +212,10 @@ class TrackerThread(threading.Thread):
 def main() -> None:
     """Run the trackers to the end of the attempt."""
     message = StartMessage.from_json(sys.stdin.readline())
+    # Without numpy, W&B puts a module in its place that is loaded when it is first used. That fails while the thread of
+    # another tracker imports numpy.
+    with suppress(ImportError):
+        importlib.import_module("numpy")
     threads = [
         TrackerThread(name, message.inputs(name), connect=_connector(name, message.first_step), warn=_warn)
         for name in message.names
