@@ -268,6 +268,6 @@ def test_an_image_without_hpcddp_is_said_in_one_sentence(jobs: dict[str, Submitt
         "failed",
         (
             f"rank 0 did not start: {python} in the container cannot run hpcddp; install hpcddp in the image, or write "
-            "another interpreter of it as environment.container.python"
+            "another interpreter of it as environment.container.python; not requeued, because requeue.max_failures is 0"
         ),
     )

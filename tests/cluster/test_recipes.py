@@ -217,7 +217,7 @@ def test_hydra_resumes_after_a_preemption_and_writes_into_the_run_directory(sand
     for rank in range(2):
         output = tracked.run.path / "hydra" / "attempt-1" / f"rank-{rank}"
         assert "lr=0.2" in (output / ".hydra" / "overrides.yaml").read_text()
-        assert "finished 60 steps with lr 0.2" in (output / "hydra_train.log").read_text()
+        assert "finished 120 steps with lr 0.2" in (output / "hydra_train.log").read_text()
     assert not (tmp_path / "outputs").exists()
 
 
