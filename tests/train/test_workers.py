@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,24 @@ class Slow(Dataset[Any]):
         return torch.tensor(os.getpid())
 
 
-@pytest.fixture
-def worker() -> Iterator[tuple[Any, int]]:
-    """Start a loader process and return the iterator and the process's id."""
+@contextmanager
+def loader_process() -> Iterator[tuple[Any, int]]:
     loader = DataLoader(Slow(), num_workers=1, worker_init_fn=start_worker, multiprocessing_context="fork")
     with signals_held():
         iterator: Any = iter(loader)
+    # torch installs it once for each process.
+    handler = signal.getsignal(signal.SIGCHLD)
     register_workers(iterator)
     yield iterator, int(next(iterator))
     iterator._shutdown_workers()
+    signal.signal(signal.SIGCHLD, handler)
+
+
+@pytest.fixture
+def worker() -> Iterator[tuple[Any, int]]:
+    """Start a loader process and return the iterator and the process's id."""
+    with loader_process() as started:
+        yield started
 
 
 def is_there(pid: int) -> bool:
@@ -96,6 +106,19 @@ def test_a_killed_worker_is_named_with_the_likely_reason(
         assert fact in message
     assert isinstance(lost, LostWorkerError)
     assert (lost.kind, lost.exit_code) == ("loader_worker", 71)
+
+
+def test_the_next_killed_worker_does_not_take_the_place_of_the_first(worker: tuple[Any, int]) -> None:
+    iterator, pid = worker
+    with loader_process() as (_, other_pid):
+        os.spawnlp(os.P_WAIT, "sh", "sh", "-c", f"(sleep 0.2; kill -KILL {pid}) &")
+        with pytest.raises(RuntimeError) as caught:
+            next(iterator)
+        assert f"(pid {pid}) was ended by SIGKILL" in str(lost_worker(caught.value))
+        os.kill(other_pid, signal.SIGKILL)
+        wait_until(lambda: not is_there(other_pid), "the end of the other worker")
+        # SIGCHLD may come a moment later.
+        time.sleep(0.5)
 
 
 def test_another_error_is_no_lost_worker() -> None:

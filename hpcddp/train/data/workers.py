@@ -57,15 +57,25 @@ def register_workers(iterator: object) -> None:
 
 
 def lost_worker(error: BaseException | None) -> LostWorkerError | None:
-    """Return the error for a lost loader process if ``error`` or one of its causes reports one, else None."""
+    """Return the error for a lost loader process if ``error`` or one of its causes reports one, else None.
+
+    After an error, further lost processes raise none.
+    """
     while error is not None:
         if isinstance(error, RuntimeError):
             match = _WORKER_LOST.search(str(error))
             if match is not None:
+                _ignore_further_losses()
                 first_pid = match["pids"].split(",")[0]
                 return _error_for(int(first_pid))
         error = error.__cause__ or error.__context__
     return None
+
+
+def _ignore_further_losses() -> None:
+    """Keep torch from raising an error for another process that ends: at any place, and in place of the first one."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _error_for(pid: int) -> LostWorkerError:
