@@ -17,7 +17,6 @@ import typer
 from hpcddp.cli.options import run_argument
 from hpcddp.cli.output import echo
 from hpcddp.errors import printable
-from hpcddp.submission.interrupts import exit_code_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -57,6 +56,7 @@ def follow_run(submission: Submission) -> Outcome:
 
 def _follow(submission: Submission, display: Display) -> Outcome:
     from hpcddp.manage.follow import follow
+    from hpcddp.submission.interrupts import exit_code_of
 
     is_local = submission.cluster != "slurm"
     job_state, waits_for = _job_state(submission)

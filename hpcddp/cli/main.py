@@ -14,7 +14,6 @@ from hpcddp.cli import boundary
 from hpcddp.cli.help import CommandsOnDemand, CommandToLoad, add_examples
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
-from hpcddp.submission.interrupts import exit_code_of, interrupted_by_signals
 from hpcddp.version import __version__
 
 app = typer.Typer(
@@ -94,6 +93,8 @@ class _Commands(CommandsOnDemand):
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  as above
         """End at SIGTERM as at Ctrl-C; keep signal and text of an interruption: typer returns 130 for each."""
+        from hpcddp.submission.interrupts import exit_code_of, interrupted_by_signals
+
         try:
             with interrupted_by_signals(signal.SIGTERM):
                 return super().invoke(ctx)

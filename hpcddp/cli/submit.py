@@ -38,7 +38,6 @@ from hpcddp.cli.options import (
 from hpcddp.cli.output import echo, sentences, warn, write
 from hpcddp.errors import UserError, counted
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, Dependency
-from hpcddp.submission.interrupts import tells_interruption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,6 +128,7 @@ def submit(  # noqa: PLR0913  each is an option
     Example: hpcddp submit --resume 20260314-1544
     """
     from hpcddp.run.sweep import read_sweep
+    from hpcddp.submission.interrupts import tells_interruption
     from hpcddp.submission.resume import resume as resume_run
     from hpcddp.submission.resume import resume_with_job
     from hpcddp.submission.submit import submit as submit_new
@@ -157,12 +157,14 @@ def submit(  # noqa: PLR0913  each is an option
             resumed = resume_run(run, environment=environment, dependency=dependency, force=force, code=code_choice)
             _show(resumed, output)
             return
-    request = _request_of(run, job_file, arguments, cluster, template, overrides, sweep, environment)
-    dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
-    request = replace(request, dependency=dependency, force=force, code=code_choice)
+    with tells_interruption():
+        request = _request_of(run, job_file, arguments, cluster, template, overrides, sweep, environment)
+        dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
+        request = replace(request, dependency=dependency, force=force, code=code_choice)
+        # Who interrupts the command after the submission has to know its run id: nothing slow comes before that is
+        # printed.
+        findings = [] if run is not None or quiet else _findings(job_file, request)
     submission: Submission | None = None
-    # Who interrupts the command after the submission has to know its run id: nothing slow comes before that is printed.
-    findings = [] if run is not None or quiet else _findings(job_file, request)
     if dry_run:
         _print_preview(request, run, as_json=as_json)
     elif run is not None:
@@ -185,7 +187,6 @@ def _refuse_contradictions(output: _Output, code: CodeOption | None, resume: str
         raise UserError("--code says with which code a run is resumed, and a new run has the code of now; leave it out")
 
 
-@tells_interruption()
 def _findings(job_file: Path | None, request: SubmitRequest) -> list[str]:
     """Return what ``hpcddp check`` finds at once, a line each; the job is submitted all the same."""
     from hpcddp.check.search import check_in_short
@@ -202,7 +203,6 @@ class _Output:
     as_json: bool
 
 
-@tells_interruption()
 def _request_of(
     run: RunDirectory | None,
     job_file: Path | None,

@@ -246,7 +246,9 @@ def _phases_of_training(attempt: Attempt, moments: _Moments, lost_steps: int | N
     if lost_steps or has_hung or _is_failed_program(attempt):
         lost = _within(_lost_s(attempt, moments), 0.0, length)
     if has_hung:
-        last_step_ended = max([moments.trained, *(stretch.ended for stretch in attempt.stretches[-1:])])
+        last_step_ended = moments.trained
+        if attempt.stretches:
+            last_step_ended = max(last_step_ended, attempt.stretches[-1].ended)
         hang = _within(moments.training_ended - last_step_ended, 0.0, lost)
         lost -= hang
     other = length - training - evaluation - save - lost - hang
@@ -265,9 +267,10 @@ def _phases_of_training(attempt: Attempt, moments: _Moments, lost_steps: int | N
 
 
 def _has_hung(attempt: Attempt) -> bool:
-    """Whether its training ended with a hang."""
-    has_gone_on = any(event.kind == "finish" for event in attempt.events) or _stop_event_of_ranks(attempt) is not None
-    return attempt.records.is_hang and not has_gone_on
+    """Whether its training ended with a hang: not if a later stop, or the end of the run, was recorded."""
+    has_finished = any(event.kind == "finish" for event in attempt.events)
+    has_stopped = _stop_event_of_ranks(attempt) is not None
+    return attempt.records.is_hang and not has_finished and not has_stopped
 
 
 def _is_failed_program(attempt: Attempt) -> bool:
