@@ -12,7 +12,7 @@ from hpcddp.check.launches import LAUNCHERS, Launch, count_in, flag_count, last_
 from hpcddp.script.directives import Flag
 from hpcddp.script.parse import Script
 from hpcddp.script.shell import Command
-from hpcddp.script.syntax import BASH_SYNTAX, bash_error
+from hpcddp.script.syntax import BASH_SYNTAX, script_error
 from hpcddp.submission.shell_commands import launcher_of_a_node
 
 
@@ -21,12 +21,12 @@ def _bash_syntax(subject: Subject) -> Iterator[Hit]:
     script = subject.script
     if subject.request is not None or script.interpreter not in BASH_SYNTAX:
         return
-    error = bash_error(script.text)
+    error = script_error(script.text)
     if error is not None:
         yield Hit(
             line=error.line,
             problem=f"bash cannot read the script: {error.message}",
-            fix="close each quote, parenthesis, if and loop that begins in this line or above it",
+            fix="close each quote, parenthesis, if, loop and here-document that begins in this line or above it",
         )
 
 

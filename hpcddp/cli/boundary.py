@@ -101,7 +101,7 @@ def _report_error(error: HpcddpError, *, as_json: bool) -> None:
 
 def _report_usage_error(error: ClickObject, arguments: Sequence[str], *, as_json: bool) -> None:
     message = _usage_message(error, arguments)
-    see_help = _usage_hint(error)
+    see_help = _usage_hint(error, arguments)
     hint = see_help
     if hasattr(error, "option_name"):
         # Of "there is no option --folow; did you mean --follow?" the second half.
@@ -312,8 +312,13 @@ def _number_message(error: ClickObject) -> str | None:
             return None
 
 
-def _usage_hint(error: ClickObject) -> str:
-    command_path = "hpcddp" if error.ctx is None else error.ctx.command_path
+def _usage_hint(error: ClickObject, arguments: Sequence[str]) -> str:
+    command_path = "hpcddp"
+    if error.ctx is not None:
+        command_path = error.ctx.command_path
+    elif arguments and not arguments[0].startswith("-"):
+        # Without a context the words of a command were read, and one of its options lacks its value.
+        command_path = f"hpcddp {arguments[0]}"
     return f"See '{command_path} --help'."
 
 

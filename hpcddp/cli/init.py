@@ -255,13 +255,12 @@ def _save(file: Path, text: str, way_out: str, *, below: bool = False) -> None:
         way_out: what to do if it cannot be written.
         below: whether a missing directory is created.
     """
-    from hpcddp.run.files import write_text
+    from hpcddp.run.files import write_through_link
 
     try:
-        real = file.resolve()
         if below:
-            real.parent.mkdir(parents=True, exist_ok=True)
-        write_text(real, text)
+            file.resolve().parent.mkdir(parents=True, exist_ok=True)
+        write_through_link(file, text)
     except OSError as error:
         raise InitError(f"{file} cannot be written ({error.strerror}); {way_out}") from None
 

@@ -77,11 +77,10 @@ def write_job_of_script(script: Path, job_file: Path | None, *, force: bool, dry
 
 
 def _save(target: Path, text: str) -> None:
-    from hpcddp.run.files import write_text
+    from hpcddp.run.files import write_through_link
 
     try:
-        # Through a link, where its user keeps the file elsewhere.
-        write_text(target.resolve(), text)
+        write_through_link(target, text)
     except OSError as error:
         raise JobOfScriptError(
             f"{target} cannot be written ({error.strerror}); name another file with --job, or print it with --dry-run"

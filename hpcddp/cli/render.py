@@ -71,7 +71,7 @@ def render(
     """
     from hpcddp.submission.checks import check_renderable
     from hpcddp.submission.render import render_script
-    from hpcddp.submission.template import notes_about_template
+    from hpcddp.submission.template import find_template, notes_about_template
 
     arguments = job_arguments(context)
     sweep = read_sweep_options(axes, sweep_file, max_parallel)
@@ -83,7 +83,7 @@ def render(
     for note in notes_about_template(template):
         warn(note)
     if output is not None:
-        _write(output, script.text)
+        _write(output, script.text, job_file=job_file, template=find_template(template))
     if as_json:
         from hpcddp.submission.render import describe
 
@@ -104,24 +104,34 @@ def _warn_of_interpreter(request: SubmitRequest) -> None:
         )
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, *, job_file: Path | None, template: Path) -> None:
     """Write the whole script, or nothing.
 
-    Raises:
-        OutputFileError: the file cannot be written, or is not a regular file.
-    """
-    from hpcddp.run.files import write_text
+    Args:
+        job_file: the file of the job; None for a command.
+        template: the file of the template.
 
-    if path.is_dir():
-        raise OutputFileError(f"-o is {str(path)!r}, which is a directory; write the name of a file in it")
-    if path.exists() and not path.is_file():
-        raise OutputFileError(f"-o is {str(path)!r}, which is not a regular file; leave -o out to print the script")
-    if not path.parent.is_dir():
-        raise OutputFileError(
-            f"-o is {str(path)!r}, and the directory {str(path.parent)!r} does not exist; make it first"
-        )
+    Raises:
+        OutputFileError: the file cannot be written, is not a regular file, or is one that the script is made from.
+    """
+    from hpcddp.run.files import write_through_link
+
+    sources = {"the template": template}
+    if job_file is not None:
+        sources["the job file"] = job_file
     try:
-        write_text(path, text)
+        if path.is_dir():
+            raise OutputFileError(f"-o is {str(path)!r}, which is a directory; write the name of a file in it")
+        if path.exists() and not path.is_file():
+            raise OutputFileError(f"-o is {str(path)!r}, which is not a regular file; leave -o out to print the script")
+        if not path.parent.is_dir():
+            raise OutputFileError(
+                f"-o is {str(path)!r}, and the directory {str(path.parent)!r} does not exist; make it first"
+            )
+        for name, source in sources.items():
+            if path.exists() and path.samefile(source):
+                raise OutputFileError(f"-o is {str(path)!r}, which is {name}; write another name")
+        write_through_link(path, text)
     except OSError as error:
         raise OutputFileError(
             f"-o is {str(path)!r}, which cannot be written ({error.strerror}); write another name"

@@ -148,6 +148,13 @@ class JobSpec(Section):
         """Whether the job has a learning rate: a training always has one, other jobs only one that is written."""
         return self.train is not None or "base" in self.learning_rate.model_fields_set
 
+    def values(self) -> dict[str, Any]:
+        """Return the values of all fields; ``learning_rate.base`` only where the job states a learning rate."""
+        values = self.model_dump(mode="json")
+        if not self.states_learning_rate:
+            del values["learning_rate"]["base"]
+        return values
+
     @property
     def launcher_command(self) -> LauncherCommand | None:
         """The launcher that starts the ranks of each node; None if every task is a rank."""

@@ -152,7 +152,7 @@ def change_job(
     sets, problems = _read_command_line(overrides, options)
     source = Source(origin=JOB_FILE, file=file)
     merged = MergedValues()
-    merged.merge(spec.model_dump(mode="json"), source)
+    merged.merge(spec.values(), source)
     optimizer = None if spec.train is None else spec.train.optimizer.name
     if optimizer and any(override.path == _OPTIMIZER and override.value != optimizer for override in sets):
         # The constants of one optimizer are no fields of another.

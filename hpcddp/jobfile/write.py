@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.document import Document, DocumentError, dotted, read_document, read_scalar
@@ -28,16 +28,12 @@ _INDENT = "  "
 def dump_job(spec: JobSpec, *, environment_values: bool) -> str:
     """Return the job as YAML: every field, in the order of the types, the same text for the same job.
 
-    The default of ``learning_rate.base`` is left out where the job states no learning rate.
-
     Args:
         environment_values: whether the values of ``environment.env`` are written; without them it is ``{}``.
     """
-    data = spec.model_dump(mode="json")
+    data = spec.values()
     if not environment_values:
         data["environment"]["env"] = {}
-    if not spec.states_learning_rate:
-        del data["learning_rate"]["base"]
     return "".join(f"{line}\n" for line in _mapping_lines(data, ""))
 
 
@@ -49,6 +45,17 @@ class OtherDefaultsError(UserError):
     """A script leaves out fields for which this version of hpcddp has other defaults."""
 
     kind = "other_defaults"
+
+
+class DamagedJobError(UserError):
+    """The job in a script cannot be read."""
+
+    kind = "damaged_job"
+
+    @classmethod
+    def because(cls, reason: str) -> Self:
+        """Return the error with what is wrong with the job."""
+        return cls(f"the job in the script is damaged: {reason}; render the script again")
 
 
 def dump_for_script(spec: JobSpec) -> str:
@@ -139,23 +146,40 @@ def parse_from_script(text: str) -> JobSpec:
 
     Raises:
         OtherDefaultsError: another version of hpcddp wrote it, which has other fields or other defaults.
-        JobFileError: the text was changed and is not a valid job.
+        DamagedJobError: the text was changed and is not a valid job.
     """
-    document = _read_resolved(text)
-    match document.value.pop(_DEFAULTS, None):
-        case {"version": str(version), "digest": str(digest)}:
-            if digest != _digest_of_defaults():
-                raise OtherDefaultsError(
-                    f"the script was rendered by hpcddp {version}, and hpcddp {__version__}, which runs it, has other "
-                    f"defaults; render it again, or run it with hpcddp {version}"
-                )
+    try:
+        document = _read_resolved(text)
+        _check_defaults(document.value.pop(_DEFAULTS, None))
+        return _check_resolved(document)
+    except JobFileError as error:
+        problem = error.problems[0]
+        place = problem.key or ("it" if problem.line is None else f"line {problem.line}")
+        # What follows is what to write in a job file.
+        fault = problem.sentence.partition("; ")[0]
+        raise DamagedJobError.because(f"{place} {fault}") from None
+
+
+def _check_defaults(defaults: object) -> None:
+    """Check that the fields that a script leaves out have the defaults of this version."""
+    match defaults:
+        case {"version": str(version), "digest": str(digest)} if version and digest:
+            pass
         case _:
-            sentence = (
-                "is missing or damaged, so that the values of the fields that the script leaves out are unknown; "
-                "render the script again"
+            raise DamagedJobError.because(
+                f"{_DEFAULTS} is missing or damaged, so that the values of the fields that the script leaves out are "
+                "unknown"
             )
-            raise JobFileError.of([Problem(file=RESOLVED, key=_DEFAULTS, sentence=sentence)])
-    return _check_resolved(document)
+    if digest == _digest_of_defaults():
+        return
+    if version == __version__:
+        raise OtherDefaultsError(
+            f"the script was rendered by another state of hpcddp {version}, with other defaults; render it again"
+        )
+    raise OtherDefaultsError(
+        f"the script was rendered by hpcddp {version}, and hpcddp {__version__}, which runs it, has other defaults; "
+        f"render it again, or run it with hpcddp {version}"
+    )
 
 
 def _read_resolved(text: str) -> Document:

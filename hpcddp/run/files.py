@@ -43,6 +43,14 @@ def write_text(path: Path, text: str, *, reserves: Iterable[Path] = ()) -> None:
     write_bytes(path, text.encode(), reserves=reserves)
 
 
+def write_through_link(path: Path, text: str) -> None:
+    """Replace the file that ``path`` names by ``text``, as ``write_text`` does, and leave a symbolic link as it is.
+
+    For files of the user, who may keep them elsewhere.
+    """
+    write_text(Path(os.path.realpath(path)), text)
+
+
 def write_bytes(path: Path, content: bytes, *, reserves: Iterable[Path] = ()) -> None:
     """Replace ``path`` by ``content`` in one step, as ``write_text`` does."""
     temporary = _temporary_name(path)

@@ -27,7 +27,11 @@ _STARTERS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
 )
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 _TIMEOUT_S: Final = 10.0
-# A here-document without its end is a warning.
+# A here-document without its end is a warning: it ends with the text.
+_OPEN_DOCUMENT: Final = re.compile(
+    r"line (?P<end>[0-9]+): warning: here-document at line (?P<line>[0-9]+) delimited by end-of-file "
+    r"(?P<wanted>\(.*\))"
+)
 _ERROR: Final = re.compile(r"^[^:\n]*: line (?P<line>[0-9]+): (?!warning: )(?P<message>.+)", re.MULTILINE)
 # bash is run for each line that may end a text: 30 take less than half a second.
 _MOST_CANDIDATES: Final = 30
@@ -92,6 +96,32 @@ def bash_error(text: str) -> BashError | None:
     if _ends_before(bash, lines[: line - 1]):
         return None
     return BashError(line=line, message=error["message"])
+
+
+def script_error(text: str) -> BashError | None:
+    """Return the first syntax error of a script, or its here-document that never ends; None if there is neither.
+
+    bash would write the rest of the script into such a here-document, and end with exit code 0.
+
+    Args:
+        text: shell text, with line breaks of Unix.
+    """
+    return bash_error(text) or _open_here_document(text)
+
+
+def _open_here_document(text: str) -> BashError | None:
+    bash = shutil.which("bash")
+    if bash is None:
+        return None
+    warning = _OPEN_DOCUMENT.search(_complaint(bash, text))
+    lines = text.rstrip("\n").split("\n")
+    # One in $(...) may end with the parenthesis.
+    if warning is None or int(warning["end"]) < len(lines):
+        return None
+    line = int(warning["line"])
+    if _ends_before(bash, lines[: line - 1]):
+        return None
+    return BashError(line=line, message=f"the here-document does not end {warning['wanted']}")
 
 
 @lru_cache(maxsize=16)

@@ -18,7 +18,7 @@ from hpcddp.jobfile.environment import Container, Environment, unmountable
 from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.packages import is_installed, missing_packages, pip_requirement
-from hpcddp.script.syntax import bash_error
+from hpcddp.script.syntax import script_error
 from hpcddp.slurm import commands
 from hpcddp.submission.request import Obstacle
 from hpcddp.version import __version__
@@ -69,7 +69,7 @@ def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[
 def setup_obstacles(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield the syntax error in ``environment.setup``, which would end the script at its start."""
     setup = spec.environment.setup
-    error = bash_error("\n".join((*setup, ""))) if setup else None
+    error = script_error("\n".join((*setup, ""))) if setup else None
     if error is not None:
         yield Obstacle(sentence=f"environment.setup is not valid bash ({error}); correct it", can_force=False)
 

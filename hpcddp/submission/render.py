@@ -17,7 +17,7 @@ from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import dump_for_script
-from hpcddp.slurm.directives import Directive, directives_for, refuse_unwritable
+from hpcddp.slurm.directives import Directive, UnwritableValueError, directives_for, refuse_unwritable
 from hpcddp.slurm.job_environment import FOREIGN_PREFIXES, foreign_step_options
 from hpcddp.submission.request import SubmitRequest
 from hpcddp.submission.template import (
@@ -68,13 +68,14 @@ def render_script(request: SubmitRequest) -> RenderedScript:
             "'.', '_' and '-', beginning with a letter or digit"
         )
     directives = directives_for(spec, run_id=run_id)
-    _refuse_unwritable_words(spec, request.python)
+    _refuse_unwritable_texts(spec, request.python)
     text = render_template(request.template, _template_values(request, directives))
     if not text.startswith("#!"):
         raise TemplateError(
             f"the template {request.template} makes a script whose first line does not begin with #!, which sbatch "
             "refuses; begin it with #!/bin/bash"
         )
+    _refuse_dos_line_breaks(text)
     if not is_default_template(request.template):
         refuse_broken_shell(text, request.template)
     return RenderedScript(text=text, directives=directives)
@@ -174,15 +175,42 @@ def _container(spec: JobSpec, variables: Iterable[str]) -> dict[str, Any] | None
     }
 
 
-def _refuse_unwritable_words(spec: JobSpec, python: str) -> None:
-    """Refuse values that no shell word can carry; only here is the field of each known."""
-    environment = spec.environment
-    fields = {"environment.python": python}
-    fields |= {f"environment.env.{name}": value for name, value in environment.env.items()}
-    fields |= {f"environment.modules[{index}]": module for index, module in enumerate(environment.modules)}
-    fields |= {f"environment.setup[{index}]": line for index, line in enumerate(environment.setup)}
-    for field, text in fields.items():
+def _refuse_unwritable_texts(spec: JobSpec, python: str) -> None:
+    """Refuse texts that no script can carry; only here is the field of each known."""
+    texts = {"environment.python": python}
+    for path, value in leaf_paths(spec):
+        texts |= _texts_in(value, dotted(path))
+    for field, text in texts.items():
         refuse_unwritable(text, NOT_IN_A_WORD, field=field, place="a script")
+
+
+def _texts_in(value: object, field: str) -> dict[str, str]:
+    """Return the texts in the value of a field, by their key paths."""
+    if isinstance(value, str):
+        return {field: value}
+    texts: dict[str, str] = {}
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            texts |= _texts_in(entry, f"{field}.{key}")
+    elif isinstance(value, Sequence):
+        for index, entry in enumerate(value):
+            texts |= _texts_in(entry, f"{field}[{index}]")
+    return texts
+
+
+def _refuse_dos_line_breaks(text: str) -> None:
+    """Refuse a script with a line that ends with a carriage return, as sbatch does ("DOS line breaks").
+
+    Raises:
+        UnwritableValueError: has the line.
+    """
+    before, line_break, _ = text.partition("\r\n")
+    if line_break:
+        line = before.rpartition("\n")[2].strip()
+        raise UnwritableValueError(
+            f"the script has a line that ends with a carriage return ({line!r:.80}), which sbatch refuses; remove it "
+            "from environment.env, environment.setup or the template"
+        )
 
 
 def exported_values(request: SubmitRequest) -> dict[str, str]:

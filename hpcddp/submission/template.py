@@ -32,7 +32,7 @@ from hpcddp.errors import HpcddpError, UserError, printable
 from hpcddp.jobfile.document import read_text
 from hpcddp.jobfile.problems import Problem
 from hpcddp.packages import shipped_directory
-from hpcddp.script.syntax import BASH_SYNTAX, bash_error, interpreter_of
+from hpcddp.script.syntax import BASH_SYNTAX, interpreter_of, script_error
 from hpcddp.slurm.directives import Directive, quote_value, refuse_unwritable
 
 NOT_IN_A_WORD: Final = {"\0": "a NUL character"}
@@ -112,8 +112,14 @@ def comment(value: str | int) -> Written:
 
 
 def verbatim(value: str | int) -> Written:
-    """Write text that is shell code or the body of a here-document, unchanged."""
-    return Written(_text(value, "verbatim"))
+    """Write text that is shell code or the body of a here-document, unchanged.
+
+    Raises:
+        UnwritableValueError: it holds a NUL character or a lone surrogate.
+    """
+    text = _text(value, "verbatim")
+    refuse_unwritable(text, NOT_IN_A_WORD, field="the value", place="a script")
+    return Written(text)
 
 
 def _only_written(value: object) -> object:
@@ -198,6 +204,13 @@ def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
         for node in _outermost_blocks_and_output(template.tree):
             line = node.lineno
             problem = "is outside of all blocks, so that it would not be in the script"
+            if isinstance(node, nodes.If | nodes.For):
+                raise TemplateError(
+                    f"the template {template.file}:{line} has a block in a condition or a loop, which Jinja would not "
+                    "look at: the block would always be in the script; write the condition into the block",
+                    file=template.file,
+                    line=line,
+                )
             if isinstance(node, nodes.Block):
                 if node.name in blocks:
                     continue
@@ -240,9 +253,10 @@ def _refuse_joined_lines(lineage: Sequence[_Ancestor]) -> None:
 
 
 def _outermost_blocks_and_output(node: nodes.Node) -> Iterator[nodes.Node]:
-    """Yield the blocks below a node that are in no other block, and what writes texts and values outside of them."""
+    """Yield what is below a node and in no block: blocks, conditions and loops with one, and what writes text."""
     for child in node.iter_child_nodes():
-        if isinstance(child, nodes.Block | nodes.Include | nodes.CallBlock):
+        holds_block = isinstance(child, nodes.If | nodes.For) and child.find(nodes.Block) is not None
+        if holds_block or isinstance(child, nodes.Block | nodes.Include | nodes.CallBlock):
             yield child
         elif isinstance(child, nodes.Output):
             yield from child.nodes
@@ -258,11 +272,11 @@ def refuse_broken_shell(text: str, template: str | None) -> None:
     """
     if interpreter_of(text) not in BASH_SYNTAX:
         return
-    error = bash_error(text)
+    error = script_error(text)
     if error is not None:
         raise TemplateError(
-            f"the template {template} makes a script that bash cannot parse ({error}); correct the line before it, "
-            "and look at the script without the template (hpcddp render)"
+            f"the template {template} makes a script that bash cannot parse ({error}); correct the template there "
+            "or above, and look at the script without it (hpcddp render)"
         )
 
 
@@ -306,9 +320,12 @@ def find_template(name: str | None) -> Path:
         name = DEFAULT_TEMPLATE
     if "/" in name or name.endswith(".j2"):
         path = Path(name)
-        if path.is_file():
-            return path
-        problem = "which is not a regular file" if path.exists() else "but that file does not exist"
+        try:
+            if path.is_file():
+                return path
+            problem = "which is not a regular file" if path.exists() else "but that file does not exist"
+        except OSError as error:
+            problem = f"which cannot be read ({error.strerror})"
         raise TemplateError(f"--template is {name!r}, {problem}; give the path of a template")
     folder = shipped_directory("templates")
     path = folder / f"{name}{SUFFIX}"

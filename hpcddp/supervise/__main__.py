@@ -73,7 +73,7 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
             run_root=options.run_root,
             name=options.name,
             run_id=options.run_id,
-            job_text=sys.stdin.read(),
+            job_text=_read_job(),
             environment=environment,
             element=options.element,
             warnings=options.warning,
@@ -89,6 +89,22 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     _forbid_next_start(environment)
     write_message("this run has finished already; nothing to do")
     return ExitCode.FINISHED
+
+
+def _read_job() -> str:
+    """Return the job that the script gives on standard input: UTF-8, whatever the locale is.
+
+    Raises:
+        DamagedJobError: it is not UTF-8.
+    """
+    from hpcddp.jobfile.write import DamagedJobError
+
+    content = sys.stdin.buffer.read()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise DamagedJobError.because(f"line {line} is not UTF-8") from None
 
 
 def _forbid_next_start(environment: Mapping[str, str]) -> None:

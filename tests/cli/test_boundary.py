@@ -51,6 +51,13 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
     assert golden.message(hint("submit", "--epochs=4")).startswith("Write --set train.epochs=4,")
     assert hint("submit", "--wait") == "Remove it and use hpcddp submit --follow."
     assert hint("status", "--xyz") == "See 'hpcddp status --help'."
+    assert hint("--xyz") == "See 'hpcddp --help'."
+
+
+def test_an_option_without_its_value_leads_to_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "submit", "--resume")
+    assert code == 2
+    assert err.endswith("\n  See 'hpcddp submit --help'.\n")
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,38 @@ def test_a_script_cannot_be_written_over_a_directory(
     assert "directory; write the name of a file" in message
 
 
+@pytest.mark.parametrize("source", ["job file", "template"])
+def test_a_script_cannot_be_written_over_what_it_is_made_from(
+    job: Path, capsysbinary: pytest.CaptureFixture[bytes], golden: GoldenMessages, source: str
+) -> None:
+    template = Path("own.sh.j2")
+    template.write_text('{% extends "hpcddp/sbatch.sh.j2" %}\n')
+    file = job if source == "job file" else template
+    before = file.read_text()
+    link = Path("out")
+    link.symlink_to(file)
+    message = golden.message(refusal(capsysbinary, job, "--template", f"./{template}", "-o", "out"))
+    assert message == f"hpcddp: -o is 'out', which is the {source}; write another name\n"
+    assert file.read_text() == before
+
+
+def test_a_script_is_written_through_a_link(job: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    Path("elsewhere").mkdir()
+    link = Path("job.sh")
+    link.symlink_to("elsewhere/job.sh")
+    script, _ = render(capsysbinary, job)
+    render(capsysbinary, job, "-o", "job.sh")
+    assert link.is_symlink()
+    assert Path("elsewhere/job.sh").read_text() == script
+
+
+def test_a_script_cannot_have_a_name_that_is_too_long(
+    job: Path, capsysbinary: pytest.CaptureFixture[bytes], golden: GoldenMessages
+) -> None:
+    message = golden.message(refusal(capsysbinary, job, "-o", "x" * 300))
+    assert message.endswith("which cannot be written (File name too long); write another name\n")
+
+
 def test_a_script_cannot_be_written_over_a_device(
     job: Path, capsysbinary: pytest.CaptureFixture[bytes], golden: GoldenMessages
 ) -> None:

@@ -280,7 +280,14 @@ def test_this_interpreter_is_asked_for_the_packages_of_the_job_and_only_for_thos
 
 
 @pytest.mark.parametrize(
-    "setup", [['export X="a', 'echo "$(true)"'], ["if true; then", "echo a"], ["f() {"], ["echo a )"]]
+    "setup",
+    [
+        ['export X="a', 'echo "$(true)"'],
+        ["if true; then", "echo a"],
+        ["f() {"],
+        ["echo a )"],
+        ["cat >settings <<EOF", "lr: 1"],
+    ],
 )
 def test_a_setup_that_bash_cannot_read_is_refused(here: Path, setup: list[str]) -> None:
     (error,) = errors_of(here, {"setup": setup})

@@ -97,6 +97,8 @@ def with_field(field: str, value: str) -> ResolvedJob:
     """Return a job that its own types would have refused: whoever builds one in Python may do so."""
     made = job(environment={"env": {"X": "x"}, "modules": ("m",), "setup": ("s",)}).spec
     section, _, name = field.partition(".")
+    if not name:
+        return ResolvedJob(spec=made.model_copy(update={section: value}), origins={})
     part = getattr(made, section).model_copy(update={name: value} if name != "env" else {"env": {"X": value}})
     if name in {"modules", "setup"}:
         part = part.model_copy(update={name: (value,)})
@@ -118,6 +120,8 @@ def test_a_line_break_in_a_directive_is_refused_by_the_name_of_its_field(golden:
         ("environment.env", "environment.env.X"),
         ("environment.modules", "environment.modules[0]"),
         ("environment.setup", "environment.setup[0]"),
+        ("run_root", "run_root"),
+        ("train.data_dir", "train.data_dir"),
     ],
 )
 @pytest.mark.parametrize(
@@ -133,6 +137,13 @@ def test_what_no_script_carries_is_refused_by_the_name_of_its_field(
     message = golden.message(caught.value)
     assert message.startswith(f"{named} is {value!r}, which holds {holds}; ")
     assert message.endswith(": remove it")
+
+
+def test_a_word_of_a_command_that_is_not_utf8_is_refused(golden: GoldenMessages) -> None:
+    spec = JobSpec(name="example", command=("python", "caf\udce9"))
+    with pytest.raises(UnwritableValueError) as caught:
+        render_script(request_of(ResolvedJob(spec=spec, origins={}), python="python", run_id=None))
+    assert golden.message(caught.value).startswith("command[1] is 'caf\\udce9', which holds half of a character ")
 
 
 def test_a_flag_that_is_none_is_refused(golden: GoldenMessages) -> None:

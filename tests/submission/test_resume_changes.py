@@ -19,6 +19,7 @@ from hpcddp.manage.run_files import read_run_files
 from hpcddp.run.checkpoints import FileRecord, Manifest, read_manifest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.run.files import read_json
 from hpcddp.run.job_file import read_exported_values, read_job_file
 from hpcddp.run.job_records import Start, SubmissionRecord, read_submission, write_start, write_submission_record
 from hpcddp.run.ownership import RunDirectoryError, identity
@@ -398,6 +399,15 @@ def test_a_program_gets_another_global_batch_and_must_find_its_samples(
     assert golden.message(change).startswith("batch.global_batch_size 64 -> 128, ")
     assert where in change
     assert "must find the next sample itself" in golden.message(data)
+
+
+@pytest.mark.parametrize("job", [COMMAND, ENTRYPOINT], ids=["command", "entrypoint"])
+def test_a_resumption_gives_a_program_no_learning_rate_that_its_job_does_not_state(slurm: FakeSlurm, job: str) -> None:
+    run = submitted(job)
+    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
+    assert "base:" not in run.script.read_text()
+    assert "base:" not in run.job_file.read_text()
+    assert read_json(run.plan)["learning_rate"] is None
 
 
 def test_a_program_without_a_global_batch_gets_one(slurm: FakeSlurm, golden: GoldenMessages) -> None:

@@ -13,7 +13,7 @@ from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.packages import shipped_directory
-from hpcddp.slurm.directives import Directive
+from hpcddp.slurm.directives import Directive, UnwritableValueError
 from hpcddp.submission.render import render_script
 from hpcddp.submission.template import TemplateError, find_template, notes_about_template, render_template
 from tests.messages import GoldenMessages
@@ -154,11 +154,6 @@ def test_a_template_of_the_same_name_as_the_default_one_extends_it(template: Pat
 
 LOST = {
     "block": ("{% block taks %}\n{% endblock %}\n", 2, "overrides the block taks, which hpcddp/sbatch.sh.j2"),
-    "block in a condition": (
-        "{% if name %}\n{% block taks %}\n{% endblock %}\n{% endif %}\n",
-        3,
-        "overrides the block taks",
-    ),
     "text in a condition": ("{% if name %}\n\n#SBATCH --hold\n{% endif %}\n", 4, "is outside of all blocks"),
     "include": ("{% include 'site.sh' %}\n", 2, "is outside of all blocks"),
     "value": ("\n{{ name | sh }}\n", 3, "is outside of all blocks"),
@@ -173,6 +168,23 @@ def test_lines_that_would_not_be_in_the_script_are_refused(template: Path, golde
     assert message.startswith(f"the template {template}:{number} ")
     assert problem in message
     assert message.endswith("write one of the blocks head, environment, before_tasks, tasks, after_tasks")
+
+
+@pytest.mark.parametrize("around", ["if gpus_per_node", "for name in []"])
+def test_a_block_in_a_condition_or_a_loop_is_refused(template: Path, golden: GoldenMessages, around: str) -> None:
+    end = around.split(maxsplit=1)[0]
+    text = f"{EXTENDS}{{% {around} %}}\n{{% block before_tasks %}}\necho\n{{% endblock %}}\n{{% end{end} %}}\n"
+    message = golden.message(refusal(template, text))
+    assert message.startswith(f"the template {template}:2 has a block in a condition or a loop")
+    assert message.endswith("; write the condition into the block")
+
+
+def test_a_condition_with_a_block_may_stand_in_a_block(template: Path) -> None:
+    template.write_text(
+        EXTENDS + "{% block after_tasks %}\n{% if name %}\n{% block own %}\necho own\n{% endblock %}\n{% endif %}\n"
+        "{% endblock %}\n"
+    )
+    assert "\necho own\n" in rendered(str(template))
 
 
 def test_what_a_template_defines_outside_of_its_blocks_is_used_in_them(template: Path) -> None:
@@ -302,6 +314,13 @@ def test_an_empty_name_is_not_that_of_the_default_template() -> None:
         render_template("", VALUES)
 
 
+def test_a_name_that_is_too_long_is_no_mistake_of_hpcddp() -> None:
+    with pytest.raises(
+        TemplateError, match=r"which cannot be read \(File name too long\); give the path of a template$"
+    ):
+        find_template(f"{'x' * 300}.j2")
+
+
 @pytest.mark.parametrize("name", ["./own", "own.j2", "/nowhere/own.sh.j2"])
 def test_a_path_without_a_file_is_named(golden: GoldenMessages, name: str) -> None:
     with pytest.raises(TemplateError) as caught:
@@ -342,6 +361,22 @@ def test_a_script_that_bash_cannot_parse_is_refused_before_it_is_submitted(
     assert "bash cannot parse (line " in message
     template.write_text("#!/usr/bin/env python3\nif True: print(1)\n")
     assert rendered(str(template)) == template.read_text()
+
+
+def test_a_here_document_that_takes_the_rest_of_the_script_is_refused(template: Path, golden: GoldenMessages) -> None:
+    template.write_text(EXTENDS + "{% block environment %}\ncat >settings <<EOF\nlr: 0.1\n{% endblock %}\n")
+    with pytest.raises(TemplateError) as caught:
+        rendered(str(template))
+    assert "the here-document does not end (wanted `EOF')" in golden.message(caught.value)
+    template.write_text(EXTENDS + "{% block environment %}\necho $(cat <<EOF\nlr: 0.1\nEOF)\n{% endblock %}\n")
+    assert "EOF)" in rendered(str(template))
+
+
+def test_a_script_with_dos_line_breaks_is_refused(template: Path, golden: GoldenMessages) -> None:
+    template.write_text(EXTENDS + '{% block before_tasks %}\necho {{ "a\\r\\nb" | sh }}\n{% endblock %}\n')
+    with pytest.raises(UnwritableValueError) as caught:
+        rendered(str(template))
+    assert 'a line that ends with a carriage return ("echo \'a")' in golden.message(caught.value)
 
 
 @pytest.mark.parametrize("expression", ["setup | sh", "none | sb", "directives | verbatim", "1.5 | comment"])

@@ -1,6 +1,5 @@
 """What the batch script runs before and after the tasks."""
 
-import io
 import multiprocessing
 import os
 import re
@@ -14,8 +13,7 @@ import pytest
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.problems import JobFileError
-from hpcddp.jobfile.write import OtherDefaultsError, dump_for_script, dump_job
+from hpcddp.jobfile.write import DamagedJobError, OtherDefaultsError, dump_for_script, dump_job
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event, read_events
 from hpcddp.run.failure import beginning
@@ -37,6 +35,7 @@ from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.submission.local_run import script_process
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
+from tests.supervise.stdin import stdin_of
 
 LOCAL = {"HPCDDP_LOCAL_JOB_ID": str(os.getpid())}
 
@@ -174,10 +173,57 @@ def test_a_job_that_does_not_say_whose_defaults_it_has_is_refused(
     tmp_path: Path, first_line: str, golden: GoldenMessages
 ) -> None:
     rest = JOB.partition("\n")[2]
-    with pytest.raises(JobFileError) as caught:
+    with pytest.raises(DamagedJobError) as caught:
         begin_in(tmp_path, job_text=first_line + rest)
     assert_facts(golden.message(caught.value), "defaults", "render the script again")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_of_another_state_of_this_version_says_so(tmp_path: Path, golden: GoldenMessages) -> None:
+    with pytest.raises(OtherDefaultsError) as caught:
+        begin_in(tmp_path, job_text=of_another_version().replace("0.9.9", __version__))
+    assert_facts(golden.message(caught.value, {__version__: "HERE"}), "another state of hpcddp", "render it again")
+
+
+@pytest.mark.parametrize(
+    ("job_text", "fact"),
+    [
+        ("", "it is empty"),
+        (JOB.partition("\n")[0] + "\n", "name is missing"),
+        (f"{JOB}train: {{", "line 8 is not valid YAML"),
+        (f"{JOB}old_field: 1\n", "old_field is not a field"),
+    ],
+    ids=["empty", "cut after a line", "cut in a line", "unknown field"],
+)
+def test_a_damaged_job_is_refused_with_the_advice_to_render_the_script_again(
+    tmp_path: Path, job_text: str, fact: str, golden: GoldenMessages
+) -> None:
+    with pytest.raises(DamagedJobError) as caught:
+        begin_in(tmp_path, job_text=job_text)
+    message = golden.message(caught.value)
+    assert_facts(message, "the job in the script is damaged", fact)
+    assert message.endswith("; render the script again")
+    assert caught.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_is_not_utf8_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin_of(JOB.encode() + b"#\xff\n"))
+    assert main(["begin", "--run-root", str(tmp_path), "--name", "demo", "--run-id", "r1"], {}) == 2
+    assert_facts(golden.message(capsys.readouterr().err), "is not UTF-8", "render the script again")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_is_utf8_in_any_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = dump_for_script(JobSpec(name="demo", command=("python", "träin.py")))
+    monkeypatch.setattr("sys.stdin", stdin_of(command.encode(), encoding="latin-1"))
+    assert main(["begin", "--run-root", str(tmp_path), "--name", "demo", "--run-id", "r1"], LOCAL) == 0
+    attempt = AttemptDirectory.from_text(capsys.readouterr().out.strip())
+    assert "träin.py" in attempt.run.job_file.read_text(encoding="utf-8")
 
 
 def begun_twice(root: Path, **changes: Any) -> AttemptDirectory:
@@ -245,7 +291,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeSlurm, A
 
 
 def begin_by_script(root: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
+    monkeypatch.setattr("sys.stdin", stdin_of(JOB.encode()))
     return main(["begin", "--run-root", str(root), "--name", "demo", "--run-id", "r1"], environment)
 
 
@@ -373,7 +419,7 @@ def test_a_requeued_job_does_not_ask_for_the_runs_before_it_again(tmp_path: Path
 def test_a_script_for_sbatch_that_is_run_by_hand_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin", stdin_of(b""))
     assert main(["begin", "--run-root", str(tmp_path), "--name", "demo"], {}) == 2
     assert_facts(golden.message(capsys.readouterr().err), "run it with sbatch", "hpcddp submit --cluster local")
 
@@ -548,7 +594,7 @@ def test_a_run_without_progress_is_not_started_a_third_time_however_it_was_reque
         attempt = AttemptDirectory.from_text(
             begin_in(tmp_path, environment={**environment, "SLURM_RESTART_COUNT": count})
         )
-    monkeypatch.setattr("sys.stdin", io.StringIO(JOB))
+    monkeypatch.setattr("sys.stdin", stdin_of(JOB.encode()))
     words = ["begin", "--run-root", str(tmp_path), "--name", "demo", "--run-id", "r1"]
     assert main(words, {**environment, "SLURM_RESTART_COUNT": "2"}) == 93
     why = ("the last 2 attempts", "requeue.max_attempts_without_progress is 2")

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.messages import GoldenMessages
 from tests.small_disk import FILLS, make_room, small_disk
 from tests.supervise.attempts import LOCAL, PREEMPTED, SLURM, Scenario
 from tests.supervise.fake_slurm import FakeSlurm
+from tests.supervise.stdin import stdin_of
 
 Fill = Callable[[Path], None]
 STOPPED = 75
@@ -184,7 +184,7 @@ def test_a_disk_that_stays_full_ends_the_start_with_one_sentence(
 ) -> None:
     slurm.become("RUNNING", Restarts="1")
     fill(disk)
-    monkeypatch.setattr(sys, "stdin", StringIO(scenario.text))
+    monkeypatch.setattr(sys, "stdin", stdin_of(scenario.text.encode()))
     words = ["begin", f"--run-root={disk / 'runs'}", "--name=demo", "--run-id=r1"]
     code = main(words, {**SLURM, "SLURM_RESTART_COUNT": "1"})
     run = scenario.attempt.run
@@ -344,7 +344,7 @@ def test_a_run_whose_directory_stays_away_does_not_begin_anew(
         # Newer versions of Slurm make the directory of the batch log.
         run.mkdir()
         (run / "batch.log").touch()
-    monkeypatch.setattr(sys, "stdin", StringIO(scenario.text))
+    monkeypatch.setattr(sys, "stdin", stdin_of(scenario.text.encode()))
     assert main(["begin", f"--run-root={run.parents[1]}", "--name=demo", "--run-id=r1"], {**SLURM, **known}) == 71
     assert slurm.waited == pytest.approx(600, abs=10)
     said = golden.message(capsys.readouterr().err)

@@ -216,7 +216,7 @@ def _usable(name: str, print_line: Callable[[str], None]) -> bool:
 
 def config_of(spec: JobSpec) -> dict[str, Any]:
     """Return the resolved job as JSON without possible secrets: variables, shell lines, passwords."""
-    config = _without_secrets(spec.model_dump(mode="json"), ())
+    config = _without_secrets(spec.values(), ())
     uri = config["trackers"]["tracking_uri"]
     if uri is not None:
         config["trackers"]["tracking_uri"] = _PASSWORD.sub("", uri)
