@@ -1,4 +1,4 @@
-"""The files of format 1: what a version must find in them, and must go on writing."""
+"""The files of format 1, and the job file: what a version must find in them, and must go on writing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import get_type_hints
 import pytest
 
 import hpcddp.run
+from hpcddp.jobfile.document import dotted
+from hpcddp.jobfile.job import field_paths
 from hpcddp.run.record import FORMAT, Record
 from hpcddp.supervise.stage import Staged
 from tests.messages import GoldenMessages
@@ -35,3 +37,11 @@ def test_the_keys_of_a_record_stay_those_of_format_1(name: str, golden: GoldenMe
         need = "optional" if has_default else "required"
         keys.append(f"{field.metadata.get('key', field.name)}: {need}, {hints[field.name]}")
     golden.message("\n".join(keys))
+
+
+def test_the_fields_of_the_job_file_stay(golden: GoldenMessages) -> None:
+    """A field may be added with a default; one that goes, or gets another name, is read for one minor release more.
+
+    A run of the previous minor release has its job file, with all fields.
+    """
+    golden.message("\n".join(dotted(path) for path, _ in field_paths()))
