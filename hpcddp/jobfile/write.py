@@ -154,7 +154,11 @@ def parse_from_script(text: str) -> JobSpec:
         return _check_resolved(document)
     except JobFileError as error:
         problem = error.problems[0]
-        place = problem.key or ("it" if problem.line is None else f"line {problem.line}")
+        place = "it"
+        if problem.line is not None:
+            place = f"line {problem.line}"
+        if problem.key:
+            place = problem.key
         # What follows is what to write in a job file.
         fault = problem.sentence.partition("; ")[0]
         raise DamagedJobError.because(f"{place} {fault}") from None
