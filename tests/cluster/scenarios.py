@@ -169,17 +169,21 @@ class Scenarios:
     """
 
     def __init__(self, scheduled: Iterable[ScheduledScenario], sandbox: Sandbox, directory: Path) -> None:
-        self._sandbox, self._directory = sandbox, directory
+        self._sandbox = sandbox
         self._references = References(sandbox, directory)
         self._executor = ThreadPoolExecutor(_AT_ONCE)
         self._ended = threading.Event()
         self._own_slurm_executor = ThreadPoolExecutor(_OWN_SLURMS_AT_ONCE)
         self._futures: dict[Scenario, Future[Any]] = {}
-        for one in sorted(dict.fromkeys(scheduled), key=lambda one: not one.long):
+        for number, one in enumerate(sorted(dict.fromkeys(scheduled), key=lambda one: not one.long)):
+            # Scenarios of two files may have the same name.
+            folder = directory / f"{number}-{getattr(one.scenario, '__name__', 'scenario')}"
             if one.own_slurm:
-                self._futures[one.scenario] = self._own_slurm_executor.submit(self._run_on_own_slurm, one.scenario)
+                self._futures[one.scenario] = self._own_slurm_executor.submit(
+                    self._run_on_own_slurm, one.scenario, folder
+                )
             else:
-                self._futures[one.scenario] = self._executor.submit(self._run, one.scenario, sandbox)
+                self._futures[one.scenario] = self._executor.submit(self._run, one.scenario, folder, sandbox)
 
     def result_of(self, scenario: Scenario) -> Any:
         """Wait for the end of a scenario; return what it returned, or raise what it raised."""
@@ -194,15 +198,14 @@ class Scenarios:
         for executor in (self._executor, self._own_slurm_executor):
             executor.shutdown(wait=True)
 
-    def _run(self, scenario: Scenario, sandbox: Sandbox) -> Any:
-        directory = self._directory / getattr(scenario, "__name__", "scenario")
+    def _run(self, scenario: Scenario, directory: Path, sandbox: Sandbox) -> Any:
         return scenario(
             ScenarioContext(sandbox=sandbox, directory=directory, references=self._references, ended=self._ended)
         )
 
-    def _run_on_own_slurm(self, scenario: Scenario) -> Any:
+    def _run_on_own_slurm(self, scenario: Scenario, directory: Path) -> Any:
         with sandbox_with(*QUICK) as sandbox:
-            return self._run(scenario, sandbox)
+            return self._run(scenario, directory, sandbox)
 
 
 def after_scenario(scenario: Scenario, *, long: bool = False, own_slurm: bool = False) -> pytest.MarkDecorator:
