@@ -109,9 +109,10 @@ def test_the_first_job_runs_on_a_slurm_with_the_least_of_everything(bare: Sandbo
     assert (facts["preemption"]["type"], facts["preemption"]["requeue"]) == ("none", False)
     assert (facts["memory_is_shared_out"], facts["enforce_part_limits"]) == (True, "ALL")
     submitted = submit(bare, tmp_path, "--set", "train.epochs=1")
-    job = finished(bare, submitted["job_id"])
+    job = bare.wait(submitted["job_id"], states={"RUNNING"})
     # The site requeues nobody who does not ask for it; the job does.
     assert (job["Requeue"], job["MinMemoryNode"]) == ("1", "4G")
+    finished(bare, submitted["job_id"])
     assert refusal(bare, tmp_path, "--set", "resources.time_limit=2h") == (
         "hpcddp: resources.time_limit (--set) is 02:00:00, and partition low takes 01:00:00 at most; write that or less"
     )
