@@ -17,7 +17,7 @@ from hpcddp.submission.shell_commands import launcher_of_a_node
 
 
 def _bash_syntax(subject: Subject) -> Iterator[Hit]:
-    """Yield the first line of a user's script that bash cannot read; that of a job file is hpcddp's own."""
+    """Yield the first error in the syntax of a user's script; the script of a job file is hpcddp's own."""
     script = subject.script
     if subject.request is not None or script.interpreter not in BASH_SYNTAX:
         return
@@ -25,7 +25,7 @@ def _bash_syntax(subject: Subject) -> Iterator[Hit]:
     if error is not None:
         yield Hit(
             line=error.line,
-            problem=f"bash cannot read the script: {error.message}",
+            problem=f"the script is not valid bash: {error.message}",
             fix="close each quote, parenthesis, if, loop and here-document that begins in this line or above it",
         )
 

@@ -66,7 +66,7 @@ def check(
 def _repair(file: Path) -> str:
     """Write the mechanical repairs into a script, and return the change as ``diff -u`` shows it."""
     from hpcddp.check.check import is_script, read_file, repaired
-    from hpcddp.run.files import write_bytes
+    from hpcddp.run.files import write_through_link
 
     text = read_file(file)
     if not is_script(file, text):
@@ -74,11 +74,8 @@ def _repair(file: Path) -> str:
     after = repaired(text, Path.cwd(), dict(os.environ))
     if after == text:
         return ""
-    if file.is_symlink():
-        # The file is replaced, and a link would be.
-        file = file.resolve()
     mode = file.stat().st_mode
-    write_bytes(file, after.encode())
+    write_through_link(file, after)
     file.chmod(mode & 0o7777)
     lines = difflib.unified_diff(
         text.splitlines(keepends=True), after.splitlines(keepends=True), str(file), f"{file} (repaired)"

@@ -259,7 +259,7 @@ def _save(file: Path, text: str, way_out: str, *, below: bool = False) -> None:
 
     try:
         if below:
-            file.resolve().parent.mkdir(parents=True, exist_ok=True)
+            Path(os.path.realpath(file)).parent.mkdir(parents=True, exist_ok=True)
         write_through_link(file, text)
     except OSError as error:
         raise InitError(f"{file} cannot be written ({error.strerror}); {way_out}") from None

@@ -67,7 +67,7 @@ def environment_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[
 
 
 def setup_obstacles(spec: JobSpec, _: Cluster, __: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield the syntax error in ``environment.setup``, which would end the script at its start."""
+    """Yield the syntax error in ``environment.setup``, or its here-document that never ends: no task would start."""
     setup = spec.environment.setup
     error = script_error("\n".join((*setup, ""))) if setup else None
     if error is not None:

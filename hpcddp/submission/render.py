@@ -177,25 +177,22 @@ def _container(spec: JobSpec, variables: Iterable[str]) -> dict[str, Any] | None
 
 def _refuse_unwritable_texts(spec: JobSpec, python: str) -> None:
     """Refuse texts that no script can carry; only here is the field of each known."""
-    texts = {"environment.python": python}
+    refuse_unwritable(python, NOT_IN_A_WORD, field="environment.python", place="a script")
     for path, value in leaf_paths(spec):
-        texts |= _texts_in(value, dotted(path))
-    for field, text in texts.items():
-        refuse_unwritable(text, NOT_IN_A_WORD, field=field, place="a script")
+        for field, text in _texts_in(value, dotted(path)):
+            refuse_unwritable(text, NOT_IN_A_WORD, field=field, place="a script")
 
 
-def _texts_in(value: object, field: str) -> dict[str, str]:
-    """Return the texts in the value of a field, by their key paths."""
+def _texts_in(value: object, field: str) -> Iterator[tuple[str, str]]:
+    """Yield the key path and the text of each text in the value of a field."""
     if isinstance(value, str):
-        return {field: value}
-    texts: dict[str, str] = {}
-    if isinstance(value, Mapping):
+        yield field, value
+    elif isinstance(value, Mapping):
         for key, entry in value.items():
-            texts |= _texts_in(entry, f"{field}.{key}")
+            yield from _texts_in(entry, f"{field}.{key}")
     elif isinstance(value, Sequence):
         for index, entry in enumerate(value):
-            texts |= _texts_in(entry, f"{field}[{index}]")
-    return texts
+            yield from _texts_in(entry, f"{field}[{index}]")
 
 
 def _refuse_dos_line_breaks(text: str) -> None:

@@ -196,21 +196,22 @@ def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
     """Refuse lines of a template that extends another one and that Jinja2 would leave out without a word.
 
     Raises:
-        TemplateError: a line is outside of all blocks, or in a block that no template above has.
+        TemplateError: a line is outside of all blocks, or in a block that no template above has, or a block is in a
+            condition or a loop.
     """
     root = lineage[-1]
     blocks = [block.name for block in root.tree.find_all(nodes.Block)]
     for template in reversed(lineage[:-1]):
         for node in _outermost_blocks_and_output(template.tree):
             line = node.lineno
-            problem = "is outside of all blocks, so that it would not be in the script"
             if isinstance(node, nodes.If | nodes.For):
                 raise TemplateError(
-                    f"the template {template.file}:{line} has a block in a condition or a loop, which Jinja would not "
-                    "look at: the block would always be in the script; write the condition into the block",
+                    f"the template {template.file}:{line} has a block in a condition or a loop, which Jinja2 ignores, "
+                    "so that the block would always be in the script; write the condition into the block",
                     file=template.file,
                     line=line,
                 )
+            problem = "is outside of all blocks, so that it would not be in the script"
             if isinstance(node, nodes.Block):
                 if node.name in blocks:
                     continue

@@ -56,6 +56,7 @@ def codes_of(directory: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> s
         ("no-wait", ("for i in 1 2; do", "  srun python a.py $i &", "done")),
         ("lost-exit-code", ("srun python a.py | tee log",)),
         ("lost-exit-code", ("srun python a.py &", "wait")),
+        ("bash-syntax", ("cat >settings <<EOF", "lr: 1", "srun python a.py")),
     ],
 )
 def test_a_script_breaks_a_rule(
@@ -95,6 +96,8 @@ def test_a_script_breaks_a_rule(
         ("set -euo pipefail", "srun python a.py | tee log", "echo done"),
         ("srun python a.py || exit 1", "echo done"),
         ("echo begin", "srun python a.py"),
+        ("cat >settings <<EOF", "lr: 1", "EOF", "srun python a.py"),
+        ("x=$(cat <<EOF", "lr: 1", "EOF)", "srun python a.py"),
         ("python -c 'import torch'", "srun python a.py"),
     ],
 )
