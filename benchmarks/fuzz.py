@@ -318,7 +318,7 @@ def _call(words: Sequence[str]) -> int:
     if words[0] not in {"begin", "end"}:
         return boundary.run(app, words)
     os.environ.update(SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1", HPCDDP_ATTEMPT_DIR=words[1])
-    sys.stdin = io.StringIO(_JOB)
+    sys.stdin = io.TextIOWrapper(io.BytesIO(_JOB.encode()))
     return supervisor.main((words[0], *words[2:]), os.environ)
 
 
