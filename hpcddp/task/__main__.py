@@ -19,7 +19,8 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -120,9 +121,25 @@ def _run(inputs: TaskInputs) -> None:
     # Otherwise its own messages are in the log of every rank.
     environment.setdefault("SUBMITIT_LOG_LEVEL", "WARNING")
     check_pickle(run.submitit / f"{env.job_id}_submitted.pkl", digest)
-    from submitit.core.submission import process_job
-
+    needs_no_numpy = inputs.spec.command is not None and "numpy" not in sys.modules
+    with _without_numpy() if needs_no_numpy else nullcontext():
+        from submitit.core.submission import process_job
     process_job(run.submitit)
+
+
+@contextmanager
+def _without_numpy() -> Iterator[None]:
+    """Let modules that are imported now find no numpy.
+
+    submitit imports it in case that a pickle has arrays; ours has none. The program of a command is another process, to
+    which this import would give nothing but a later start.
+    """
+    # An import of a module that is None raises ImportError (Python reference, "The module cache").
+    sys.modules["numpy"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["numpy"]
 
 
 def check_pickle(path: Path, digest: str) -> None:

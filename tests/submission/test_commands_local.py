@@ -45,6 +45,21 @@ def test_a_command_that_ends_well_finishes_the_run(tmp_path: Path) -> None:
     assert run.attempt(0).rank_log(1).read_text() == "hello\n"
 
 
+def test_the_task_of_a_command_starts_without_numpy(tmp_path: Path) -> None:
+    looks = program(
+        tmp_path,
+        """
+        import os
+        with open(f"/proc/{os.getppid()}/maps") as maps:
+            print(maps.read())
+        """,
+    )
+    run = ended(submit(tmp_path, *looks))
+    maps = run.attempt(0).rank_log(0).read_text()
+    assert "pydantic_core" in maps
+    assert "numpy" not in maps
+
+
 @pytest.mark.parametrize(
     ("signum", "word"), [("SIGTERM", "terminated"), ("SIGUSR2", "warned"), ("SIGUSR1", None), ("SIGINT", None)]
 )
