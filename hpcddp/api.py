@@ -255,7 +255,7 @@ class Run:
     @property
     def name(self) -> str:
         """The name of its job."""
-        return self.path.parent.name
+        return RunDirectory(self.path).name
 
     @property
     def status(self) -> RunStatus:
@@ -470,7 +470,7 @@ class Sweep:
     @property
     def name(self) -> str:
         """The name of its job."""
-        return self.path.parent.name
+        return RunDirectory(self.path).name
 
     @property
     def runs(self) -> list[Run]:

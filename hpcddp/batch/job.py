@@ -8,7 +8,12 @@ from typing import Any
 
 from hpcddp.batch.noise_scale import MeasuredNoise, larger_batch_pays, noise_note
 from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_over_ranks, refuse_single_sample
-from hpcddp.batch.refusals import PlanError, refuse_accumulated_global_loss, refuse_below_one
+from hpcddp.batch.refusals import (
+    PlanError,
+    refuse_accumulated_global_loss,
+    refuse_below_one,
+    refuse_unequal_micro_batches,
+)
 from hpcddp.batch.scaling import Scaling, scaling_of_job
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import counted
@@ -130,7 +135,7 @@ def plan_job(
         smallest_group=smallest_group,
     )
     if spec.command is not None:
-        refuse_uneven_shares(batch)
+        refuse_unequal_micro_batches(batch.global_batch_size, batch.world_size, batch.grad_accum_steps)
 
     epochs = None
     batch_norm: BatchNorm = "local"
@@ -404,32 +409,6 @@ def _scaling_notes(scaling: Scaling, global_batch_size: int) -> Iterator[str]:
     )
 
 
-def refuse_uneven_shares(batch: BatchPlan) -> None:
-    """Reject a batch whose micro-batches are not all equal, for a command.
-
-    Raises:
-        PlanError: W * A does not divide B, so that the command would use another global batch than the job states.
-    """
-    together = batch.world_size * batch.grad_accum_steps
-    rest = batch.global_batch_size % together
-    if rest == 0:
-        return
-    below = batch.global_batch_size - rest
-    above = below + together
-    sizes = f"{below} or {above}"
-    if below == 0:
-        sizes = str(above)
-    parts = f"{batch.world_size} ranks"
-    if batch.grad_accum_steps > 1:
-        parts += f" x {batch.grad_accum_steps} micro-steps"
-    raise PlanError(
-        f"batch.global_batch_size is {batch.global_batch_size}, which {parts} cannot share evenly; write {sizes}; "
-        "only the built-in training takes uneven shares",
-        below=below,
-        above=above,
-    )
-
-
 def batch_variables(batch: BatchPlan, *, learning_rate: float | None) -> dict[str, str]:
     """Return the plan as environment variables of a command.
 
@@ -439,7 +418,7 @@ def batch_variables(batch: BatchPlan, *, learning_rate: float | None) -> dict[st
     Raises:
         PlanError: the global batch is not a whole number of equal micro-batches.
     """
-    refuse_uneven_shares(batch)
+    refuse_unequal_micro_batches(batch.global_batch_size, batch.world_size, batch.grad_accum_steps)
     size = batch.global_batch_size // (batch.world_size * batch.grad_accum_steps)
     variables = {
         "HPCDDP_GLOBAL_BATCH_SIZE": str(batch.global_batch_size),

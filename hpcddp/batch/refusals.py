@@ -55,6 +55,28 @@ def refuse_uneven(batch: int, world: int, unit: Unit) -> None:
         )
 
 
+def refuse_unequal_micro_batches(batch: int, world: int, steps: int) -> None:
+    """Reject a B that W * A does not divide, for a command, which would use another global batch than the job's."""
+    together = world * steps
+    rest = batch % together
+    if rest == 0:
+        return
+    below = batch - rest
+    above = below + together
+    sizes = f"{below} or {above}"
+    if below == 0:
+        sizes = str(above)
+    parts = f"{world} ranks"
+    if steps > 1:
+        parts += f" x {steps} micro-steps"
+    raise PlanError(
+        f"batch.global_batch_size is {batch}, which {parts} cannot share evenly; write {sizes}; only the built-in "
+        "training takes uneven shares",
+        below=below,
+        above=above,
+    )
+
+
 def refuse_over_cap(share: int, steps: int, cap: int) -> None:
     """Reject a given A that makes a micro-batch larger than the cap m; ``share`` is the largest of a rank."""
     largest = ceil_div(share, steps)

@@ -359,11 +359,10 @@ def _find(text: str, run_root: Path, *, named: bool, dry_run: bool) -> RunDirect
     from hpcddp.submission.sweep_element import checked_run, find_to_resume
 
     run = checked_run(find_run(text, run_root))
-    root_of_run = run.path.parent.parent
     # An id or a path is found under every root.
-    if named and root_of_run.resolve() != run_root.resolve():
+    if named and run.run_root.resolve() != run_root.resolve():
         raise UserError(
-            f"--run-root is {run_root}, and the run {run.run_id} is in {root_of_run}, where it continues; leave "
+            f"--run-root is {run_root}, and the run {run.run_id} is in {run.run_root}, where it continues; leave "
             "--run-root out"
         )
     return run if dry_run else find_to_resume(str(run.path), run_root)

@@ -168,7 +168,7 @@ class SweepStatus:
         """Return the document that ``--json`` prints."""
         return {
             "sweep_id": self.sweep.sweep_id,
-            "name": self.sweep.path.parent.name,
+            "name": self.sweep.name,
             "run_dir": str(self.sweep.path),
             "counts": {str(state): count for state, count in self.counts.items()},
             "elements": [
@@ -243,7 +243,7 @@ class Filter:
     def may_show(self, entry: Entry) -> bool:
         """Return whether the name and the time of a run or sweep match."""
         run = entry.directory if isinstance(entry, Sweep) else entry
-        if self.name is not None and not fnmatchcase(run.path.parent.name, self.name):
+        if self.name is not None and not fnmatchcase(run.name, self.name):
             return False
         return self.since is None or submission_time(run) >= self.since
 

@@ -96,7 +96,7 @@ def _cells(status: RunStatus) -> dict[str, str]:
     return {
         "run": status.run.run_id,
         "job": _job_text(status),
-        "name": status.run.path.parent.name,
+        "name": status.run.name,
         "state": str(status.state),
         "attempt": number_text(files.attempt, "d"),
         "step": step_text(status.step, files.total_steps),
@@ -124,7 +124,7 @@ def _sweep_cells(status: SweepStatus) -> dict[str, str]:
     return {
         "run": sweep.sweep_id,
         "job": job_text,
-        "name": sweep.path.parent.name,
+        "name": sweep.name,
         "state": f"sweep of {len(status.elements)}: {status.sentence}",
     }
 
@@ -151,7 +151,7 @@ def details(status: RunStatus, *, paint: Paint) -> list[str]:
 
 def _run_text(status: RunStatus) -> str:
     run = status.run
-    names = run.path.parent.name
+    names = run.name
     token = token_of(run.run_id)
     if token != run.run_id:
         names += f", short {token}"

@@ -243,7 +243,7 @@ class RunReport:
         goodput = self.goodput
         document: dict[str, Any] = {
             "run_id": self.run.run_id,
-            "name": self.run.path.parent.name,
+            "name": self.run.name,
             "run_dir": str(self.run.path),
             "state": str(self.status.state),
             "reason": self.reason,

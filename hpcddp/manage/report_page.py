@@ -150,19 +150,19 @@ def _template() -> Template:
 def _label(report: RunReport) -> str:
     if report.values:
         return _clean(f"{report.run.run_id}: {report.values_text}")
-    return _clean(f"{report.run.path.parent.name}/{report.run.run_id}")
+    return _clean(f"{report.run.name}/{report.run.run_id}")
 
 
 def _short_labels(reports: Sequence[RunReport]) -> list[str]:
     """Return what tells runs apart: the end of the run id, the job's name if there are several, the values."""
     tokens = Counter(token_of(report.run.run_id) for report in reports)
-    has_several_names = len({report.run.path.parent.name for report in reports}) > 1
+    has_several_names = len({report.run.name for report in reports}) > 1
     labels = []
     for report in reports:
         token = token_of(report.run.run_id)
         label = token if tokens[token] == 1 else report.run.run_id
         if has_several_names:
-            label = f"{report.run.path.parent.name} {label}"
+            label = f"{report.run.name} {label}"
         if report.values:
             label = f"{label}: {report.values_text}"
         labels.append(_clean(label))

@@ -205,7 +205,7 @@ class RunStatus:
         progress = files.progress
         document = {
             "run_id": self.run.run_id,
-            "name": self.run.path.parent.name,
+            "name": self.run.name,
             "run_dir": str(self.run.path),
             "state": str(self.state),
             "job_id": None if files.job is None else files.job.job_id,

@@ -99,7 +99,7 @@ class Answer:
 
     def lines(self) -> Iterator[str]:
         """Yield what a person reads."""
-        yield f"{self.status.run.run_id} ({self.status.run.path.parent.name}): {self.why}"
+        yield f"{self.status.run.run_id} ({self.status.run.name}): {self.why}"
         yield from (f"    {line}" for line in self.error)
         yield from (f"  {fact}" for fact in self.facts)
         yield from (f"  {remark}" for remark in self.status.remarks)
@@ -179,9 +179,9 @@ def _dependency_text(run: RunDirectory, dependency: str) -> str:
     texts = []
     for job_id in job_ids[:_JOBS_SHOWN]:
         text = f"job {job_id}"
-        run_of_that_job = run_of_job(job_id, run.path.parent.parent)
+        run_of_that_job = run_of_job(job_id, run.run_root)
         if run_of_that_job is not None:
-            text += f" of the run {run_of_that_job.run_id} ({run_of_that_job.path.parent.name})"
+            text += f" of the run {run_of_that_job.run_id} ({run_of_that_job.name})"
         texts.append(text)
     if len(job_ids) > _JOBS_SHOWN:
         texts.append(f"{len(job_ids) - _JOBS_SHOWN} more")
@@ -319,7 +319,7 @@ def _explain_unseen_directory(status: RunStatus, why: str) -> Answer:
         why=why,
         facts=(*_progress_lines(status), *_saved_lines(run, saved_step)),
         advice=f"Check with the command below whether the nodes share the run root; then {resume}",
-        command=shlex.join(["hpcddp", "doctor", "install", "--on-nodes", "--run-root", str(run.path.parent.parent)]),
+        command=shlex.join(["hpcddp", "doctor", "install", "--on-nodes", "--run-root", str(run.run_root)]),
     )
 
 

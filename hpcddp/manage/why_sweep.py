@@ -39,7 +39,7 @@ class SweepAnswer:
     def lines(self) -> Iterator[str]:
         """Yield what a person reads."""
         sweep = self.status.sweep
-        yield f"{sweep.sweep_id} ({sweep.path.parent.name}), a sweep of {len(sweep.elements)}: {self.status.sentence}"
+        yield f"{sweep.sweep_id} ({sweep.name}), a sweep of {len(sweep.elements)}: {self.status.sentence}"
         for indices, answer in self.groups[:_ANSWERS_SHOWN]:
             state = answer.status.state
             why = str(state)

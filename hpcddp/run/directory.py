@@ -36,6 +36,16 @@ class RunDirectory:
         return self.path.name
 
     @property
+    def name(self) -> str:
+        """The name of the run's job."""
+        return self.path.parent.name
+
+    @property
+    def run_root(self) -> Path:
+        """The directory of all runs, ``run_root`` in the job file."""
+        return self.path.parent.parent
+
+    @property
     def job_file(self) -> Path:
         """The resolved job, as every task reads it."""
         return self.path / "job.yaml"

@@ -471,7 +471,7 @@ _CANCELLED: Final = re.compile(
 _FATAL: Final = "Fatal Python error: "
 # What the shell in a container says (the sbatch template), and what apptainer says before it starts a container.
 _STARTUP_ERROR_PREFIXES: Final = ("hpcddp: this task cannot start: ", "FATAL: ")
-KILLED_HINT: Final = "by SIGKILL, most often because memory ran out"
+KILLED_HINT: Final = "by SIGKILL, most often because it ran out of memory"
 """Said of a process that SIGKILL has ended, behind the word killed."""
 _HINTS: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -300,7 +300,7 @@ def token_of(run_id: str) -> str:
 
 def brief(run: RunDirectory) -> str:
     """Return a run's name, and its result or its newest attempt, from its records alone."""
-    name = run.path.parent.name
+    name = run.name
     try:
         result = read_result(run)
         if result is not None:

@@ -200,7 +200,7 @@ def moved_script(script: str, in_script: ScriptRunDirectory, run: RunDirectory) 
     Args:
         run: the run or the sweep to act on.
     """
-    words = {"run-root": run.path.parent.parent, "name": run.path.parent.name, "run-id": run.run_id}
+    words = {"run-root": run.run_root, "name": run.name, "run-id": run.run_id}
     begin = " ".join(f"--{option}={shlex.quote(str(word))}" for option, word in words.items())
     script = _BEGIN.sub(lambda _: f"hpcddp.supervise begin {begin}", script)
     old_path = f"{in_script.run_root.rstrip('/')}/{in_script.name}/{in_script.run_id}".replace("%", "%%")

@@ -72,6 +72,11 @@ class Sweep:
         return RunDirectory(self.path)
 
     @property
+    def name(self) -> str:
+        """The name of the sweep's job."""
+        return self.directory.name
+
+    @property
     def manifest(self) -> Path:
         """The file that holds all of this."""
         return self.directory.sweep_manifest

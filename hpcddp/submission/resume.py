@@ -525,8 +525,8 @@ def refuse_to_resume_copy(run: RunDirectory) -> None:
     resume_copy = shlex.join(["hpcddp", "submit", "JOB", "--resume", str(run.path)])
     raise SubmissionError(
         f"{run.path} is a copy of the run {original}, and its script continues that run; name that run",
-        hint=f"To continue the copy, give a job file with the name {run.path.parent.name}: {resume_copy} "
-        f"--set run_root={shlex.quote(str(run.path.parent.parent))}",
+        hint=f"To continue the copy, give a job file with the name {run.name}: {resume_copy} "
+        f"--set run_root={shlex.quote(str(run.run_root))}",
     )
 
 

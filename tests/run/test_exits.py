@@ -110,7 +110,7 @@ def test_a_killed_rank_has_a_likely_reason(tmp_path: Path, golden: GoldenMessage
     attempt.run.batch_log.write_text("srun: error: n2: task 1: Killed\n")
     reason = golden.message(exit_of(attempt, 1))
     assert reason.startswith("Killed (by SIGKILL")
-    assert "memory ran out" in reason
+    assert "out of memory" in reason
 
 
 @pytest.mark.parametrize(

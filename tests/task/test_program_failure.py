@@ -59,7 +59,7 @@ def log(directory: Path, text: str) -> Path:
         (-40, "", "killed", "python train.py was killed by signal 40", 70),
         # As bash says it of what it ran.
         (139, "", "killed", "python train.py was killed by SIGSEGV", 70),
-        (-9, "", "killed", "python train.py was killed by SIGKILL, most often because memory ran out", 71),
+        (-9, "", "killed", "python train.py was killed by SIGKILL, most often because it ran out of memory", 71),
     ],
 )
 def test_a_program_that_fails_by_itself_is_a_failure_of_the_user(
@@ -193,8 +193,8 @@ CALLED = "subprocess.CalledProcessError: Command '['python', 'x.py']' died with 
 @pytest.mark.parametrize(
     ("error", "message", "exit_code"),
     [
-        (f"{SPAWNED} SIGKILL", "was killed by SIGKILL, most often because memory ran out", 71),
-        (CALLED, "was killed by SIGKILL, most often because memory ran out", 71),
+        (f"{SPAWNED} SIGKILL", "was killed by SIGKILL, most often because it ran out of memory", 71),
+        (CALLED, "was killed by SIGKILL, most often because it ran out of memory", 71),
         (f"{SPAWNED} SIGSEGV", "was killed by SIGSEGV", 70),
     ],
 )
@@ -254,7 +254,7 @@ BEFORE_THE_WORLD = 'Traceback (most recent call last):\n  File "train.py"\nImpor
         (LAUNCHED, 1, 1, "rank 1", "ValueError", "boom", 70),
         # The launcher has noticed first that another rank lost its peer.
         (LAUNCHED, 0, 1, "rank 1", "ValueError", "boom", 70),
-        (LAUNCHED, 3, -9, "rank 3", "killed", "was killed by SIGKILL, most often because memory ran out", 71),
+        (LAUNCHED, 3, -9, "rank 3", "killed", "was killed by SIGKILL, most often because it ran out of memory", 71),
         (BEFORE_THE_WORLD, 2, 1, "rank 2", "ImportError", "no module", 70),
         ("", 2, 3, "rank 2", "exit", "ended with exit code 3", 70),
         ("", 2, 75, "rank 2", "exit", "create $HPCDDP_REQUEUE_FILE and end with 0", 70),

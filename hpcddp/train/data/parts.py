@@ -42,7 +42,7 @@ class KeyedPart(Dataset[Any], ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return one sample without augmentation: an image ``[C, H, W]`` as a model takes it, and its label."""
+        """Return one sample without augmentation: the input of a model (an image: ``[C, H, W]``) and its label."""
 
     @abstractmethod
     def take(self, keys: SampleKeys) -> MicroBatch:
@@ -160,7 +160,7 @@ def _are_equal(first: Sequence[object], other: Sequence[object]) -> bool:
 
 
 class WholeBatches(KeyedPart):
-    """A data set in memory."""
+    """A part of a data set in memory, with inputs of any shape."""
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> MicroBatch:
@@ -171,9 +171,9 @@ class WholeBatches(KeyedPart):
         return self.__getitems__(keys.indices)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return one sample: an image ``[C, H, W]`` and its label."""
-        images, labels = self.__getitems__([index])
-        return images[0], int(labels[0])
+        """Return one sample: the input as a model takes it, and its label."""
+        inputs, labels = self.__getitems__([index])
+        return inputs[0], int(labels[0])
 
 
 _CACHED_NUMBERS: Final = 2**18
