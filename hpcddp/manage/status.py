@@ -15,6 +15,7 @@ from hpcddp.manage.run_progress import time_written
 from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.evaluations import Summary
+from hpcddp.run.files import is_disk_full
 from hpcddp.run.job_records import known_hosts
 from hpcddp.run.node_faults import excluded_nodes, failing_nodes
 from hpcddp.run.ownership import processes_left, runs_script
@@ -102,9 +103,9 @@ class RunStatus:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until its last step, for a run that is training."""
+        """Seconds until its last step, for a run that is training and can record it."""
         progress = self.files.progress
-        if self.state is not State.RUNNING or progress is None:
+        if self.state is not State.RUNNING or progress is None or self._cannot_record:
             return None
         return progress.eta_s(self.files.total_steps, self.now)
 
@@ -147,10 +148,15 @@ class RunStatus:
 
     @property
     def silent_s(self) -> float | None:
-        """For how long a run that has nodes has no output, metrics or progress, in seconds; None if less than 30."""
+        """For how long a run that has nodes has no output, metrics or progress, in seconds.
+
+        None if less than 30, or if a full disk takes none.
+        """
         files = self.files
         start = files.start
         if self.state not in {State.STARTING, State.RUNNING} or files.attempt is None or start is None:
+            return None
+        if self._cannot_record:
             return None
         latest = max(start.time, time_written(self.run.metrics), time_written(self.run.progress))
         # The logs may be many: they are looked at only where nothing else is new.
@@ -164,11 +170,21 @@ class RunStatus:
     def remarks(self) -> tuple[str, ...]:
         """What its user should know besides its state, a sentence each."""
         remarks = [*self.files.remarks, *self._failing_node_remarks()]
+        if self._cannot_record:
+            remarks.append(
+                f"run {self.run.run_id}: the disk of {self.run.path} is full, so that the run may be farther than its "
+                "records, and cannot save; free space"
+            )
         silent_s = self.silent_s
         if silent_s is not None:
             command = shlex.join(["hpcddp", "stacks", self.run.run_id])
             remarks.append(f"run {self.run.run_id}: no output for {duration_text(silent_s)} on any rank; see {command}")
         return tuple(remarks)
+
+    @property
+    def _cannot_record(self) -> bool:
+        """Whether it runs on a disk that is full."""
+        return self.state.has_nodes and is_disk_full(self.run.path)
 
     def _failing_node_remarks(self) -> Iterator[str]:
         """Yield a sentence for each node on which a run that is not finished fails."""

@@ -131,6 +131,16 @@ def full_disk(directory: Path) -> str | None:
     return None
 
 
+def is_disk_full(directory: Path) -> bool:
+    """Return whether the file system of a directory has no block or no inode left; False if that is unknown."""
+    try:
+        disk = os.statvfs(directory)
+    except OSError:
+        return False
+    # A file system that makes inodes as it needs them has none at all.
+    return disk.f_bavail == 0 or (disk.f_files > 0 and disk.f_favail == 0)
+
+
 def full_disk_sentence(path: Path, error: OSError) -> str:
     """Return a sentence about the disk of ``path``, without a full stop."""
     return f"the disk of {path} is full ({error.strerror})"

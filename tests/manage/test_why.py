@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.facts import assert_facts
 from tests.manage.runs import NOON, FakeRun, make, queued
 from tests.messages import GoldenMessages
 from tests.run.traces import entry, trace
+from tests.small_disk import FILLS, make_room, small_disk
 
 # squeue(1) of 22.05, JOB REASON CODES, without those of jobs that have ended.
 DOCUMENTED = (
@@ -538,6 +540,25 @@ def test_progress_of_a_silent_program_is_a_sign_of_life(made: FakeRun) -> None:
     assert look(made, queued()).silent_s == 90
     made.run.progress.touch()
     assert look(made, queued()).silent_s is None
+
+
+@pytest.mark.parametrize("fill", FILLS.values(), ids=FILLS)
+def test_of_a_run_on_a_full_disk_no_time_is_estimated(
+    tmp_path: Path, fill: Callable[[Path], None], golden: GoldenMessages
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        made = make(disk).submitted().started().event("train").log(0, "").steps(1, 30)
+        assert look(made, queued()).eta_s is not None
+        fill(disk)
+        status = look(made, queued())
+        assert (status.eta_s, status.silent_s) == (None, None)
+        answer = explain(status)
+        assert not any("to go" in line for line in answer.lines())
+        (sentence,) = status.remarks
+        assert_facts(golden.message(sentence), "run-1: the disk of ", "is full", "free space")
+        assert f"  {sentence}" in answer.lines()
+        make_room(disk)
+        assert look(made, queued()).eta_s is not None
 
 
 @pytest.mark.parametrize("slurm_state", ["SUSPENDED", "COMPLETING", "PENDING"])
