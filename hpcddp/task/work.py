@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, UserError, counted
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import World
 from hpcddp.jobfile.placeholders import fill_run_placeholders
@@ -39,6 +39,12 @@ class NotATaskError(HpcddpError):
     kind = "not_a_task"
 
 
+class NumberOfTasksError(UserError):
+    """The script starts another number of tasks than its job has."""
+
+    kind = "number_of_tasks"
+
+
 def run(run_directory: str) -> dict[str, Any] | None:
     """Run one rank of the run's current attempt, from the rendezvous to the last barrier.
 
@@ -60,6 +66,12 @@ def run(run_directory: str) -> dict[str, Any] | None:
     if attempt.run.path != submitted and not is_element(attempt.run.path, submitted):
         raise RunDirectoryError(
             f"this task was started for {attempt.run.path}, but the job was submitted for {run_directory}"
+        )
+    if env.world_size != spec.tasks:
+        raise NumberOfTasksError(
+            f"the script starts {counted(env.world_size, 'task')}, and the job in it has {spec.tasks} "
+            f"(resources.nodes {spec.nodes} x resources.tasks_per_node {spec.tasks_per_node}); render the script again, "
+            "or change the numbers of its directives, of its srun and of its job together"
         )
     if spec.command is not None:
         _run_command(inputs)

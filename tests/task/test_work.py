@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.run.directory import RunDirectory
+from hpcddp.jobfile.read import load_job
+from hpcddp.jobfile.write import dump_job
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import read_failures
 from hpcddp.stop.listener import LISTENER
 from hpcddp.task.rendezvous import RendezvousError
@@ -29,24 +31,53 @@ def test_the_function_of_the_pickle_runs_in_a_task_only(
     assert_facts(golden.message(caught.value), "outside of a task", "start tasks with python -m hpcddp.task")
 
 
-def test_a_task_whose_rank_environment_is_wrong_writes_a_record_of_its_rank(
-    tmp_path: Path, golden: GoldenMessages
-) -> None:
-    attempt = RunDirectory(tmp_path / "run").attempt(0)
-    attempt.path.mkdir(parents=True)
-    environment = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURMD_NODENAME": "n4"}
-    done = subprocess.run(
+def run_task(attempt: AttemptDirectory, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one task as srun starts it."""
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    return subprocess.run(
         [sys.executable, "-P", "-m", "hpcddp.task"],
-        env={"PYTHONPATH": str(ROOT), "HPCDDP_ATTEMPT_DIR": str(attempt.path), **environment},
+        env={"PYTHONPATH": str(ROOT), "HPCDDP_ATTEMPT_DIR": str(attempt.path), "SLURM_JOB_ID": "7", **environment},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_a_task_whose_rank_environment_is_wrong_writes_a_record_of_its_rank(
+    tmp_path: Path, golden: GoldenMessages
+) -> None:
+    attempt = RunDirectory(tmp_path / "run").attempt(0)
+    done = run_task(attempt, SLURM_PROCID="3", SLURMD_NODENAME="n4")
     (record,) = read_failures(attempt)
     assert (record.rank, record.host, record.kind, record.exit_code) == (3, "n4", "rank_environment", 71)
     assert done.returncode == 71
     assert_facts(golden.message(line_from(done.stderr, "rank 3 on n4 failed")), "inside Slurm job 7")
+
+
+@pytest.mark.parametrize("work", ["command: [touch, started]", "train: {model: resnet18, dataset: digits}"])
+def test_tasks_that_are_not_as_many_as_the_job_has_do_not_begin(
+    tmp_path: Path, golden: GoldenMessages, work: str
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    job = tmp_path / "job.yaml"
+    job.write_text(f"name: a\nresources: {{nodes: 1, tasks_per_node: 2}}\nbatch: {{global_batch_size: 8}}\n{work}\n")
+    attempt = run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    run.job_file.write_text(dump_job(load_job(job).spec, environment_values=False))
+    done = run_task(
+        attempt,
+        SLURM_PROCID="3",
+        SLURM_LOCALID="3",
+        SLURM_NODEID="0",
+        SLURM_STEP_NUM_TASKS="4",
+        SLURM_STEP_NUM_NODES="1",
+        SLURM_STEP_TASKS_PER_NODE="4",
+        SLURM_STEP_NODELIST="n1",
+    )
+    (record,) = read_failures(attempt)
+    assert (record.rank, record.kind, record.exit_code, done.returncode) == (3, "number_of_tasks", 70, 70)
+    assert_facts(golden.message(record.message), "starts 4 tasks", "has 2", "render the script again")
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, ValueError])
