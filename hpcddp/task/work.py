@@ -70,8 +70,8 @@ def run(run_directory: str) -> dict[str, Any] | None:
     if env.world_size != spec.tasks:
         raise NumberOfTasksError(
             f"the script starts {counted(env.world_size, 'task')}, and the job in it has {spec.tasks} "
-            f"(resources.nodes {spec.nodes} x resources.tasks_per_node {spec.tasks_per_node}); render the script again, "
-            "or change the numbers of its directives, of its srun and of its job together"
+            f"(resources.nodes {spec.nodes} x resources.tasks_per_node {spec.tasks_per_node}); render the script "
+            "again, or change the numbers of its directives, its srun and its job together"
         )
     if spec.command is not None:
         _run_command(inputs)
