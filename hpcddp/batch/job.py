@@ -135,7 +135,8 @@ def plan_job(
         smallest_group=smallest_group,
     )
     if spec.command is not None:
-        refuse_unequal_micro_batches(batch.global_batch_size, batch.world_size, batch.grad_accum_steps)
+        cap = spec.batch.max_per_device_batch_size if spec.batch.grad_accum_steps is None else None
+        refuse_unequal_micro_batches(batch.global_batch_size, batch.world_size, batch.grad_accum_steps, cap=cap)
 
     epochs = None
     batch_norm: BatchNorm = "local"

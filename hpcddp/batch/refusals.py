@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import UserError, counted
@@ -55,17 +56,24 @@ def refuse_uneven(batch: int, world: int, unit: Unit) -> None:
         )
 
 
-def refuse_unequal_micro_batches(batch: int, world: int, steps: int) -> None:
-    """Reject a B that W * A does not divide, for a command, which would use another global batch than the job's."""
-    together = world * steps
-    rest = batch % together
-    if rest == 0:
+def refuse_unequal_micro_batches(batch: int, world: int, steps: int, *, cap: int | None = None) -> None:
+    """Reject a B that W * A does not divide, for a command, which would use another global batch than the job's.
+
+    Args:
+        cap: the cap m from which A follows; None if A is given.
+    """
+
+    def is_equal(size: int) -> bool:
+        share = size // world
+        steps_of_size = steps if cap is None else ceil_div(share, cap)
+        return size % (world * steps_of_size) == 0
+
+    if is_equal(batch):
         return
-    below = batch - rest
-    above = below + together
-    sizes = f"{below} or {above}"
-    if below == 0:
-        sizes = str(above)
+    nearest = batch - batch % world
+    below = next(filter(is_equal, range(nearest, 0, -world)), None)
+    above = next(filter(is_equal, count(nearest + world, world)))
+    sizes = str(above) if below is None else f"{below} or {above}"
     parts = f"{world} ranks"
     if steps > 1:
         parts += f" x {steps} micro-steps"

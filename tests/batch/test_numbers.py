@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hpcddp.batch.explain import explain
 from hpcddp.batch.job import batch_variables, plan_job
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.refusals import PlanError
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import dump_job, parse_resolved
@@ -42,6 +44,27 @@ def test_a_batch_below_one_round_names_the_smallest_that_works() -> None:
     batch = plan_batch(global_batch_size=3, world_size=2, samples=None, grad_accum_steps=2)
     with pytest.raises(PlanError, match=r"write 4; only the built-in"):
         batch_variables(batch, learning_rate=None)
+
+
+@given(size=st.integers(2, 60), world=st.integers(2, 6), cap=st.integers(1, 9))
+def test_the_nearest_batches_that_a_command_can_have_are_named(size: int, world: int, cap: int) -> None:
+    assume(size >= world)
+
+    def can_have(size: int) -> bool:
+        values = {"name": "a", "command": ["a"], "resources": {"tasks_per_node": world}}
+        batch = {"global_batch_size": size, "max_per_device_batch_size": cap}
+        try:
+            plan_job(JobSpec.model_validate({**values, "batch": batch}), samples=None)
+        except PlanError as error:
+            raised.append(error)
+            return False
+        return True
+
+    raised: list[PlanError] = []
+    assume(not can_have(size))
+    below, above = raised[0].below, raised[0].above
+    assert above == next(filter(can_have, count(size + 1)))
+    assert below == next(filter(can_have, range(size - 1, world - 1, -1)), None)
 
 
 @pytest.mark.parametrize("way", ["command: [python, t.py]", "entrypoint: pkg.m:main"])
