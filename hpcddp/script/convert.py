@@ -407,7 +407,7 @@ def _why_no_srun_flag(name: str) -> str:
 def _note_launch_problems(launch: Launch, counts: Counts, ranks: Ranks, command: tuple[str, ...], draft: Draft) -> None:
     line = launch.command.line
     shown = " ".join(launch.texts[:3])
-    if launch.started_by == "shell" and counts.nodes > 1:
+    if launch.started_by == "shell" and counts.most_nodes > 1:
         draft.leave_open(
             line, shown, "without srun it runs on the first node alone; hpcddp starts it on every node of the job"
         )

@@ -136,6 +136,34 @@ def test_numbers_are_taken_whatever_states_them(lines: list[str], numbers: tuple
     assert (spec.resources.nodes, spec.resources.gpus_per_node, spec.tasks_per_node, spec.cpus_per_task) == numbers
 
 
+@pytest.mark.parametrize("nodes", ["2-4", "1-4"])
+def test_a_range_of_nodes_is_taken(nodes: str) -> None:
+    conversion = job_with(f"#SBATCH --nodes={nodes}", "#SBATCH --ntasks-per-node=2")
+    row = row_of(conversion, f"--nodes={nodes}")
+    assert (str(conversion.job.spec.resources.nodes), row.outcome, row.reason) == (nodes, "taken", "resources.nodes")
+
+
+@pytest.mark.parametrize(
+    ("lines", "nodes", "reason"),
+    [
+        (["--nodes=2-8:2"], 1, "resources.nodes is a number or a range such as 2-8; the job file has 1"),
+        (["--nodes=2,4"], 1, "resources.nodes is a number or a range"),
+        (["--nodes=1-100"], 1, "a range has at most 64 numbers"),
+        (["--nodes=2-4", "--ntasks=8"], 2, "one number of tasks for all nodes"),
+        (["--nodes=2-4", "--gpus=8"], 2, "one number of GPUs for all nodes"),
+    ],
+)
+def test_nodes_that_the_job_file_cannot_express_are_to_do(lines: list[str], nodes: int, reason: str) -> None:
+    conversion = job_with(*(f"#SBATCH {line}" for line in lines))
+    row = row_of(conversion, lines[0])
+    assert (conversion.job.spec.resources.nodes, row.outcome) == (nodes, "open")
+    assert reason in row.reason
+
+
+def test_tasks_that_do_not_divide_over_the_nodes_have_one_row() -> None:
+    assert row_of(job_with("#SBATCH --nodes=2", "#SBATCH --ntasks=5"), "--ntasks=5").outcome == "open"
+
+
 # Of each type that a field may have, in the spelling of the job file.
 CANDIDATES = ("a", "010", "4G", "END,FAIL", "01:30:00", "user", 2, True)
 
