@@ -292,7 +292,7 @@ def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
         reader = _READERS.get(name)
         if name == "gres":
             _take_other_gres(flag, draft)
-        elif name in _COUNT_FLAGS or name == "hetjob":
+        elif name in _COUNT_FLAGS or name in {"hetjob", "chdir"}:
             continue
         elif reader is not None:
             reader(flag, draft)

@@ -356,6 +356,51 @@ def test_another_directory_is_that_of_the_program_and_of_later_setup_lines() -> 
     )  # fmt: skip
 
 
+def test_the_directory_of_sbatch_is_that_of_the_program_and_of_the_setup_lines() -> None:
+    conversion = made_from("#!/bin/bash\n#SBATCH --chdir=/project\nsource env.sh\nsrun python t.py\n")
+    assert conversion.job.spec.command == ("env", "-C", "/project", "python", "t.py")
+    assert conversion.job.spec.environment.setup == ("cd /project", "source env.sh")
+    rows = [(row.outcome, row.reason) for row in conversion.rows if row.text == "--chdir=/project"]
+    reason = "command; the program starts there (env -C); the script of the job has no --chdir"
+    assert rows == [("taken", reason), ("setup", "environment.setup")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "command", "setup"),
+    [
+        (["cd sub", "make"], ("env", "-C", "/project/sub"), ("cd /project", "cd sub", "make")),
+        (["make", "cd /other"], ("env", "-C", "/other"), ("cd /project", "make")),
+        (["make", "cd $SLURM_SUBMIT_DIR"], (), ("cd /project", "make")),
+        (["cd $SLURM_SUBMIT_DIR", "make"], (), ("cd /project", "cd $SLURM_SUBMIT_DIR", "make")),
+        (["cd ."], ("env", "-C", "/project"), ()),
+        (["source env/bin/activate"], ("env", "-C", "/project"), ("cd /project", "source env/bin/activate")),
+    ],
+)
+def test_a_directory_is_relative_to_the_one_before(
+    lines: list[str], command: tuple[str, ...], setup: tuple[str, ...]
+) -> None:
+    job = job_with("#SBATCH --chdir=/project", *lines).job.spec
+    assert (job.command, job.environment.setup) == ((*command, "python", "train.py"), setup)
+
+
+def test_a_directory_that_a_later_line_replaces_is_dropped() -> None:
+    row = row_of(job_with("cd /project", "cd /other"), "cd /project")
+    assert (row.outcome, row.reason) == ("dropped", "a later line changes the directory again")
+
+
+@pytest.mark.parametrize(
+    ("directory", "command"),
+    [
+        ("sub", ("env", "-C", "/project/sub", "python", "t.py")),
+        ("$DATA", ("bash", "-c", 'cd "$DATA" && exec python t.py')),
+    ],
+)
+def test_the_directory_of_srun_is_that_of_the_program(directory: str, command: tuple[str, ...]) -> None:
+    conversion = made_from(f"#!/bin/bash\ncd /project\nsrun --chdir={directory} python t.py\n")
+    assert conversion.job.spec.command == command
+    assert row_of(conversion, f"srun --chdir={directory}").outcome == "taken"
+
+
 def test_environments_are_fields_unless_a_setup_line_comes_first() -> None:
     environment = job_with("module load cuda", "ml gcc", "source $HOME/env/bin/activate").job.spec.environment
     assert (environment.modules, environment.venv, environment.setup) == (("cuda", "gcc"), "/home/me/env", ())
