@@ -32,6 +32,11 @@ _HELP = "NoArgsIsHelpError"
 _NOT_A_CHOICE = re.compile("'(?P<value>[^']*)' is not one of (?P<known>.*)")
 # Options that people know from sbatch, where one that sets no field is the right one here.
 _OTHER_OPTIONS = MappingProxyType({"-d": "--after", "--dependency": "--after"})
+# Options of sbatch whose value is not the value of the field in their place.
+_WITH_ANOTHER_VALUE = frozenset({"--gpus-per-socket", "--gpus-per-task", "--nodefile", "-F", "--signal"})
+# Why there is no flag in the job file (REFUSED_FLAGS), where one field is in its place, and where several are.
+_NAMED_FIELD = re.compile(r"it has its own field; write ([a-z_.]+)")
+_NAMES_FIELDS = re.compile(r"; write (?:environment|resources)\.")
 
 
 class InterruptedCommandError(HpcddpError):
@@ -200,7 +205,9 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
     did_you_mean = "" if nearest_option is None else f"; did you mean {nearest_option}?"
     if "--set" not in names:
         return did_you_mean
-    instead = _instead_of_sbatch(option, arguments) or _instead_of_field(option, names, arguments) or did_you_mean
+    instead = (
+        _instead_of_sbatch(option, names, arguments) or _instead_of_field(option, names, arguments) or did_you_mean
+    )
     if instead:
         return instead
     if re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
@@ -214,17 +221,18 @@ def _instead_of_field(option: str, names: Sequence[str], arguments: Sequence[str
     from hpcddp.jobfile.messages import field_named
     from hpcddp.jobfile.resources import why_no_flag
 
-    field = field_named(option.removeprefix("--"))
+    why = why_no_flag(option)
+    named = None if why is None else _NAMED_FIELD.fullmatch(why)
+    field = field_named(option.removeprefix("--")) if named is None else named[1]
     equal_option = _OTHER_OPTIONS.get(option) if field is None else _option_of(field)
     if equal_option in names:
         return f"; did you mean {equal_option}?"
-    why = why_no_flag(option)
-    if why is not None:
-        return f": {why}"
-    if field is not None:
-        assignment = f"{field}{_separator_of(field)}{_value_of(option, arguments)}"
-        return f"; write --set {assignment}, which is the field of the job file"
-    return None
+    if why is not None and named is None:
+        return f": {why}, in the job file or with --set" if _NAMES_FIELDS.search(why) else f": {why}"
+    if field is None:
+        return None
+    value = "VALUE" if option in _WITH_ANOTHER_VALUE else _value_of(option, arguments)
+    return f"; write --set {field}{_separator_of(field)}{value}, which is the field of the job file"
 
 
 def _separator_of(field: str) -> str:
@@ -244,24 +252,34 @@ def _option_of(field: str) -> str | None:
     return next((option.name for option in field_options() if option.path == field), None)
 
 
-def _instead_of_sbatch(option: str, arguments: Sequence[str]) -> str | None:
+def _setting(field: str, value: str, names: Sequence[str]) -> str:
+    """Return how a command sets a field of ``resources``; the value is quoted for a shell.
+
+    Args:
+        names: the options of the command.
+    """
+    option = _option_of(f"resources.{field}")
+    return f"{option} {value}" if option in names else f"--set resources.{field}={value}"
+
+
+def _instead_of_sbatch(option: str, names: Sequence[str], arguments: Sequence[str]) -> str | None:
     """Return what to write in place of an option of sbatch that is more than another name."""
     from hpcddp.jobfile.resources import FLAGS_WITHOUT_VALUE
 
     if option.removeprefix("--") in FLAGS_WITHOUT_VALUE and option in arguments:
         return f"; it is an option of sbatch: write --set resources.sbatch.{option.removeprefix('--')}=true"
     if option in {"--gpus", "-G"}:
-        return ", which for sbatch counts the GPUs of all nodes; write those of one node: --gpus-per-node"
+        gpus = _setting("gpus_per_node", "N", names)
+        return f", which for sbatch counts the GPUs of all nodes; write those of one node: {gpus}"
     if option in {"--ntasks", "-n"}:
-        return (
-            ", which for sbatch counts the tasks of all nodes; write those of one node: --nodes with --tasks-per-node"
-        )
+        tasks = f"{_setting('nodes', 'N', names)} with {_setting('tasks_per_node', 'N', names)}"
+        return f", which for sbatch counts the tasks of all nodes; write those of one node: {tasks}"
     if option == "--gres":
-        return f"; write {_instead_of_gres(_value_of(option, arguments))}"
+        return f"; write {_instead_of_gres(_value_of(option, arguments), names)}"
     return None
 
 
-def _instead_of_gres(value: str) -> str:
+def _instead_of_gres(value: str, names: Sequence[str]) -> str:
     """Return what to write in place of ``--gres=VALUE``; the value is quoted for a shell."""
     from hpcddp.jobfile.resources import fields_of_gres
 
@@ -270,7 +288,7 @@ def _instead_of_gres(value: str) -> str:
         if field.startswith("gres."):
             options.append(f"--set {shlex.quote(f'resources.{field}={text}')}")
         else:
-            options.append(f"--{field.replace('_', '-')} {text}")
+            options.append(_setting(field, text, names))
     return " ".join(options)
 
 

@@ -6,6 +6,7 @@ command is replaced by the value of ``lr``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -446,19 +447,40 @@ def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
             if sentence is not None:
                 yield ("sweep", key), sentence
     else:
+        for index, element in enumerate(sweep):
+            for key, value in element.items():
+                if not _is_finite(value):
+                    yield ("sweep", key), f"holds a number that is not finite in element {index}; {_WRITE_A_NUMBER}"
         repeated_elements = _repeated(sweep)
         if repeated_elements:
-            element = _without_secrets(repeated_elements[0])
-            yield ("sweep",), f"holds the element {element} twice, which would be the same run again; remove one"
+            repeated_element = _without_secrets(repeated_elements[0])
+            yield (
+                ("sweep",),
+                f"holds the element {repeated_element} twice, which would be the same run again; remove one",
+            )
     count = count_elements(sweep)
     if sweep and count > LARGEST_SWEEP:
         yield ("sweep",), f"has {count} elements, but at most {LARGEST_SWEEP} are allowed; split it into several sweeps"
+
+
+_WRITE_A_NUMBER = "write a number, or a text in quotes"
+
+
+def _is_finite(value: object) -> bool:
+    """Return whether all numbers in a value are finite: JSON and YAML cannot be written with another one."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _refuse_values(key: str, values: Sequence[Any]) -> str | None:
     """Return why a key of a grid cannot have these values, or None if it can."""
     if not values:
         return "lists no value; write for example [0, 1, 2], or leave the key out"
+    if not _is_finite(values):
+        return f"holds a number that is not finite; {_WRITE_A_NUMBER}"
     unexpanded = unexpanded_range(values)
     if unexpanded is not None:
         return f"holds {unexpanded}, {why_unexpanded(unexpanded)}"

@@ -88,6 +88,8 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     command, launch_index = _find_launch(script)
     index_behind_call = _index_behind_call(script.statements, launch_index)
     surroundings = Surroundings(draft)
+    if "chdir" in flags:
+        _take_chdir(flags["chdir"], flag_text(flags["chdir"]), surroundings)
     for statement in script.statements[:launch_index]:
         surroundings.read_before(statement)
     for statement in script.statements[launch_index + 1 : index_behind_call - 1]:
@@ -97,7 +99,9 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     launch = launch_of(command, surroundings.variables)
     for statement in launch.before:
         surroundings.read_before(replace(statement, line=command.line, last_line=command.line))
-    _take_chdir(flags, surroundings)
+    for flag in launch.srun:
+        if flag.name == "chdir":
+            _take_chdir(replace(flag, line=command.line), f"srun {flag_text(flag)}", surroundings)
     surroundings.read_prefix(command.line, command.assignments)
     used_names = _take_launch(launch, flags, surroundings)
     if index_behind_call > launch_index + 1:
@@ -256,11 +260,13 @@ def _note_unknown_variables(launch: Launch, used: set[str], surroundings: Surrou
         )
 
 
-def _take_chdir(flags: Mapping[str, Flag], surroundings: Surroundings) -> None:
-    flag = flags.get("chdir")
-    if flag is not None and surroundings.directory is None:
-        text = flag.value or "."
-        surroundings.directory = Word(written=shlex.quote(text), text=text, expands=False)
+def _take_chdir(flag: Flag, shown: str, surroundings: Surroundings) -> None:
+    """Change the directory as a flag of sbatch or srun does; ``shown`` is the flag in the table."""
+    text = flag.value or "."
+    # sbatch takes a dollar sign as it is; the words of srun have been expanded by the shell of the script.
+    expands = shown.startswith("srun ") and "$" in text
+    written = f'"{text}"' if expands else shlex.quote(text)
+    surroundings.change_directory(flag.line, shown, Word(written=written, text=text, expands=expands))
 
 
 def _take_launch(launch: Launch, flags: Mapping[str, Flag], surroundings: Surroundings) -> set[str]:
@@ -375,6 +381,8 @@ def _take_srun_flags(launch: Launch, draft: Draft) -> None:
     for flag in launch.srun:
         text = f"srun {flag_text(flag)}"
         line = launch.command.line
+        if flag.name == "chdir":
+            continue
         if flag.name in SRUN_VARIABLES and flag.value is not None and "$" not in flag.value:
             draft.take(line, text, ("environment", "env", SRUN_VARIABLES[flag.name]), flag.value)
         elif flag.name in CONTAINER_FLAGS:
@@ -407,7 +415,7 @@ def _why_no_srun_flag(name: str) -> str:
 def _note_launch_problems(launch: Launch, counts: Counts, ranks: Ranks, command: tuple[str, ...], draft: Draft) -> None:
     line = launch.command.line
     shown = " ".join(launch.texts[:3])
-    if launch.started_by == "shell" and counts.nodes > 1:
+    if launch.started_by == "shell" and counts.most_nodes > 1:
         draft.leave_open(
             line, shown, "without srun it runs on the first node alone; hpcddp starts it on every node of the job"
         )

@@ -38,6 +38,8 @@ class Counts:
     """The numbers that a script requests.
 
     Args:
+        nodes: the smallest number of nodes.
+        most_nodes: the largest, which is the same unless the script gives a range.
         tasks_per_node: Slurm tasks on each node.
         cpus_per_task: CPUs of each Slurm task.
         gpus_per_node: GPUs on each node.
@@ -45,6 +47,7 @@ class Counts:
     """
 
     nodes: int
+    most_nodes: int
     tasks_per_node: int
     cpus_per_task: int
     gpus_per_node: int
@@ -122,7 +125,7 @@ def read_counts(flags: Mapping[str, Flag], launch: Launch | None, draft: Draft) 
                 return int(flag.value or 0) or None
         return None
 
-    nodes = _read_nodes(flags, number, draft)
+    nodes, most_nodes = _read_nodes(flags, number, draft)
     tasks_per_node = _read_tasks_per_node(flags, number, draft, nodes=nodes)
     gpus_per_node, gpu_type = _read_gpus(flags, nodes=nodes, tasks_per_node=tasks_per_node)
     cpus_per_task = number("cpus-per-task")
@@ -131,6 +134,7 @@ def read_counts(flags: Mapping[str, Flag], launch: Launch | None, draft: Draft) 
         cpus_per_task = max(1, cpus_per_gpu * max(gpus_per_node, 1) // tasks_per_node)
     return Counts(
         nodes=nodes,
+        most_nodes=most_nodes,
         tasks_per_node=tasks_per_node,
         cpus_per_task=cpus_per_task or 1,
         gpus_per_node=gpus_per_node,
@@ -159,29 +163,40 @@ def _read_tasks_per_node(
     return tasks_per_node
 
 
-def _read_nodes(flags: Mapping[str, Flag], number: Callable[[str], int | None], draft: Draft) -> int:
+def _read_nodes(flags: Mapping[str, Flag], number: Callable[[str], int | None], draft: Draft) -> tuple[int, int]:
+    """Return the smallest and the largest number of nodes."""
     given = flags.get("nodes")
     tasks = number("ntasks")
     tasks_per_node = number("ntasks-per-node")
     if given is None:
+        nodes = 1
         if tasks is not None and tasks_per_node is not None:
-            return max(1, -(-tasks // tasks_per_node))
-        if tasks is not None and tasks > 1 and "ntasks" in flags:
+            nodes = max(1, -(-tasks // tasks_per_node))
+        elif tasks is not None and tasks > 1 and "ntasks" in flags:
             draft.leave_open(
                 flags["ntasks"].line,
                 "no --nodes",
                 f"Slurm may spread {tasks} tasks over any nodes; the job file has them on one: change resources.nodes",
             )
-        return 1
-    smallest, dash, largest = (given.value or "").partition("-")
-    if re.fullmatch("[1-9][0-9]{0,6}", smallest, re.ASCII) is None:
-        draft.leave_open(given.line, flag_text(given), "this is no number of nodes; the job file has 1")
-        return 1
-    if dash and largest != smallest:
+        return nodes, nodes
+    numbers = re.fullmatch("([1-9][0-9]{0,6})(?:-([1-9][0-9]{0,6}))?", given.value or "", re.ASCII)
+    if numbers is None:
         draft.leave_open(
-            given.line, flag_text(given), f"a job has a fixed number of nodes; the job file has {smallest}"
+            given.line, flag_text(given), "resources.nodes is a number or a range such as 2-8; the job file has 1"
         )
-    return int(smallest)
+        return 1, 1
+    least = int(numbers[1])
+    most = int(numbers[2] or least)
+    if most != least and (tasks is not None or "gpus" in flags):
+        total = "GPUs" if tasks is None else "tasks"
+        draft.leave_open(
+            given.line,
+            flag_text(given),
+            f"the script has one number of {total} for all nodes, and a job file has one for each node; the job file "
+            f"has {counted(least, 'node')}",
+        )
+        return least, least
+    return least, most
 
 
 def _read_gpus(flags: Mapping[str, Flag], *, nodes: int, tasks_per_node: int) -> tuple[int, str | None]:
@@ -227,7 +242,8 @@ def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated:
     else:
         ranks_per_node = counts.tasks_per_node
     cpus_per_rank = max(1, cpus_of_node // ranks_per_node)
-    resources: dict[str, object] = {"nodes": counts.nodes}
+    nodes = counts.nodes if counts.most_nodes == counts.nodes else f"{counts.nodes}-{counts.most_nodes}"
+    resources: dict[str, object] = {"nodes": nodes}
     if gpus:
         resources["gpus_per_node"] = gpus
         if counts.gpu_type is not None:
@@ -261,9 +277,12 @@ def _note_counts(
         "cpus-per-gpu": (("resources", "cpus_per_task"), cpus_note),
         **dict.fromkeys(_GPU_FLAGS, (("resources", "gpus_per_node"), "")),
     }
+    rows_so_far = {(row.line, row.text) for row in draft.rows}
     for name, (key, note) in keys.items():
         flag = flags.get(name)
-        if flag is not None and (name != "gres" or counts.gpus_per_node):
+        if flag is None or (flag.line, flag_text(flag)) in rows_so_far:
+            continue
+        if name != "gres" or counts.gpus_per_node:
             draft.note_taken(flag.line, flag_text(flag), key, note)
 
 
@@ -273,7 +292,7 @@ def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
         reader = _READERS.get(name)
         if name == "gres":
             _take_other_gres(flag, draft)
-        elif name in _COUNT_FLAGS or name == "hetjob":
+        elif name in _COUNT_FLAGS or name in {"hetjob", "chdir"}:
             continue
         elif reader is not None:
             reader(flag, draft)

@@ -35,6 +35,7 @@ _HARMLESS_TO_DROP: Final = frozenset({"wait", "sleep", "exit", "return", "true",
 
 
 _DIRECTORY: Final = "the directory"
+_STARTS_THERE: Final = "tasks start in the directory in which you submit"
 
 
 @dataclass(slots=True)
@@ -118,6 +119,9 @@ class Surroundings:
         """
         if self._modules:
             self.draft.values["environment", "modules"] = self._modules
+        for line in self._setup:
+            if line.serves == _DIRECTORY and line.why is None:
+                self.draft.note_taken(line.line, line.shown, ("command",), "the program starts there (env -C)")
         are_needed = self._needed(set(used) - _NOT_NEEDED.keys())
         for line, is_needed in zip(self._setup, are_needed, strict=True):
             if is_needed:
@@ -224,7 +228,9 @@ class Surroundings:
         texts = [word.text for word in words]
         field_name, value = _environment_of(texts)
         is_known = "$(" not in value and not names_in(value) & self.assigned
-        if field_name is not None and is_known and self._is_in_order and not self._has_environment:
+        is_relative_path = "/" in texts[-1] and not texts[-1].startswith(("/", "~", "$"))
+        is_elsewhere = is_relative_path and self.directory is not None
+        if field_name is not None and is_known and not is_elsewhere and self._is_in_order and not self._has_environment:
             self.draft.take(
                 statement.line,
                 statement.text,
@@ -312,13 +318,46 @@ class Surroundings:
         target = words[1] if len(words) > 1 else Word(written="~", text="~", expands=True)
         if words[0].text != "cd" or target.text == "-":
             self._add_setup(statement)
-        elif re.fullmatch(r"\$\{?(SLURM_SUBMIT_DIR|PWD)\}?/?|\$\(pwd\)|\.", target.text):
-            self.draft.drop(statement.line, statement.text, "tasks start in the directory in which you submit")
+        elif re.fullmatch(r"\$\{?PWD\}?/?|\$\(pwd\)|\.", target.text):
+            why = _STARTS_THERE if self.directory is None else "it does not change the directory"
+            self.draft.drop(statement.line, statement.text, why)
+        elif re.fullmatch(r"\$\{?SLURM_SUBMIT_DIR\}?/?", target.text):
+            self._return_to_submit_directory(statement)
         else:
+            self.change_directory(statement.line, statement.text, target)
+
+    def change_directory(self, line: int, shown: str, target: Word) -> None:
+        """Note that the lines behind this one, and the program, run in another directory.
+
+        Args:
+            shown: the text in the script.
+        """
+        is_absolute = target.text.startswith("/") or (target.expands and target.text.startswith(("~", "$")))
+        if self.directory is None or is_absolute:
+            self._leave_directory()
             self.directory = target
-            # Later lines of the setup run there too.
-            self._add_setup(statement, serves=_DIRECTORY)
-            self.draft.note_taken(statement.line, statement.text, ("command",), "the program starts there (env -C)")
+        else:
+            self.directory = Word(
+                written=f"{self.directory.written}/{target.written}",
+                text=f"{self.directory.text}/{target.text}",
+                expands=self.directory.expands or target.expands,
+            )
+        # Later lines of the setup run there too.
+        self._setup.append(_SetupLine(line, f"cd {target.written}", shown, serves=_DIRECTORY))
+
+    def _return_to_submit_directory(self, statement: Statement) -> None:
+        if self.directory is None:
+            self.draft.drop(statement.line, statement.text, _STARTS_THERE)
+            return
+        self._leave_directory()
+        self.directory = None
+        self._setup.append(_SetupLine(statement.line, statement.text, statement.text, _DIRECTORY, _STARTS_THERE))
+
+    def _leave_directory(self) -> None:
+        """Note that the program does not start in the directory of the lines so far."""
+        for line in self._setup:
+            if line.serves == _DIRECTORY:
+                line.why = line.why or "a later line changes the directory again"
 
 
 _ML_COMMANDS: Final = frozenset(

@@ -126,7 +126,7 @@ def program_failure(
         message = _message_without_signal(command, code, end)
     else:
         kind = "killed"
-        message = _message_with_signal(command, killed_by, is_child=signal_of_child is not None)
+        message = _message_with_signal(command, code, killed_by, is_child=signal_of_child is not None)
     return PROCESS_STATE.record(
         kind=kind,
         message=message,
@@ -192,8 +192,8 @@ def _signal_of_child(end: LogEnd) -> signal.Signals | None:
     return next((signum for signum in signal.Signals if signum.name == name), None)
 
 
-def _message_with_signal(command: Sequence[str], killed_by: int, *, is_child: bool) -> str:
-    """Return the sentence for a program that a signal has killed.
+def _message_with_signal(command: Sequence[str], code: int, killed_by: int, *, is_child: bool) -> str:
+    """Return the sentence for a program that a signal has killed, or whose exit code names a signal.
 
     Args:
         is_child: whether the signal killed a process that the program has started.
@@ -201,9 +201,11 @@ def _message_with_signal(command: Sequence[str], killed_by: int, *, is_child: bo
     program = _name_of(command)
     if is_child:
         program = f"a process that {program} started"
-    if killed_by == signal.SIGKILL:
-        return f"{program} was killed {KILLED_HINT}"
-    return f"{program} was killed by {signal_name(killed_by)}"
+    how = KILLED_HINT if killed_by == signal.SIGKILL else f"by {signal_name(killed_by)}"
+    if code > 0:
+        # The program itself may have returned it.
+        return f"{program} ended with exit code {code}, which a shell returns for a program that was killed {how}"
+    return f"{program} was killed {how}"
 
 
 def _message_without_signal(command: Sequence[str], code: int, end: LogEnd) -> str:

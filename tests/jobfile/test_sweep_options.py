@@ -152,6 +152,17 @@ BAD_FILES = {
     ("a.csv", "train.seed\n1,2\n"): ("a.csv:2: has 2 cells", "1 in its first line", "write the same number"),
     ("a.csv", 'train.seed\n"1"2\n'): ("a.csv:2: is not valid CSV (',' expected after '\"')", "check quotes and commas"),
     ("a.csv", "train.seed\n.inf\n"): ("a.csv:2: has a cell for train.seed", "not a finite number", "write a number"),
+    ("b.csv", 'train.seed\n1\n"[.nan]"\n'): ("b.csv:3: has a cell for train.seed", "not a finite number"),
+    ("a.json", '[{"train.seed": 1}, {"train.seed": NaN}]'): (
+        "a.json: sweep.train.seed: holds a number that is not finite in element 1",
+        "write a number",
+    ),
+    ("b.json", '{"learning_rate.base": [0.1, 1e999]}'): ("b.json: sweep.learning_rate.base: holds a number", "quotes"),
+    ("c.json", '[{"train.optimizer": {"name": "sgd", "momentum": [-Infinity]}}]'): (
+        "c.json: sweep.train.optimizer: holds a number",
+        "not finite in element 0",
+    ),
+    ("b.yaml", "- {train.seed: 1}\n- {train.seed: .nan}\n"): ("b.yaml:2: is not a finite number", "write a number"),
     ("a.json", "[{]"): ("a.json:1: is not valid JSON", "write a list of mappings", "YAML in a file"),
     ("a.yaml", "- {train.seed: -1}\n"): ("a.yaml: sweep.train.seed: is -1", "at least 0", "write 0 or more"),
     ("a.yaml", "x"): ("a.yaml: sweep: is 'x'", "write for example {train.seed: [0, 1, 2]}"),

@@ -136,6 +136,34 @@ def test_numbers_are_taken_whatever_states_them(lines: list[str], numbers: tuple
     assert (spec.resources.nodes, spec.resources.gpus_per_node, spec.tasks_per_node, spec.cpus_per_task) == numbers
 
 
+@pytest.mark.parametrize("nodes", ["2-4", "1-4"])
+def test_a_range_of_nodes_is_taken(nodes: str) -> None:
+    conversion = job_with(f"#SBATCH --nodes={nodes}", "#SBATCH --ntasks-per-node=2")
+    row = row_of(conversion, f"--nodes={nodes}")
+    assert (str(conversion.job.spec.resources.nodes), row.outcome, row.reason) == (nodes, "taken", "resources.nodes")
+
+
+@pytest.mark.parametrize(
+    ("lines", "nodes", "reason"),
+    [
+        (["--nodes=2-8:2"], 1, "resources.nodes is a number or a range such as 2-8; the job file has 1"),
+        (["--nodes=2,4"], 1, "resources.nodes is a number or a range"),
+        (["--nodes=1-100"], 1, "a range has at most 64 numbers"),
+        (["--nodes=2-4", "--ntasks=8"], 2, "one number of tasks for all nodes"),
+        (["--nodes=2-4", "--gpus=8"], 2, "one number of GPUs for all nodes"),
+    ],
+)
+def test_nodes_that_the_job_file_cannot_express_are_to_do(lines: list[str], nodes: int, reason: str) -> None:
+    conversion = job_with(*(f"#SBATCH {line}" for line in lines))
+    row = row_of(conversion, lines[0])
+    assert (conversion.job.spec.resources.nodes, row.outcome) == (nodes, "open")
+    assert reason in row.reason
+
+
+def test_tasks_that_do_not_divide_over_the_nodes_have_one_row() -> None:
+    assert row_of(job_with("#SBATCH --nodes=2", "#SBATCH --ntasks=5"), "--ntasks=5").outcome == "open"
+
+
 # Of each type that a field may have, in the spelling of the job file.
 CANDIDATES = ("a", "010", "4G", "END,FAIL", "01:30:00", "user", 2, True)
 
@@ -326,6 +354,51 @@ def test_another_directory_is_that_of_the_program_and_of_later_setup_lines() -> 
     assert made_from("#!/bin/bash\n#SBATCH -D /project\nsrun python t.py\n").job.spec.command == (
         "env", "-C", "/project", "python", "t.py",
     )  # fmt: skip
+
+
+def test_the_directory_of_sbatch_is_that_of_the_program_and_of_the_setup_lines() -> None:
+    conversion = made_from("#!/bin/bash\n#SBATCH --chdir=/project\nsource env.sh\nsrun python t.py\n")
+    assert conversion.job.spec.command == ("env", "-C", "/project", "python", "t.py")
+    assert conversion.job.spec.environment.setup == ("cd /project", "source env.sh")
+    rows = [(row.outcome, row.reason) for row in conversion.rows if row.text == "--chdir=/project"]
+    reason = "command; the program starts there (env -C); the script of the job has no --chdir"
+    assert rows == [("taken", reason), ("setup", "environment.setup")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "command", "setup"),
+    [
+        (["cd sub", "make"], ("env", "-C", "/project/sub"), ("cd /project", "cd sub", "make")),
+        (["make", "cd /other"], ("env", "-C", "/other"), ("cd /project", "make")),
+        (["make", "cd $SLURM_SUBMIT_DIR"], (), ("cd /project", "make")),
+        (["cd $SLURM_SUBMIT_DIR", "make"], (), ("cd /project", "cd $SLURM_SUBMIT_DIR", "make")),
+        (["cd ."], ("env", "-C", "/project"), ()),
+        (["source env/bin/activate"], ("env", "-C", "/project"), ("cd /project", "source env/bin/activate")),
+    ],
+)
+def test_a_directory_is_relative_to_the_one_before(
+    lines: list[str], command: tuple[str, ...], setup: tuple[str, ...]
+) -> None:
+    job = job_with("#SBATCH --chdir=/project", *lines).job.spec
+    assert (job.command, job.environment.setup) == ((*command, "python", "train.py"), setup)
+
+
+def test_a_directory_that_a_later_line_replaces_is_dropped() -> None:
+    row = row_of(job_with("cd /project", "cd /other"), "cd /project")
+    assert (row.outcome, row.reason) == ("dropped", "a later line changes the directory again")
+
+
+@pytest.mark.parametrize(
+    ("directory", "command"),
+    [
+        ("sub", ("env", "-C", "/project/sub", "python", "t.py")),
+        ("$DATA", ("bash", "-c", 'cd "$DATA" && exec python t.py')),
+    ],
+)
+def test_the_directory_of_srun_is_that_of_the_program(directory: str, command: tuple[str, ...]) -> None:
+    conversion = made_from(f"#!/bin/bash\ncd /project\nsrun --chdir={directory} python t.py\n")
+    assert conversion.job.spec.command == command
+    assert row_of(conversion, f"srun --chdir={directory}").outcome == "taken"
 
 
 def test_environments_are_fields_unless_a_setup_line_comes_first() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from hpcddp.task.program_failure import program_failure
 
+OF_A_SHELL = "which a shell returns for a program that was killed"
 COMMAND = ("python", "train.py", "--lr", "0.1")
 BOOM = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: boom\n'
 EXPORTED = "Cannot export environment variables as MASTER_ADDR is already set"
@@ -57,8 +58,9 @@ def log(directory: Path, text: str) -> Path:
         (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
         # A real-time signal has no name.
         (-40, "", "killed", "python train.py was killed by signal 40", 70),
-        # As bash says it of what it ran.
-        (139, "", "killed", "python train.py was killed by SIGSEGV", 70),
+        # A shell returns it for what it ran, and a program may return it itself.
+        (139, "", "killed", f"python train.py ended with exit code 139, {OF_A_SHELL} by SIGSEGV", 70),
+        (130, "", "killed", f"python train.py ended with exit code 130, {OF_A_SHELL} by SIGINT", 70),
         (-9, "", "killed", "python train.py was killed by SIGKILL, most often because it ran out of memory", 71),
     ],
 )
