@@ -34,8 +34,7 @@ _NOT_A_CHOICE = re.compile("'(?P<value>[^']*)' is not one of (?P<known>.*)")
 _OTHER_OPTIONS = MappingProxyType({"-d": "--after", "--dependency": "--after"})
 # Options of sbatch whose value is not the value of the field in their place.
 _WITH_ANOTHER_VALUE = frozenset({"--gpus-per-socket", "--gpus-per-task", "--nodefile", "-F", "--signal"})
-# Why there is no flag in the job file (REFUSED_FLAGS), where one field is in its place, and where several are.
-_NAMED_FIELD = re.compile(r"it has its own field; write ([a-z_.]+)")
+# The end of a reason (REFUSED_FLAGS) that names fields.
 _NAMES_FIELDS = re.compile(r"; write (?:environment|resources)\.")
 
 
@@ -219,20 +218,21 @@ def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> 
 def _instead_of_field(option: str, names: Sequence[str], arguments: Sequence[str]) -> str | None:
     """Return what to write in place of an option with the name of a field, or of one that a field replaces."""
     from hpcddp.jobfile.messages import field_named
-    from hpcddp.jobfile.resources import why_no_flag
+    from hpcddp.jobfile.resources import field_of_flag, why_no_flag
 
+    field = field_of_flag(option)
     why = why_no_flag(option)
-    named = None if why is None else _NAMED_FIELD.fullmatch(why)
-    field = field_named(option.removeprefix("--")) if named is None else named[1]
+    if field is None and why is None:
+        field = field_named(option.removeprefix("--"))
     equal_option = _OTHER_OPTIONS.get(option) if field is None else _option_of(field)
     if equal_option in names:
         return f"; did you mean {equal_option}?"
-    if why is not None and named is None:
-        return f": {why}, in the job file or with --set" if _NAMES_FIELDS.search(why) else f": {why}"
-    if field is None:
+    if field is not None:
+        value = "VALUE" if option in _WITH_ANOTHER_VALUE else _value_of(option, arguments)
+        return f"; write --set {field}{_separator_of(field)}{value}, which is the field of the job file"
+    if why is None:
         return None
-    value = "VALUE" if option in _WITH_ANOTHER_VALUE else _value_of(option, arguments)
-    return f"; write --set {field}{_separator_of(field)}{value}, which is the field of the job file"
+    return f": {why}, in the job file or with --set" if _NAMES_FIELDS.search(why) else f": {why}"
 
 
 def _separator_of(field: str) -> str:

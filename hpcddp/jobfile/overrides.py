@@ -257,6 +257,9 @@ def _read_file(path: FilePath) -> object:
     except json.JSONDecodeError as error:
         sentence = f"is not valid JSON ({error.msg}); write a list of mappings, or YAML in a file that ends in .yaml"
         raise JobFileError.of([Problem(file=str(path), line=error.lineno, sentence=sentence)]) from None
+    except (RecursionError, ValueError):
+        sentence = "holds a number of too many digits, or too many levels of brackets; write a list of mappings"
+        raise JobFileError.of([Problem(file=str(path), sentence=sentence)]) from None
     if not value:
         sentence = "contains no element; write a list of mappings from key paths to values"
         raise JobFileError.of([Problem(file=str(path), sentence=sentence)])

@@ -363,11 +363,19 @@ SRUN_VARIABLES: Mapping[str, str] = MappingProxyType(
 )
 """Flags of srun, and the variables of the job from which it reads them (srun(1), INPUT ENVIRONMENT VARIABLES)."""
 _LOG = "hpcddp reads the log of the job, and chooses where it is: in the run directory, or beside a script for sbatch"
-_GPUS = "it has its own field; write resources.gpus_per_node"
 _GRES = "it has its own fields; write resources.gpus_per_node and gpu_type for GPUs, and resources.gres for others"
 _SRUN = "srun starts the tasks, and reads it from a variable; write environment.env.{}"
 _TASKS = "it has its own field; write resources.nodes and resources.tasks_per_node"
-_OWN_FIELD = "it has its own field; write {}"
+_REPLACED_FLAGS = {
+    "gpus": "resources.gpus_per_node",
+    "gpus-per-node": "resources.gpus_per_node",
+    "gpus-per-socket": "resources.gpus_per_node",
+    "gpus-per-task": "resources.gpus_per_node",
+    "job-name": "name",
+    "nodefile": "resources.nodelist",
+    "signal": "requeue.signal_lead",
+    "tasks-per-node": "resources.tasks_per_node",
+} | {flag: f"resources.{name}" for flag, name in _FIELDS_OF_FLAGS.items()}
 _OTHER_REFUSED_FLAGS = {
     "accel-bind": _SRUN.format("SLURM_GPU_BIND, such as closest"),
     "array": "one job file is one job; write a sweep for several: hpcddp submit --sweep KEY=VALUES",
@@ -379,24 +387,16 @@ _OTHER_REFUSED_FLAGS = {
     "export": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
     "export-file": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
     "gpu-bind": _SRUN.format(f"{SRUN_VARIABLES['gpu-bind']}, such as closest"),
-    "gpus": _GPUS,
-    "gpus-per-node": _GPUS,
-    "gpus-per-socket": _GPUS,
-    "gpus-per-task": _GPUS,
     "gres": _GRES,
     "help": "sbatch would submit nothing; remove it",
-    "job-name": _OWN_FIELD.format("name"),
     "no-requeue": "it follows from requeue.causes; write causes: [] there",
     "mpi": _SRUN.format(f"{SRUN_VARIABLES['mpi']}, such as pmix"),
-    "nodefile": _OWN_FIELD.format("resources.nodelist"),
     "ntasks": _TASKS,
     "ntasks-per-gpu": _TASKS,
     "open-mode": "a requeue must not truncate the log; remove it",
     "output": f"{_LOG}; set run_root",
     "parsable": "hpcddp reads sbatch's answer itself; remove it",
     "requeue": "it follows from requeue.causes; write them there",
-    "signal": _OWN_FIELD.format("requeue.signal_lead"),
-    "tasks-per-node": _OWN_FIELD.format("resources.tasks_per_node"),
     "test-only": "sbatch would submit nothing; remove it and use hpcddp submit --dry-run",
     "usage": "sbatch would submit nothing; remove it",
     "version": "sbatch would submit nothing; remove it",
@@ -404,7 +404,7 @@ _OTHER_REFUSED_FLAGS = {
     "wrap": "hpcddp writes the script; write the command in the job file, or after --",
 }
 REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
-    _OTHER_REFUSED_FLAGS | {flag: _OWN_FIELD.format(f"resources.{name}") for flag, name in _FIELDS_OF_FLAGS.items()}
+    _OTHER_REFUSED_FLAGS | {flag: f"it has its own field; write {field}" for flag, field in _REPLACED_FLAGS.items()}
 )
 """Long flags (man sbatch) that ``resources.sbatch`` may not hold, each with the reason and what to write instead."""
 FLAGS_WITHOUT_VALUE = (SBATCH.without_value | {"no-kill"}) - REFUSED_FLAGS.keys()
@@ -433,11 +433,23 @@ def refused_because(name: str) -> tuple[str, str] | None:
     return None
 
 
+def field_of_flag(option: str) -> str | None:
+    """Return the field in the place of an option of sbatch; None if there is none.
+
+    Args:
+        option: with its dashes, short or long.
+    """
+    return _REPLACED_FLAGS.get(_flag_of(option))
+
+
 def why_no_flag(option: str) -> str | None:
     """Return why the job file has no field for an option of sbatch, and what to write instead; None for others.
 
     Args:
         option: with its dashes, short or long.
     """
-    flag = option[2:] if option.startswith("--") else SBATCH.short.get(option[1:])
-    return None if flag is None else REFUSED_FLAGS.get(flag)
+    return REFUSED_FLAGS.get(_flag_of(option))
+
+
+def _flag_of(option: str) -> str:
+    return option[2:] if option.startswith("--") else SBATCH.short.get(option[1:], "")

@@ -178,6 +178,12 @@ def test_a_file_that_cannot_be_is_refused_with_its_line(
     assert_facts(golden.message(refusal(tmp_path, file=name)), *facts)
 
 
+@pytest.mark.parametrize("text", [f'[{{"train.seed": {"1" * 5000}}}]', "[" * 100_000], ids=["digits", "levels"])
+def test_json_that_python_cannot_read_is_refused(text: str, tmp_path: Path, golden: GoldenMessages) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert_facts(golden.message(refusal(tmp_path, file="a.json")), "a.json: holds", "digits", "levels of brackets")
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path, file="nothing.csv") == "nothing.csv: does not exist; check the path"
 
