@@ -32,6 +32,7 @@ from hpcddp.errors import HpcddpError, UserError, printable
 from hpcddp.jobfile.document import read_text
 from hpcddp.jobfile.problems import Problem
 from hpcddp.packages import shipped_directory
+from hpcddp.script.parse import parse_script
 from hpcddp.script.syntax import BASH_SYNTAX, interpreter_of, script_error
 from hpcddp.slurm.directives import Directive, quote_value, refuse_unwritable
 
@@ -278,6 +279,23 @@ def refuse_broken_shell(text: str, template: str | None) -> None:
         raise TemplateError(
             f"the template {template} makes a script that bash cannot parse ({error}); correct the template there "
             "or above, and look at the script without it (hpcddp render)"
+        )
+
+
+def refuse_unread_directives(text: str, template: str | None) -> None:
+    """Refuse the script of a user's template that has directives behind its first command.
+
+    Raises:
+        TemplateError: has the first of these lines.
+    """
+    if interpreter_of(text) not in BASH_SYNTAX:
+        return
+    script = parse_script(text)
+    for line in script.unread_directives:
+        raise TemplateError(
+            f"the template {template} makes a script in which line {line.number} ({line.text.strip()}) stands behind "
+            f"the command in line {script.first_command}, where sbatch reads no directives; write the command into the "
+            "block environment, or behind all directives"
         )
 
 

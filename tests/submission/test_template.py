@@ -14,7 +14,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive, UnwritableValueError
-from hpcddp.submission.render import render_script
+from hpcddp.submission.render import notes_about_script, render_script
 from hpcddp.submission.template import TemplateError, find_template, notes_about_template, render_template
 from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
@@ -361,6 +361,49 @@ def test_a_script_that_bash_cannot_parse_is_refused_before_it_is_submitted(
     assert "bash cannot parse (line " in message
     template.write_text("#!/usr/bin/env python3\nif True: print(1)\n")
     assert rendered(str(template)) == template.read_text()
+
+
+def test_directives_behind_a_command_are_refused(template: Path, golden: GoldenMessages) -> None:
+    head = "{% block head %}\n#!/bin/bash\nset -u\n{{ super() | verbatim }}{% endblock %}\n"
+    template.write_text(EXTENDS + head)
+    with pytest.raises(TemplateError) as caught:
+        rendered(str(template))
+    message = golden.message(caught.value)
+    assert "line 4 (#SBATCH --job-name=example) stands behind the command in line 2, " in message
+    template.write_text(EXTENDS + "{% block before_tasks %}\ncat <<END\n#SBATCH --hold\nEND\n{% endblock %}\n")
+    assert "#SBATCH --hold" in rendered(str(template))
+
+
+HEADS = {
+    "all are missing": ("", "--job-name, --nodes, --ntasks-per-node, --cpus-per-task, --comment, --output, --error, "),
+    "other values": ("{{ super() | verbatim }}#SBATCH -N 3 --no-requeue\n", None),
+    "some are missing": (
+        "#SBATCH -J own -N 2 -c 4 --no-requeue --output=own.log\n",
+        "--ntasks-per-node, --comment, --error, --open-mode and --signal, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_a_script_that_lacks_directives_of_its_job_gives_a_warning(
+    template: Path, golden: GoldenMessages, case: str
+) -> None:
+    lines, missing = HEADS[case]
+    template.write_text(f"{EXTENDS}{{% block head %}}\n#!/bin/bash\n{lines}{{% endblock %}}\n")
+    # sbatch also takes the beginning of a flag.
+    resources = {"sbatch": {"comm": "text"}}
+    spec = JobSpec.model_validate({"name": "example", "command": ("true",), "resources": resources})
+    request = replace(request_of(spec), template=str(template))
+    notes = notes_about_script(request, render_script(request))
+    if missing is None:
+        assert notes == ()
+    else:
+        (note,) = notes
+        assert f" a script without {missing}" in golden.message(note)
+        assert note.endswith("write {{ super() | verbatim }} into the block head, or the directives that are missing")
+    # Only sbatch reads them.
+    elsewhere = replace(request, cluster="local")
+    assert notes_about_script(elsewhere, render_script(elsewhere)) == ()
 
 
 def test_a_here_document_that_takes_the_rest_of_the_script_is_refused(template: Path, golden: GoldenMessages) -> None:
