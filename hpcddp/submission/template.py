@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -149,7 +150,6 @@ def render_template(name: str | None, values: Mapping[str, Any]) -> str:
         if not is_default_template(name):
             lineage = _lineage(environment, path)
             _refuse_lost_lines(lineage)
-            _refuse_joined_lines(lineage)
         return environment.get_template(path.name).render(values)
     except TemplateError:
         raise
@@ -230,28 +230,80 @@ def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
         blocks += [block.name for block in template.tree.find_all(nodes.Block) if block.name not in blocks]
 
 
-def _refuse_joined_lines(lineage: Sequence[_Ancestor]) -> None:
-    """Refuse a block whose last line would be joined with the line of the script that follows the block.
+_TRIMMED = re.compile(r"(?<!-)([%#]\})\n\Z")
+"""The end of a tag or a comment whose line break Jinja2 leaves out, without a ``-`` that asks for it."""
+
+
+def _refuse_joined_lines(environment: Environment, text: str, file: str) -> None:
+    """Refuse a line of text that ends in a tag or a comment, so that the next line would be joined to it.
 
     Raises:
-        TemplateError: the text of a block of a template that extends another one does not end with a line break.
+        TemplateError: has the line.
     """
-    for template in lineage[:-1]:
-        for block in template.tree.find_all(nodes.Block):
-            last = block.body[-1] if block.body else None
-            # A value may end with a line break, and a loop or a condition ends on a line of its own.
-            if not isinstance(last, nodes.Output):
-                continue
-            text = last.nodes[-1]
-            if not isinstance(text, nodes.TemplateData) or text.data.endswith("\n"):
-                continue
-            line = text.lineno
-            raise TemplateError(
-                f"the template {template.file}:{line} does not end the last line of the block {block.name}, so that "
-                "the next line of the script would be a part of it; write {% endblock %} on a line of its own",
-                file=template.file,
-                line=line,
-            )
+    extends = False
+    open_blocks = 0
+    for end in _ends(environment, text, file):
+        if end.tag == "extends":
+            extends = True
+        elif end.tag == "block":
+            open_blocks += 1
+        elif end.tag == "endblock":
+            open_blocks -= 1
+        if not end.has_text_before:
+            continue
+        trimmed = _TRIMMED.search(end.text)
+        if end.tag == "endblock" and extends and not open_blocks:
+            way_out = "write {% endblock %} on a line of its own"
+        elif trimmed and not end.following.startswith(("\n", "{%-", "{{-", "{#-")):
+            way_out = f"end it with +{trimmed[1]} to keep the line break, or with -{trimmed[1]} to join the lines"
+        else:
+            continue
+        raise TemplateError(
+            f"the template {file}:{end.line} has a line of text that ends in a tag or a comment, so that Jinja2 joins "
+            f"the next line of the script to it; {way_out}",
+            file=file,
+            line=end.line,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """The end of a tag or a comment.
+
+    Args:
+        tag: the name of the tag; empty for ``raw`` and for a comment.
+        text: its last characters, with the white space that Jinja2 leaves out behind it.
+        has_text_before: whether the line of the script has text before it.
+        following: the next characters of the template.
+    """
+
+    line: int
+    tag: str
+    text: str
+    has_text_before: bool
+    following: str
+
+
+def _ends(environment: Environment, text: str, file: str) -> Iterator[_End]:
+    """Yield the ends of tags and comments. The text of a macro or of ``set`` is no text of the script."""
+    has_text = False
+    names: list[str] = []
+    tokens = [*environment.lex(text, filename=file), (0, "end", "")]
+    for (line, kind, value), (_, _, following) in pairwise(tokens):
+        if kind == "data":
+            has_text = bool(value.rpartition("\n")[2].strip()) or (has_text and "\n" not in value)
+        elif kind.endswith("_begin"):
+            names = []
+        elif kind == "name":
+            names.append(value)
+        elif kind == "variable_end":
+            # Shell code may end with a line break.
+            has_text = "verbatim" not in names
+        elif kind.endswith("_end"):
+            tag = names[0] if names else ""
+            has_text = has_text and tag not in {"endmacro", "endset"}
+            yield _End(line=line, tag=tag, text=value, has_text_before=has_text, following=following)
+            has_text = has_text and _TRIMMED.search(value) is None
 
 
 def _outermost_blocks_and_output(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -375,7 +427,7 @@ class _FolderLoader(BaseLoader):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool]]:  # noqa: ARG002  Jinja2 passes it
+    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         """Return the text of a template, its file, and whether the file still has this text.
 
         Raises:
@@ -385,6 +437,7 @@ class _FolderLoader(BaseLoader):
         if not file.is_file():
             raise TemplateNotFound(template)
         text = _text_of(file)
+        _refuse_joined_lines(environment, text, str(file))
         return text, str(file), lambda: _text_of(file) == text
 
 

@@ -337,8 +337,52 @@ def test_templates_lie_beside_the_package_in_a_checkout() -> None:
 @pytest.mark.parametrize("block", ["before_tasks", "tasks", "head"])
 def test_a_block_that_does_not_end_its_last_line_is_refused(template: Path, golden: GoldenMessages, block: str) -> None:
     message = golden.message(refusal(template, f"{EXTENDS}{{% block {block} %}}module load foo{{% endblock %}}\n"))
-    assert f"the block {block}" in message
-    assert "write {% endblock %} on a line of its own" in message
+    assert message.startswith(f"the template {template}:2 ")
+    assert message.endswith("write {% endblock %} on a line of its own")
+
+
+JOINED = {
+    "raw": "echo {% raw %}${#A[@]}{% endraw %}\necho\n",
+    "condition": "x={% if nodes %}{{ nodes }}{% endif %}\necho\n",
+    "condition alone": "{% if nodes %}module load a{% endif %}\necho\n",
+    "before a condition": "echo {% if nodes %}\n  x\n{% endif %}\n",
+    "comment": "echo {# of the site #}\necho\n",
+    "end of a block": f"{EXTENDS}{{% block tasks %}}x={{% if nodes %}}y{{% endif %}}\n{{% endblock %}}\n",
+    "block in a script": "#SBATCH --time={% block time %}5{% endblock %}\necho\n",
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_a_line_that_jinja_would_join_to_the_next_one_is_refused(
+    template: Path, golden: GoldenMessages, case: str
+) -> None:
+    text = JOINED[case]
+    message = golden.message(refusal(template, text))
+    assert message.startswith(f"the template {template}:{2 if text.startswith(EXTENDS) else 1} ")
+    assert " to keep the line break, or with -" in message
+    assert refusal(template.with_name("top.sh.j2"), f"{{% include '{template.name}' %}}\n") == message
+
+
+KEPT = {
+    "plus": ("echo {% raw %}${#A[@]}{% endraw +%}\n{# a +#}\necho {# b +#}\n", "echo ${#A[@]}\n\necho \n"),
+    "minus": ("echo{% if nodes -%}\n  {{ ' x' | verbatim }}{% endif %}\n\ny\n", "echo x\ny\n"),
+    "minus in the next line": ("a{% if nodes %} b{% endif %}\n  {%- if nodes %} c{% endif %} d\n", "a b c d\n"),
+    "raw": ("{% raw %}\necho {% if %}\n{% endraw %}\ny\n", "\necho {% if %}\ny\n"),
+    "tags alone": ("{% if nodes %}{% if name %}\nx\n{% endif %}{% endif %}\n{# {% if %} #}\ny\n", "x\ny\n"),
+    "definitions": (
+        "{% macro flag(x) %}--x={{ x | sh }}{% endmacro %}\n{% set y %}z{% endset %}\n{{ flag(nodes) | verbatim }}\n",
+        "--x=3\n",
+    ),
+    "whole lines": ("{% if nodes %}{{ 'a\n' | verbatim }}{% endif %}\nb\n", "a\nb\n"),
+    "blocks": ("--time={% block time %}5{% endblock +%}\n{% block a %}x{% endblock %} y\n", "--time=5\nx y\n"),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_a_line_that_is_not_joined_may_hold_tags(template: Path, case: str) -> None:
+    text, script = KEPT[case]
+    template.write_text(text)
+    assert render_template(str(template), VALUES) == script
 
 
 @pytest.mark.parametrize("interpreter", ["/bin/sh", "/usr/bin/env -S bash -l"])
