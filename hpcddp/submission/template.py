@@ -73,9 +73,15 @@ def _text(value: object, filter_name: str) -> str:
         TypeError: the value is neither a text nor an integer.
         UndefinedError: it is an undefined variable.
     """
+    _refuse_none(value)
     if not isinstance(value, str | StrictUndefined) and type(value) is not int:
         raise TypeError(f"the filter {filter_name} takes a text, and the value is {value!r:.80}")
     return str(value)
+
+
+def _refuse_none(value: object) -> None:
+    if value is None:
+        raise TypeError("the value is none in this script; write its line inside {% if VALUE %} ... {% endif %}")
 
 
 def sb(value: Directive | str | int) -> Written:
@@ -125,12 +131,13 @@ def verbatim(value: str | int) -> Written:
 
 
 def _only_written(value: object) -> object:
-    """Refuse a value that no filter has written; integers need none."""
+    """Refuse a value whose last filter is none of ``sb``, ``sh``, ``comment`` and ``verbatim``; integers need none."""
+    _refuse_none(value)
     if isinstance(value, Written | StrictUndefined) or type(value) is int:
         return value
     raise TypeError(
-        "a value has no filter; write {{ value | sh }} in shell, {{ value | sb }} in a directive, and "
-        "{{ super() | verbatim }} for the block that is overridden"
+        "a value does not end with a filter of hpcddp; write {{ value | sh }} in shell, {{ value | sb }} in a "
+        "directive, and {{ super() | verbatim }} for the block that is overridden"
     )
 
 
@@ -150,6 +157,7 @@ def render_template(name: str | None, values: Mapping[str, Any]) -> str:
         if not is_default_template(name):
             lineage = _lineage(environment, path)
             _refuse_lost_lines(lineage)
+            _refuse_quoted_blocks(lineage)
         return environment.get_template(path.name).render(values)
     except TemplateError:
         raise
@@ -228,6 +236,25 @@ def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
                 line=line,
             )
         blocks += [block.name for block in template.tree.find_all(nodes.Block) if block.name not in blocks]
+
+
+def _refuse_quoted_blocks(lineage: Sequence[_Ancestor]) -> None:
+    """Refuse ``super()`` with a filter that would make one word or one line of the whole block.
+
+    Raises:
+        TemplateError: has the line.
+    """
+    for template in lineage:
+        for written in template.tree.find_all(nodes.Filter):
+            calls = [call.node for call in written.find_all(nodes.Call)]
+            is_block = any(isinstance(name, nodes.Name) and name.name == "super" for name in calls)
+            if is_block and written.name in {"sb", "sh", "comment"}:
+                raise TemplateError(
+                    f"the template {template.file}:{written.lineno} makes one word or one line of a whole block with "
+                    f"the filter {written.name}; write {{{{ super() | verbatim }}}}",
+                    file=template.file,
+                    line=written.lineno,
+                )
 
 
 _TRIMMED = re.compile(r"(?<!-)([%#]\})\n\Z")
@@ -478,6 +505,8 @@ def _explain(error: Exception, path: Path, *, variables: Iterable[str]) -> NoRet
     sentence = error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__
     if isinstance(error, UndefinedError):
         sentence = f"{sentence}; the variables are {', '.join(sorted(variables))}"
+    if isinstance(error, RecursionError):
+        sentence = "it includes, imports or calls itself, directly or through another one, without an end; remove that"
     if isinstance(error, TemplateNotFound):
         sentence = f"there is no template {sentence}; write {_EXTENDABLE} for the default one, or a file beside it"
     where = file if line is None else f"{file}:{line}"

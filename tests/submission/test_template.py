@@ -23,6 +23,7 @@ from tests.submission.script_runner import LAUNCHERS
 VALUES: dict[str, Any] = {
     "name": "it's",
     "nodes": 3,
+    "run_id": None,
     "directives": (Directive("account", 'a "b"'), Directive("exclusive", None)),
     "setup": ("echo $HOME",),
 }
@@ -52,26 +53,33 @@ def test_every_kind_of_value_has_a_filter_that_writes_it(template: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "expression", ["name", "name | sh | upper", "name | sh ~ name", "setup", "none", "true", "1.5"]
+    "expression", ["name", "name | upper", "name | sh | upper", "name | sh ~ name", "setup", "true", "1.5"]
 )
 def test_a_value_without_a_filter_is_refused(template: Path, golden: GoldenMessages, expression: str) -> None:
     message = golden.message(refusal(template, f"#!/bin/bash\necho {{{{ {expression} }}}}\n"))
     assert message.startswith(f"the template {template}:2 ")
-    assert " no filter; " in message
+    assert " a value does not end with a filter of hpcddp; " in message
     assert "{{ value | sh }} in shell, {{ value | sb }} in " in message
+
+
+@pytest.mark.parametrize("expression", ["run_id", "run_id | sh", "run_id | sb", "none"])
+def test_a_value_that_is_none_is_told(template: Path, golden: GoldenMessages, expression: str) -> None:
+    message = golden.message(refusal(template, f"#!/bin/bash\necho {{{{ {expression} }}}}\n"))
+    assert message.startswith(f"the template {template}:2 ")
+    assert " the value is none in this script; write its line inside {% if VALUE %}" in message
 
 
 def test_an_unknown_variable_is_named_with_file_and_line_and_the_variables_are_listed(template: Path) -> None:
     assert refusal(template, "one\ntwo {{ nmae | sh }}\n") == (
         f"the template {template}:2 cannot be rendered: 'nmae' is undefined; "
-        "the variables are directives, name, nodes, setup"
+        "the variables are directives, name, nodes, run_id, setup"
     )
 
 
 def test_an_unknown_variable_without_a_filter_is_named_too(template: Path) -> None:
     assert refusal(template, "one\n\n{{ nmae }}\n") == (
         f"the template {template}:3 cannot be rendered: 'nmae' is undefined; "
-        "the variables are directives, name, nodes, setup"
+        "the variables are directives, name, nodes, run_id, setup"
     )
 
 
@@ -91,7 +99,7 @@ def test_an_error_in_the_template_that_is_extended_names_that_file(template: Pat
     default = shipped_directory("templates") / "sbatch.sh.j2"
     message = refusal(template, f"{EXTENDS}{{% block tasks %}}\n{{% endblock %}}\n")
     assert message.startswith(f"the template {default}:")
-    assert "is undefined; the variables are directives, name, nodes, setup" in message
+    assert "is undefined; the variables are directives, name, nodes, run_id, setup" in message
 
 
 EXTENDS = '{% extends "hpcddp/sbatch.sh.j2" %}\n'
@@ -208,6 +216,26 @@ def test_a_template_that_extends_nothing_gets_the_name_of_the_default_one(
 def test_a_template_that_extends_itself_is_refused(template: Path, golden: GoldenMessages) -> None:
     message = golden.message(refusal(template, f'{{% extends "{template.name}" %}}\n'))
     assert message.startswith(f"the template {template} extends itself; write hpcddp/sbatch.sh.j2 ")
+
+
+@pytest.mark.parametrize("tag", ["include 'own.sh.j2'", "import 'own.sh.j2' as own"])
+def test_a_template_that_includes_itself_is_refused(template: Path, golden: GoldenMessages, tag: str) -> None:
+    message = golden.message(refusal(template, f"#!/bin/bash\n{{% {tag} %}}\n"))
+    assert message.startswith(f"the template {template}:2 ")
+    assert " it includes, imports or calls itself, " in message
+
+
+@pytest.mark.parametrize("written", ["super() | sh", "super() | sb", "super() | trim | comment"])
+def test_a_whole_block_is_no_word(template: Path, golden: GoldenMessages, written: str) -> None:
+    message = golden.message(
+        refusal(template, f"{EXTENDS}{{% block tasks %}}\n{{{{ {written} }}}}\n{{% endblock %}}\n")
+    )
+    assert message.startswith(f"the template {template}:3 ")
+    assert message.endswith("; write {{ super() | verbatim }}")
+    template.write_text(
+        f"{EXTENDS}{{% block tasks %}}\n{{{{ super() | replace('a', name | sh) | verbatim }}}}{{% endblock %}}\n"
+    )
+    rendered(str(template))
 
 
 @pytest.mark.parametrize("text", ["", "\n#!/bin/bash\n"])
@@ -466,7 +494,7 @@ def test_a_script_with_dos_line_breaks_is_refused(template: Path, golden: Golden
     assert 'a line that ends with a carriage return ("echo \'a")' in golden.message(caught.value)
 
 
-@pytest.mark.parametrize("expression", ["setup | sh", "none | sb", "directives | verbatim", "1.5 | comment"])
+@pytest.mark.parametrize("expression", ["setup | sh", "directives | verbatim", "1.5 | comment"])
 def test_a_filter_says_which_value_it_does_not_take(template: Path, golden: GoldenMessages, expression: str) -> None:
     message = golden.message(refusal(template, f"#!/bin/bash\necho {{{{ {expression} }}}}\n"))
     assert " takes a text, and the value is " in message
