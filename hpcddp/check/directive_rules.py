@@ -86,17 +86,16 @@ def _after_command(subject: Subject) -> Iterator[Hit]:
     script = subject.script
     read_lines = [line.number for line in script.directive_lines if not line.is_ignored]
     last_line = read_lines[-1] if read_lines else 1
-    for line in script.directive_lines:
-        if line.is_ignored and line.flags:
-            yield Hit(
-                line=line.number,
-                problem=f"{line.text.strip()} stands behind the command in line {script.first_command}",
-                fix=f"move it to line {last_line + 1}",
-                edits=(
-                    Edit(line=last_line, lines=(script.lines[last_line - 1], line.text)),
-                    Edit(line=line.number, lines=()),
-                ),
-            )
+    for line in script.unread_directives:
+        yield Hit(
+            line=line.number,
+            problem=f"{line.text.strip()} stands behind the command in line {script.first_command}",
+            fix=f"move it to line {last_line + 1}",
+            edits=(
+                Edit(line=last_line, lines=(script.lines[last_line - 1], line.text)),
+                Edit(line=line.number, lines=()),
+            ),
+        )
 
 
 _LIKE_A_DIRECTIVE: Final = re.compile(r"#[ \t]?sbatch[ \t]+(-.*)", re.IGNORECASE)

@@ -70,8 +70,8 @@ def render(
     Example: hpcddp render --nodes 2 --gpus-per-node 4 --cpus-per-task 8 -- python train.py
     """
     from hpcddp.submission.checks import check_renderable
-    from hpcddp.submission.render import render_script
-    from hpcddp.submission.template import find_template, notes_about_template
+    from hpcddp.submission.render import notes_about_script, render_script
+    from hpcddp.submission.template import find_template
 
     arguments = job_arguments(context)
     sweep = read_sweep_options(axes, sweep_file, max_parallel)
@@ -80,7 +80,7 @@ def render(
     check_renderable(request)
     script = render_script(request)
     _warn_of_interpreter(request)
-    for note in notes_about_template(template):
+    for note in notes_about_script(request, script):
         warn(note)
     if output is not None:
         _write(output, script.text, job_file=job_file, template=find_template(template))

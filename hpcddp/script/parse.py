@@ -57,6 +57,11 @@ class Script:
         return tuple(flag for line in self.directive_lines if not line.is_ignored for flag in line.flags)
 
     @property
+    def unread_directives(self) -> tuple[DirectiveLine, ...]:
+        """The directives behind the first command, of which sbatch reads none."""
+        return tuple(line for line in self.directive_lines if line.is_ignored and line.flags)
+
+    @property
     def commands(self) -> Iterator[Command]:
         """The simple commands, in their order, also those inside loops, conditions and functions."""
         return (command for statement in self.statements for command in statement.commands)

@@ -66,8 +66,14 @@ def refuse_unwritable(text: str, characters: dict[str, str], *, field: str, plac
         UnwritableValueError: the text contains such a character.
     """
     forbidden = next((name for character, name in characters.items() if character in text), None)
-    if forbidden is None and any("\ud800" <= character <= "\udfff" for character in text):
-        # Half of a surrogate pair comes from YAML escapes and undecodable arguments, and UTF-8 cannot encode it.
+    surrogate = next((character for character in text if "\ud800" <= character <= "\udfff"), None)
+    if forbidden is None and surrogate is not None:
+        # Python decodes a byte of an argument that is not UTF-8 to one of these (surrogateescape).
+        if "\udc80" <= surrogate <= "\udcff":
+            raise UnwritableValueError(
+                f"{field} is {text!r}, which is not UTF-8 (byte 0x{ord(surrogate) - 0xDC00:02x}); {place} cannot carry "
+                "it: rename the file, or write the text in UTF-8"
+            )
         forbidden = "half of a character (a lone surrogate)"
     if forbidden is not None:
         raise UnwritableValueError(f"{field} is {text!r}, which holds {forbidden}; {place} cannot carry it: remove it")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, listed
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES, Mount
 from hpcddp.jobfile.job import JobSpec, leaf_paths
@@ -17,6 +17,8 @@ from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import dump_for_script
+from hpcddp.script.directives import DIRECTIVE
+from hpcddp.script.parse import parse_script
 from hpcddp.slurm.directives import Directive, UnwritableValueError, directives_for, refuse_unwritable
 from hpcddp.slurm.job_environment import FOREIGN_PREFIXES, foreign_step_options
 from hpcddp.submission.request import SubmitRequest
@@ -24,7 +26,9 @@ from hpcddp.submission.template import (
     NOT_IN_A_WORD,
     TemplateError,
     is_default_template,
+    notes_about_template,
     refuse_broken_shell,
+    refuse_unread_directives,
     render_template,
 )
 
@@ -78,7 +82,26 @@ def render_script(request: SubmitRequest) -> RenderedScript:
     _refuse_dos_line_breaks(text)
     if not is_default_template(request.template):
         refuse_broken_shell(text, request.template)
+        refuse_unread_directives(text, request.template)
     return RenderedScript(text=text, directives=directives)
+
+
+def notes_about_script(request: SubmitRequest, script: RenderedScript) -> tuple[str, ...]:
+    """Return warnings about a template: changes that a copy lacks, and flags of the job that its script lacks."""
+    notes = notes_about_template(request.template)
+    if is_default_template(request.template) or request.cluster != "slurm":
+        return notes
+    present = {flag.name.removeprefix("no-") for flag in parse_script(script.text).flags}
+    lines = "\n".join(f"{DIRECTIVE} {directive}" for directive in script.directives)
+    flags = [flag.name for flag in parse_script(lines).flags]
+    missing = [f"--{flag}" for flag in flags if flag.removeprefix("no-") not in present]
+    if not missing:
+        return notes
+    note = (
+        f"the template {request.template} makes a script without {listed(missing)}, for which sbatch takes its own "
+        "defaults; write {{ super() | verbatim }} into the block head, or the directives that are missing"
+    )
+    return (*notes, note)
 
 
 def _template_values(request: SubmitRequest, directives: Sequence[Directive]) -> dict[str, Any]:

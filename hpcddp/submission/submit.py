@@ -31,10 +31,10 @@ from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environme
 from hpcddp.submission.checks import check_submittable, check_sweep_submittable, notes_about
 from hpcddp.submission.code import take_code
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
-from hpcddp.submission.render import exported_values, render_script
+from hpcddp.submission.render import exported_values, notes_about_script, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
-from hpcddp.submission.template import is_default_template, notes_about_template
+from hpcddp.submission.template import is_default_template
 from hpcddp.submission.turns import Turns
 
 if TYPE_CHECKING:
@@ -156,9 +156,9 @@ def prepare(request: SubmitRequest) -> PreparedJob:
             # On this machine each element has a script of its own; they differ in their values.
             request_of_script = element_request(request, table, 0)
     check_site(request.job, request.cluster, request.environment)
-    script = render_script(request_of_script).text
-    notes = (*notes, *notes_about(request), *notes_about_template(request.template))
-    return PreparedJob(request=request, script=script, notes=notes)
+    script = render_script(request_of_script)
+    notes = (*notes, *notes_about(request), *notes_about_script(request_of_script, script))
+    return PreparedJob(request=request, script=script.text, notes=notes)
 
 
 def element_request(request: SubmitRequest, table: SweepTable, index: int) -> SubmitRequest:

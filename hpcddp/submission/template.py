@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -32,6 +33,7 @@ from hpcddp.errors import HpcddpError, UserError, printable
 from hpcddp.jobfile.document import read_text
 from hpcddp.jobfile.problems import Problem
 from hpcddp.packages import shipped_directory
+from hpcddp.script.parse import parse_script
 from hpcddp.script.syntax import BASH_SYNTAX, interpreter_of, script_error
 from hpcddp.slurm.directives import Directive, quote_value, refuse_unwritable
 
@@ -71,9 +73,15 @@ def _text(value: object, filter_name: str) -> str:
         TypeError: the value is neither a text nor an integer.
         UndefinedError: it is an undefined variable.
     """
+    _refuse_none(value)
     if not isinstance(value, str | StrictUndefined) and type(value) is not int:
         raise TypeError(f"the filter {filter_name} takes a text, and the value is {value!r:.80}")
     return str(value)
+
+
+def _refuse_none(value: object) -> None:
+    if value is None:
+        raise TypeError("the value is none in this script; write its line inside {% if VALUE %} ... {% endif %}")
 
 
 def sb(value: Directive | str | int) -> Written:
@@ -123,12 +131,13 @@ def verbatim(value: str | int) -> Written:
 
 
 def _only_written(value: object) -> object:
-    """Refuse a value that no filter has written; integers need none."""
+    """Refuse a value whose last filter is none of ``sb``, ``sh``, ``comment`` and ``verbatim``; integers need none."""
+    _refuse_none(value)
     if isinstance(value, Written | StrictUndefined) or type(value) is int:
         return value
     raise TypeError(
-        "a value has no filter; write {{ value | sh }} in shell, {{ value | sb }} in a directive, and "
-        "{{ super() | verbatim }} for the block that is overridden"
+        "a value does not end with a filter of hpcddp; write {{ value | sh }} in shell, {{ value | sb }} in a "
+        "directive, and {{ super() | verbatim }} for the block that is overridden"
     )
 
 
@@ -148,7 +157,7 @@ def render_template(name: str | None, values: Mapping[str, Any]) -> str:
         if not is_default_template(name):
             lineage = _lineage(environment, path)
             _refuse_lost_lines(lineage)
-            _refuse_joined_lines(lineage)
+            _refuse_quoted_blocks(lineage)
         return environment.get_template(path.name).render(values)
     except TemplateError:
         raise
@@ -229,28 +238,99 @@ def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
         blocks += [block.name for block in template.tree.find_all(nodes.Block) if block.name not in blocks]
 
 
-def _refuse_joined_lines(lineage: Sequence[_Ancestor]) -> None:
-    """Refuse a block whose last line would be joined with the line of the script that follows the block.
+def _refuse_quoted_blocks(lineage: Sequence[_Ancestor]) -> None:
+    """Refuse ``super()`` with a filter that would make one word or one line of the whole block.
 
     Raises:
-        TemplateError: the text of a block of a template that extends another one does not end with a line break.
+        TemplateError: has the line.
     """
-    for template in lineage[:-1]:
-        for block in template.tree.find_all(nodes.Block):
-            last = block.body[-1] if block.body else None
-            # A value may end with a line break, and a loop or a condition ends on a line of its own.
-            if not isinstance(last, nodes.Output):
-                continue
-            text = last.nodes[-1]
-            if not isinstance(text, nodes.TemplateData) or text.data.endswith("\n"):
-                continue
-            line = text.lineno
-            raise TemplateError(
-                f"the template {template.file}:{line} does not end the last line of the block {block.name}, so that "
-                "the next line of the script would be a part of it; write {% endblock %} on a line of its own",
-                file=template.file,
-                line=line,
-            )
+    for template in lineage:
+        for written in template.tree.find_all(nodes.Filter):
+            calls = [call.node for call in written.find_all(nodes.Call)]
+            is_block = any(isinstance(name, nodes.Name) and name.name == "super" for name in calls)
+            if is_block and written.name in {"sb", "sh", "comment"}:
+                raise TemplateError(
+                    f"the template {template.file}:{written.lineno} makes one word or one line of a whole block with "
+                    f"the filter {written.name}; write {{{{ super() | verbatim }}}}",
+                    file=template.file,
+                    line=written.lineno,
+                )
+
+
+_TRIMMED = re.compile(r"(?<!-)([%#]\})\n\Z")
+"""The end of a tag or a comment whose line break Jinja2 leaves out, without a ``-`` that asks for it."""
+
+
+def _refuse_joined_lines(environment: Environment, text: str, file: str) -> None:
+    """Refuse a line of text that ends in a tag or a comment, so that the next line would be joined to it.
+
+    Raises:
+        TemplateError: has the line.
+    """
+    extends = False
+    open_blocks = 0
+    for end in _ends(environment, text, file):
+        if end.tag == "extends":
+            extends = True
+        elif end.tag == "block":
+            open_blocks += 1
+        elif end.tag == "endblock":
+            open_blocks -= 1
+        if not end.has_text_before:
+            continue
+        trimmed = _TRIMMED.search(end.text)
+        if end.tag == "endblock" and extends and not open_blocks:
+            way_out = "write {% endblock %} on a line of its own"
+        elif trimmed and not end.following.startswith(("\n", "{%-", "{{-", "{#-")):
+            way_out = f"end it with +{trimmed[1]} to keep the line break, or with -{trimmed[1]} to join the lines"
+        else:
+            continue
+        raise TemplateError(
+            f"the template {file}:{end.line} has a line of text that ends in a tag or a comment, so that Jinja2 joins "
+            f"the next line of the script to it; {way_out}",
+            file=file,
+            line=end.line,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """The end of a tag or a comment.
+
+    Args:
+        tag: the name of the tag; empty for ``raw`` and for a comment.
+        text: its last characters, with the white space that Jinja2 leaves out behind it.
+        has_text_before: whether the line of the script has text before it.
+        following: the next characters of the template.
+    """
+
+    line: int
+    tag: str
+    text: str
+    has_text_before: bool
+    following: str
+
+
+def _ends(environment: Environment, text: str, file: str) -> Iterator[_End]:
+    """Yield the ends of tags and comments. The text of a macro or of ``set`` is no text of the script."""
+    has_text = False
+    names: list[str] = []
+    tokens = [*environment.lex(text, filename=file), (0, "end", "")]
+    for (line, kind, value), (_, _, following) in pairwise(tokens):
+        if kind == "data":
+            has_text = bool(value.rpartition("\n")[2].strip()) or (has_text and "\n" not in value)
+        elif kind.endswith("_begin"):
+            names = []
+        elif kind == "name":
+            names.append(value)
+        elif kind == "variable_end":
+            # Shell code may end with a line break.
+            has_text = "verbatim" not in names
+        elif kind.endswith("_end"):
+            tag = names[0] if names else ""
+            has_text = has_text and tag not in {"endmacro", "endset"}
+            yield _End(line=line, tag=tag, text=value, has_text_before=has_text, following=following)
+            has_text = has_text and _TRIMMED.search(value) is None
 
 
 def _outermost_blocks_and_output(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -278,6 +358,23 @@ def refuse_broken_shell(text: str, template: str | None) -> None:
         raise TemplateError(
             f"the template {template} makes a script that bash cannot parse ({error}); correct the template there "
             "or above, and look at the script without it (hpcddp render)"
+        )
+
+
+def refuse_unread_directives(text: str, template: str | None) -> None:
+    """Refuse the script of a user's template that has directives behind its first command.
+
+    Raises:
+        TemplateError: has the first of these lines.
+    """
+    if interpreter_of(text) not in BASH_SYNTAX:
+        return
+    script = parse_script(text)
+    for line in script.unread_directives:
+        raise TemplateError(
+            f"the template {template} makes a script in which line {line.number} ({line.text.strip()}) stands behind "
+            f"the command in line {script.first_command}, where sbatch reads no directives; write the command into the "
+            "block environment, or behind all directives"
         )
 
 
@@ -357,7 +454,7 @@ class _FolderLoader(BaseLoader):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool]]:  # noqa: ARG002  Jinja2 passes it
+    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         """Return the text of a template, its file, and whether the file still has this text.
 
         Raises:
@@ -367,6 +464,7 @@ class _FolderLoader(BaseLoader):
         if not file.is_file():
             raise TemplateNotFound(template)
         text = _text_of(file)
+        _refuse_joined_lines(environment, text, str(file))
         return text, str(file), lambda: _text_of(file) == text
 
 
@@ -407,6 +505,8 @@ def _explain(error: Exception, path: Path, *, variables: Iterable[str]) -> NoRet
     sentence = error.message if isinstance(error, HpcddpError) else str(error) or type(error).__name__
     if isinstance(error, UndefinedError):
         sentence = f"{sentence}; the variables are {', '.join(sorted(variables))}"
+    if isinstance(error, RecursionError):
+        sentence = "it includes, imports or calls itself, directly or through another one, without an end; remove that"
     if isinstance(error, TemplateNotFound):
         sentence = f"there is no template {sentence}; write {_EXTENDABLE} for the default one, or a file beside it"
     where = file if line is None else f"{file}:{line}"

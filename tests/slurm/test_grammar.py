@@ -43,7 +43,7 @@ def test_ordinary_values_are_written_bare(value: str) -> None:
         ("a\nb", "a line break"),
         ("a\r", "a carriage return"),
         ("\0", "a NUL character"),
-        ("\udc80", "half of a character (a lone surrogate)"),
+        ("\ud800", "half of a character (a lone surrogate)"),
     ],
 )
 def test_a_value_that_cannot_be_quoted_is_refused_with_its_field(value: str, name: str, golden: GoldenMessages) -> None:

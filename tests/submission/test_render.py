@@ -126,7 +126,7 @@ def test_a_line_break_in_a_directive_is_refused_by_the_name_of_its_field(golden:
 )
 @pytest.mark.parametrize(
     ("value", "holds"),
-    [("a\0b", "a NUL character"), ("a\udc80", "half of a character (a lone surrogate)")],
+    [("a\0b", "a NUL character"), ("a\ud800", "half of a character (a lone surrogate)")],
     ids=["NUL", "surrogate"],
 )
 def test_what_no_script_carries_is_refused_by_the_name_of_its_field(
@@ -143,7 +143,9 @@ def test_a_word_of_a_command_that_is_not_utf8_is_refused(golden: GoldenMessages)
     spec = JobSpec(name="example", command=("python", "caf\udce9"))
     with pytest.raises(UnwritableValueError) as caught:
         render_script(request_of(ResolvedJob(spec=spec, origins={}), python="python", run_id=None))
-    assert golden.message(caught.value).startswith("command[1] is 'caf\\udce9', which holds half of a character ")
+    message = golden.message(caught.value)
+    assert message.startswith("command[1] is 'caf\\udce9', which is not UTF-8 (byte 0xe9); ")
+    assert message.endswith(": rename the file, or write the text in UTF-8")
 
 
 def test_a_flag_that_is_none_is_refused(golden: GoldenMessages) -> None:

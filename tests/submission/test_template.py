@@ -14,7 +14,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive, UnwritableValueError
-from hpcddp.submission.render import render_script
+from hpcddp.submission.render import notes_about_script, render_script
 from hpcddp.submission.template import TemplateError, find_template, notes_about_template, render_template
 from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
@@ -23,6 +23,7 @@ from tests.submission.script_runner import LAUNCHERS
 VALUES: dict[str, Any] = {
     "name": "it's",
     "nodes": 3,
+    "run_id": None,
     "directives": (Directive("account", 'a "b"'), Directive("exclusive", None)),
     "setup": ("echo $HOME",),
 }
@@ -52,26 +53,33 @@ def test_every_kind_of_value_has_a_filter_that_writes_it(template: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "expression", ["name", "name | sh | upper", "name | sh ~ name", "setup", "none", "true", "1.5"]
+    "expression", ["name", "name | upper", "name | sh | upper", "name | sh ~ name", "setup", "true", "1.5"]
 )
 def test_a_value_without_a_filter_is_refused(template: Path, golden: GoldenMessages, expression: str) -> None:
     message = golden.message(refusal(template, f"#!/bin/bash\necho {{{{ {expression} }}}}\n"))
     assert message.startswith(f"the template {template}:2 ")
-    assert " no filter; " in message
+    assert " a value does not end with a filter of hpcddp; " in message
     assert "{{ value | sh }} in shell, {{ value | sb }} in " in message
+
+
+@pytest.mark.parametrize("expression", ["run_id", "run_id | sh", "run_id | sb", "none"])
+def test_a_value_that_is_none_is_told(template: Path, golden: GoldenMessages, expression: str) -> None:
+    message = golden.message(refusal(template, f"#!/bin/bash\necho {{{{ {expression} }}}}\n"))
+    assert message.startswith(f"the template {template}:2 ")
+    assert " the value is none in this script; write its line inside {% if VALUE %}" in message
 
 
 def test_an_unknown_variable_is_named_with_file_and_line_and_the_variables_are_listed(template: Path) -> None:
     assert refusal(template, "one\ntwo {{ nmae | sh }}\n") == (
         f"the template {template}:2 cannot be rendered: 'nmae' is undefined; "
-        "the variables are directives, name, nodes, setup"
+        "the variables are directives, name, nodes, run_id, setup"
     )
 
 
 def test_an_unknown_variable_without_a_filter_is_named_too(template: Path) -> None:
     assert refusal(template, "one\n\n{{ nmae }}\n") == (
         f"the template {template}:3 cannot be rendered: 'nmae' is undefined; "
-        "the variables are directives, name, nodes, setup"
+        "the variables are directives, name, nodes, run_id, setup"
     )
 
 
@@ -91,7 +99,7 @@ def test_an_error_in_the_template_that_is_extended_names_that_file(template: Pat
     default = shipped_directory("templates") / "sbatch.sh.j2"
     message = refusal(template, f"{EXTENDS}{{% block tasks %}}\n{{% endblock %}}\n")
     assert message.startswith(f"the template {default}:")
-    assert "is undefined; the variables are directives, name, nodes, setup" in message
+    assert "is undefined; the variables are directives, name, nodes, run_id, setup" in message
 
 
 EXTENDS = '{% extends "hpcddp/sbatch.sh.j2" %}\n'
@@ -208,6 +216,26 @@ def test_a_template_that_extends_nothing_gets_the_name_of_the_default_one(
 def test_a_template_that_extends_itself_is_refused(template: Path, golden: GoldenMessages) -> None:
     message = golden.message(refusal(template, f'{{% extends "{template.name}" %}}\n'))
     assert message.startswith(f"the template {template} extends itself; write hpcddp/sbatch.sh.j2 ")
+
+
+@pytest.mark.parametrize("tag", ["include 'own.sh.j2'", "import 'own.sh.j2' as own"])
+def test_a_template_that_includes_itself_is_refused(template: Path, golden: GoldenMessages, tag: str) -> None:
+    message = golden.message(refusal(template, f"#!/bin/bash\n{{% {tag} %}}\n"))
+    assert message.startswith(f"the template {template}:2 ")
+    assert " it includes, imports or calls itself, " in message
+
+
+@pytest.mark.parametrize("written", ["super() | sh", "super() | sb", "super() | trim | comment"])
+def test_a_whole_block_is_no_word(template: Path, golden: GoldenMessages, written: str) -> None:
+    message = golden.message(
+        refusal(template, f"{EXTENDS}{{% block tasks %}}\n{{{{ {written} }}}}\n{{% endblock %}}\n")
+    )
+    assert message.startswith(f"the template {template}:3 ")
+    assert message.endswith("; write {{ super() | verbatim }}")
+    template.write_text(
+        f"{EXTENDS}{{% block tasks %}}\n{{{{ super() | replace('a', name | sh) | verbatim }}}}{{% endblock %}}\n"
+    )
+    rendered(str(template))
 
 
 @pytest.mark.parametrize("text", ["", "\n#!/bin/bash\n"])
@@ -337,8 +365,52 @@ def test_templates_lie_beside_the_package_in_a_checkout() -> None:
 @pytest.mark.parametrize("block", ["before_tasks", "tasks", "head"])
 def test_a_block_that_does_not_end_its_last_line_is_refused(template: Path, golden: GoldenMessages, block: str) -> None:
     message = golden.message(refusal(template, f"{EXTENDS}{{% block {block} %}}module load foo{{% endblock %}}\n"))
-    assert f"the block {block}" in message
-    assert "write {% endblock %} on a line of its own" in message
+    assert message.startswith(f"the template {template}:2 ")
+    assert message.endswith("write {% endblock %} on a line of its own")
+
+
+JOINED = {
+    "raw": "echo {% raw %}${#A[@]}{% endraw %}\necho\n",
+    "condition": "x={% if nodes %}{{ nodes }}{% endif %}\necho\n",
+    "condition alone": "{% if nodes %}module load a{% endif %}\necho\n",
+    "before a condition": "echo {% if nodes %}\n  x\n{% endif %}\n",
+    "comment": "echo {# of the site #}\necho\n",
+    "end of a block": f"{EXTENDS}{{% block tasks %}}x={{% if nodes %}}y{{% endif %}}\n{{% endblock %}}\n",
+    "block in a script": "#SBATCH --time={% block time %}5{% endblock %}\necho\n",
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_a_line_that_jinja_would_join_to_the_next_one_is_refused(
+    template: Path, golden: GoldenMessages, case: str
+) -> None:
+    text = JOINED[case]
+    message = golden.message(refusal(template, text))
+    assert message.startswith(f"the template {template}:{2 if text.startswith(EXTENDS) else 1} ")
+    assert " to keep the line break, or with -" in message
+    assert refusal(template.with_name("top.sh.j2"), f"{{% include '{template.name}' %}}\n") == message
+
+
+KEPT = {
+    "plus": ("echo {% raw %}${#A[@]}{% endraw +%}\n{# a +#}\necho {# b +#}\n", "echo ${#A[@]}\n\necho \n"),
+    "minus": ("echo{% if nodes -%}\n  {{ ' x' | verbatim }}{% endif %}\n\ny\n", "echo x\ny\n"),
+    "minus in the next line": ("a{% if nodes %} b{% endif %}\n  {%- if nodes %} c{% endif %} d\n", "a b c d\n"),
+    "raw": ("{% raw %}\necho {% if %}\n{% endraw %}\ny\n", "\necho {% if %}\ny\n"),
+    "tags alone": ("{% if nodes %}{% if name %}\nx\n{% endif %}{% endif %}\n{# {% if %} #}\ny\n", "x\ny\n"),
+    "definitions": (
+        "{% macro flag(x) %}--x={{ x | sh }}{% endmacro %}\n{% set y %}z{% endset %}\n{{ flag(nodes) | verbatim }}\n",
+        "--x=3\n",
+    ),
+    "whole lines": ("{% if nodes %}{{ 'a\n' | verbatim }}{% endif %}\nb\n", "a\nb\n"),
+    "blocks": ("--time={% block time %}5{% endblock +%}\n{% block a %}x{% endblock %} y\n", "--time=5\nx y\n"),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_a_line_that_is_not_joined_may_hold_tags(template: Path, case: str) -> None:
+    text, script = KEPT[case]
+    template.write_text(text)
+    assert render_template(str(template), VALUES) == script
 
 
 @pytest.mark.parametrize("interpreter", ["/bin/sh", "/usr/bin/env -S bash -l"])
@@ -363,6 +435,49 @@ def test_a_script_that_bash_cannot_parse_is_refused_before_it_is_submitted(
     assert rendered(str(template)) == template.read_text()
 
 
+def test_directives_behind_a_command_are_refused(template: Path, golden: GoldenMessages) -> None:
+    head = "{% block head %}\n#!/bin/bash\nset -u\n{{ super() | verbatim }}{% endblock %}\n"
+    template.write_text(EXTENDS + head)
+    with pytest.raises(TemplateError) as caught:
+        rendered(str(template))
+    message = golden.message(caught.value)
+    assert "line 4 (#SBATCH --job-name=example) stands behind the command in line 2, " in message
+    template.write_text(EXTENDS + "{% block before_tasks %}\ncat <<END\n#SBATCH --hold\nEND\n{% endblock %}\n")
+    assert "#SBATCH --hold" in rendered(str(template))
+
+
+HEADS = {
+    "all are missing": ("", "--job-name, --nodes, --ntasks-per-node, --cpus-per-task, --comment, --output, --error, "),
+    "other values": ("{{ super() | verbatim }}#SBATCH -N 3 --no-requeue\n", None),
+    "some are missing": (
+        "#SBATCH -J own -N 2 -c 4 --no-requeue --output=own.log\n",
+        "--ntasks-per-node, --comment, --error, --open-mode and --signal, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_a_script_that_lacks_directives_of_its_job_gives_a_warning(
+    template: Path, golden: GoldenMessages, case: str
+) -> None:
+    lines, missing = HEADS[case]
+    template.write_text(f"{EXTENDS}{{% block head %}}\n#!/bin/bash\n{lines}{{% endblock %}}\n")
+    # sbatch also takes the beginning of a flag.
+    resources = {"sbatch": {"comm": "text"}}
+    spec = JobSpec.model_validate({"name": "example", "command": ("true",), "resources": resources})
+    request = replace(request_of(spec), template=str(template))
+    notes = notes_about_script(request, render_script(request))
+    if missing is None:
+        assert notes == ()
+    else:
+        (note,) = notes
+        assert f" a script without {missing}" in golden.message(note)
+        assert note.endswith("write {{ super() | verbatim }} into the block head, or the directives that are missing")
+    # Only sbatch reads them.
+    elsewhere = replace(request, cluster="local")
+    assert notes_about_script(elsewhere, render_script(elsewhere)) == ()
+
+
 def test_a_here_document_that_takes_the_rest_of_the_script_is_refused(template: Path, golden: GoldenMessages) -> None:
     template.write_text(EXTENDS + "{% block environment %}\ncat >settings <<EOF\nlr: 0.1\n{% endblock %}\n")
     with pytest.raises(TemplateError) as caught:
@@ -379,7 +494,7 @@ def test_a_script_with_dos_line_breaks_is_refused(template: Path, golden: Golden
     assert 'a line that ends with a carriage return ("echo \'a")' in golden.message(caught.value)
 
 
-@pytest.mark.parametrize("expression", ["setup | sh", "none | sb", "directives | verbatim", "1.5 | comment"])
+@pytest.mark.parametrize("expression", ["setup | sh", "directives | verbatim", "1.5 | comment"])
 def test_a_filter_says_which_value_it_does_not_take(template: Path, golden: GoldenMessages, expression: str) -> None:
     message = golden.message(refusal(template, f"#!/bin/bash\necho {{{{ {expression} }}}}\n"))
     assert " takes a text, and the value is " in message
