@@ -25,7 +25,7 @@ from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, locked, open_regular, user_name, why_unreadable, write_bytes
-from hpcddp.run.job_file import read_exported_values, read_script, read_submitted_job
+from hpcddp.run.job_file import ExportedValues, read_exported_values, read_script, read_submitted_job
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
 from hpcddp.run.moved import original_of, script_owner, update_script_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training, runs_script
@@ -304,9 +304,10 @@ def request_with_changes(
     refuse_to_resume_copy(run)
     owner = script_owner(run)
     check_run_directory(owner.path)
-    _refuse_custom_template(run, read_submission(owner) or previous)
+    values = read_exported_values(owner)
+    _refuse_custom_template(run, read_submission(owner) or previous, template, values)
     _refuse_missing_directory(run, previous)
-    job = change(_recorded_job(run, read_exported_values(owner)))
+    job = change(_recorded_job(run, values.env))
     python = previous.python
     if "environment.python" in job.named:
         python = job.spec.environment.python or sys.executable
@@ -532,12 +533,23 @@ def refuse_to_resume_copy(run: RunDirectory) -> None:
     )
 
 
-def _refuse_custom_template(run: RunDirectory, submission: SubmissionRecord) -> None:
+def _refuse_custom_template(
+    run: RunDirectory, submission: SubmissionRecord, chosen_template: str | None, values: ExportedValues
+) -> None:
+    """Refuse to render a script of the user's own template anew without the template, or without all values."""
     template = submission.template
-    if template is not None and not is_default_template(template):
+    if template is None or is_default_template(template):
+        return
+    if not values.complete:
+        raise SubmissionError(
+            f"the run {run.run_id} was submitted with --template {template}, for which no values of environment.env "
+            f"are kept; give the job file and the template too: {resume_command(run, with_job=True)}"
+        )
+    if chosen_template is None:
+        same_template = shlex.join(["--resume", str(run.path), "--template", template])
         raise SubmissionError(
             f"the run {run.run_id} was submitted with --template {template}, whose script may hold more than its job; "
-            f"give the job file and the template too: {resume_command(run, with_job=True)}"
+            f"give the template too: hpcddp submit {same_template}"
         )
 
 
