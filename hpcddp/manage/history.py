@@ -41,7 +41,7 @@ def _lines(events: Sequence[Event]) -> Iterator[str]:
     explained = {(event.attempt, event.cause) for event in events if event.kind in {"stop", *CONTINUATIONS}}
     for event, next_event in zip_longest(events, events[1:]):
         if event.kind == "cause":
-            # Of an attempt that Slurm has killed, this may be all that is known.
+            # Of an attempt that was killed, this may be all that is known.
             text = None if (event.attempt, event.cause) in explained else _cause_text(event)
         elif event.kind == "stop" and _is_told_by_continuation(event, next_event):
             text = None
@@ -65,7 +65,7 @@ def _is_told_by_continuation(stop: Event, next_event: Event | None) -> bool:
 
 def _cause_text(event: Event) -> str | None:
     cause = _CAUSES_IN_HISTORY.get(str(event.cause))
-    return None if cause is None else f"Slurm ends attempt {event.attempt}: {cause}"
+    return None if cause is None else f"attempt {event.attempt} ends: {cause}"
 
 
 def _resume_text(event: Event) -> str:
