@@ -8,8 +8,9 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
 
+from hpcddp.manage.damaged_records import recent_events
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import CONTINUATIONS, RECENT_BYTES, Event, read_events
+from hpcddp.run.events import CONTINUATIONS, Event
 
 _LINES_SHOWN: Final = 6
 _CAUSES_IN_HISTORY: Final[Mapping[str, str]] = MappingProxyType(
@@ -24,12 +25,8 @@ _CAUSES_IN_HISTORY: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def history_of(run: RunDirectory) -> tuple[str, ...]:
-    """Return how each attempt of a run began and ended, a line each; of many lines the last.
-
-    Raises:
-        RecordError: the event log cannot be read.
-    """
-    lines = list(_lines(read_events(run.events, RECENT_BYTES)))
+    """Return how each attempt of a run began and ended, a line each; of many lines the last."""
+    lines = list(_lines(recent_events(run)))
     left_out = len(lines) - _LINES_SHOWN
     # The line about one line that is left out would be as long.
     if left_out <= 1:
