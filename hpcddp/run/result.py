@@ -240,7 +240,7 @@ def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
 
 
 BY_USER: Final = "cancelled by its user"
-"""The reason of a run that `hpcddp cancel` has ended, or a signal to a run on this machine, such as Ctrl-C."""
+"""The reason of a run that `hpcddp cancel` has ended, or on this machine a signal to its script, such as Ctrl-C."""
 _CAUSES: Mapping[Cause, str] = MappingProxyType(
     {
         Cause.PREEMPTION: "{job} was preempted",
