@@ -55,7 +55,7 @@ class DamagedJobError(UserError):
     @classmethod
     def because(cls, reason: str) -> Self:
         """Return the error with what is wrong with the job."""
-        return cls(f"the job in the script is damaged: {reason}; render the script again")
+        return cls(f"the job in the script is damaged: {reason}; render the script again", reason=reason)
 
 
 def dump_for_script(spec: JobSpec) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import RECENT_BYTES, Event, read_events
 from hpcddp.run.files import exists, why_unreadable
 from hpcddp.run.record import Lines, RecordError, RecordT
 
@@ -29,6 +30,12 @@ def lines_or_damage(path: Path, read: Callable[[], Lines[RecordT]]) -> tuple[tup
     if exists(path) and not path.is_file():
         return (), f"{path} is not a regular file, so nothing is read from it; move it away"
     return lines.records, lines.sentence(path)
+
+
+def recent_events(run: RunDirectory) -> list[Event]:
+    """Return the end of the event log of a run; nothing where it cannot be read, which its remarks tell."""
+    events, _ = record_or_damage(lambda: read_events(run.events, RECENT_BYTES))
+    return events or []
 
 
 def closed_directory_sentence(run: RunDirectory, error: OSError) -> str:

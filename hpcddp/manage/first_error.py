@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import counted
+from hpcddp.manage.damaged_records import recent_events
 from hpcddp.manage.format import numbered_text
 from hpcddp.manage.logs import says_nameless_host
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import RECENT_BYTES, read_events
 from hpcddp.run.failure import (
     FailureRecord,
     damaged_failures,
@@ -106,7 +106,7 @@ def _has_failed(attempt: AttemptDirectory, crashed: Collection[int]) -> bool:
 
 def _crashed_attempts(run: RunDirectory) -> set[int]:
     """Return which attempts ended by a failure, as the events tell."""
-    events = read_events(run.events, RECENT_BYTES)
+    events = recent_events(run)
     # A death that the other ranks have survived has a cause too.
     ends = [event for event in events if event.kind != "recovery"]
     return {event.attempt for event in ends if event.kind == "failure" or event.cause in _CRASHES}
@@ -201,7 +201,7 @@ def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], firs
 
 def _went_on(attempt: AttemptDirectory) -> str:
     """Return how the run went on after an attempt; empty if it ended with it."""
-    events = read_events(attempt.run.events, RECENT_BYTES)
+    events = recent_events(attempt.run)
     kinds = {event.kind for event in events if event.attempt == attempt.number}
     next_attempt = attempt.number + 1
     if "restart" in kinds:

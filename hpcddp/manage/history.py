@@ -8,8 +8,9 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
 
+from hpcddp.manage.damaged_records import recent_events
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import CONTINUATIONS, RECENT_BYTES, Event, read_events
+from hpcddp.run.events import CONTINUATIONS, Event
 
 _LINES_SHOWN: Final = 6
 _CAUSES_IN_HISTORY: Final[Mapping[str, str]] = MappingProxyType(
@@ -24,12 +25,8 @@ _CAUSES_IN_HISTORY: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def history_of(run: RunDirectory) -> tuple[str, ...]:
-    """Return how each attempt of a run began and ended, a line each; of many lines the last.
-
-    Raises:
-        RecordError: the event log cannot be read.
-    """
-    lines = list(_lines(read_events(run.events, RECENT_BYTES)))
+    """Return how each attempt of a run began and ended, a line each; of many lines the last."""
+    lines = list(_lines(recent_events(run)))
     left_out = len(lines) - _LINES_SHOWN
     # The line about one line that is left out would be as long.
     if left_out <= 1:
@@ -41,7 +38,7 @@ def _lines(events: Sequence[Event]) -> Iterator[str]:
     explained = {(event.attempt, event.cause) for event in events if event.kind in {"stop", *CONTINUATIONS}}
     for event, next_event in zip_longest(events, events[1:]):
         if event.kind == "cause":
-            # Of an attempt that Slurm has killed, this may be all that is known.
+            # Of an attempt that was killed, this may be all that is known.
             text = None if (event.attempt, event.cause) in explained else _cause_text(event)
         elif event.kind == "stop" and _is_told_by_continuation(event, next_event):
             text = None
@@ -65,7 +62,7 @@ def _is_told_by_continuation(stop: Event, next_event: Event | None) -> bool:
 
 def _cause_text(event: Event) -> str | None:
     cause = _CAUSES_IN_HISTORY.get(str(event.cause))
-    return None if cause is None else f"Slurm ends attempt {event.attempt}: {cause}"
+    return None if cause is None else f"attempt {event.attempt} ends: {cause}"
 
 
 def _resume_text(event: Event) -> str:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.errors import counted, listed
-from hpcddp.manage.damaged_records import record_or_damage
+from hpcddp.manage.damaged_records import recent_events, record_or_damage
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, one_line, processes_text
 from hpcddp.manage.history import history_of
@@ -20,7 +20,7 @@ from hpcddp.manage.pending_reasons import pending_reason
 from hpcddp.manage.status import RunStatus, left_behind, state_in_slurm
 from hpcddp.manage.stuck_ranks import stuck_rank_lines
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import RECENT_BYTES, newest_saved_step, read_events
+from hpcddp.run.events import newest_saved_step
 from hpcddp.run.failure import failure_sentence, read_failures, rest_of_message
 from hpcddp.run.files import is_empty, read_tail
 from hpcddp.run.find import run_of_job
@@ -206,7 +206,7 @@ def _explain_running(status: RunStatus, called: str) -> Answer:
     facts = [*_progress_lines(status), *_waiting_step_lines(status)]
     if status.silent_s is not None:
         facts += stuck_rank_lines(status)
-        facts += _saved_lines(status.run, newest_saved_step(read_events(status.run.events, RECENT_BYTES)))
+        facts += _saved_lines(status.run, newest_saved_step(recent_events(status.run)))
     return Answer(status=status, why=why, facts=tuple(facts), command=shlex.join(["hpcddp", *words]))
 
 
@@ -313,7 +313,7 @@ def _explain_unseen_directory(status: RunStatus, why: str) -> Answer:
     resume = f"when the nodes see the directory again, resume with: {resume_command(run)}"
     if status.files.attempt is None:
         resume = f"submit the job again with a run_root on a file system that all nodes share, or {resume}"
-    saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
+    saved_step = newest_saved_step(recent_events(run))
     return Answer(
         status=status,
         why=why,
@@ -341,7 +341,7 @@ def _explain_missing_result(status: RunStatus) -> Answer:
     why_moved = None if why_unseen is None else _moved_sentence(run)
     if why_unseen is not None and why_moved is None:
         return _explain_unseen_directory(status, why_unseen)
-    saved_step = newest_saved_step(read_events(run.events, RECENT_BYTES))
+    saved_step = newest_saved_step(recent_events(run))
     command = resume_command(run) if run.path.is_dir() else None
     if status.files.attempt is None and _reason_of_script(status) is not None:
         # Its own script would most likely end in the same way.

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from hpcddp.run.files import LONGEST_LINE, open_regular, why_unreadable
+from hpcddp.run.files import LONGEST_LINE, open_regular, unreadable_sentence
 from hpcddp.run.metrics import MetricsLine, finite_number, is_evaluation
 from hpcddp.run.metrics_reader import blocks_of_lines
 from hpcddp.run.record import LARGEST_RECORD, RecordError, parse_lines
@@ -129,7 +129,7 @@ def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); make it readable", path=path) from error
+        raise RecordError(unreadable_sentence(path, error), path=path) from error
     return values
 
 

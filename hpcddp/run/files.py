@@ -294,6 +294,14 @@ def why_unreadable(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
+def unreadable_sentence(path: Path, error: OSError) -> str:
+    """Return why a log cannot be read, and what to do about it."""
+    way_out = "make it readable"
+    if error.errno == errno.ELOOP or isinstance(error, IsADirectoryError | NotRegularError):
+        way_out = "put a regular file in its place, or move it away"
+    return f"{path} cannot be read ({why_unreadable(error)}); {way_out}"
+
+
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 

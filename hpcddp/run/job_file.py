@@ -64,20 +64,25 @@ class ExportedValues(Record):
     """The values of ``environment.env`` that a script exports, by name.
 
     They may be secrets: beside the script, no other file holds them, and only their owner can read it.
+
+    Args:
+        complete: whether they are all values of the job; those of a template of the user's own are left out, and a run
+            of version 0.2 does not say it.
     """
 
     ADVICE: ClassVar[str] = _ADVICE
 
     env: Mapping[str, str]
+    complete: bool = False
 
 
-def write_exported_values(run: RunDirectory, values: Mapping[str, str]) -> None:
+def write_exported_values(run: RunDirectory, values: ExportedValues) -> None:
     """Write the values that the script of a run or of a sweep exports."""
-    write_record(run.exported_values, ExportedValues(env=values))
+    write_record(run.exported_values, values)
 
 
-def read_exported_values(run: RunDirectory) -> Mapping[str, str]:
-    """Return the values that the script of a run or of a sweep exports, by name.
+def read_exported_values(run: RunDirectory) -> ExportedValues:
+    """Return the values that the script of a run or of a sweep exports.
 
     Raises:
         RecordError: their file is missing or damaged.
@@ -86,7 +91,7 @@ def read_exported_values(run: RunDirectory) -> Mapping[str, str]:
     record = read_record(path, ExportedValues)
     if record is None:
         raise RecordError(f"{path} cannot be read (No such file or directory); {_ADVICE}", path=path)
-    return record.env
+    return record
 
 
 def _read_text(path: Path) -> str:

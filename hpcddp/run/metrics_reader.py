@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from hpcddp.run.files import LONGEST_LINE, NotRegularError, open_regular, why_unreadable
+from hpcddp.run.files import LONGEST_LINE, NotRegularError, open_regular, unreadable_sentence
 from hpcddp.run.metrics import LARGEST_INTEGER
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 
@@ -101,9 +101,7 @@ class MetricsReader:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularError):
             return
         except OSError as error:
-            raise RecordError(
-                f"{self._path} cannot be read ({why_unreadable(error)}); make it readable", path=self._path
-            ) from error
+            raise RecordError(unreadable_sentence(self._path, error), path=self._path) from error
 
     def _blocks(self, stream: IO[bytes]) -> Iterator[MetricsBlock]:
         """Yield the lines of a stream, and count the damaged ones; the last block's do not count in the end."""

@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hpcddp.errors import HpcddpError
-from hpcddp.run.files import NotRegularError, create_json, open_regular, why_unreadable, write_json
+from hpcddp.run.files import NotRegularError, create_json, open_regular, unreadable_sentence, why_unreadable, write_json
 from hpcddp.stop.reasons import ExitCode
 
 FORMAT: Final = 1
@@ -237,7 +237,7 @@ def read_last_bytes(path: Path, size: int = LARGEST_RECORD) -> bytes:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularError):
         return b""
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({why_unreadable(error)}); make it readable", path=path) from error
+        raise RecordError(unreadable_sentence(path, error), path=path) from error
 
 
 _FIELDS: Final[dict[type, Mapping[str, tuple[Field[Any], object]]]] = {}

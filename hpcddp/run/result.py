@@ -240,7 +240,7 @@ def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
 
 
 BY_USER: Final = "cancelled by its user"
-"""The reason of a run that `hpcddp cancel` has ended, or a signal to a run on this machine, such as Ctrl-C."""
+"""The reason of a run that `hpcddp cancel` has ended, or on this machine a signal to its script, such as Ctrl-C."""
 _CAUSES: Mapping[Cause, str] = MappingProxyType(
     {
         Cause.PREEMPTION: "{job} was preempted",
@@ -260,17 +260,18 @@ _REASONS: Mapping[StopReason, str] = MappingProxyType(
 def resume_command(run: RunDirectory, *, with_job: bool = False, after: Sequence[Path] = ()) -> str:
     """Return the one command that continues a run.
 
-    A run whose script was submitted by hand needs its job file, and one with a template of the user's own needs both.
+    A run whose script was submitted by hand needs its job file.
 
     Args:
-        with_job: whether its job file must be given in any case, because the script cannot be used again.
+        with_job: whether its job file, and its template, must be given in any case, because the script cannot be used
+            again.
         after: the directories of the runs that must finish first.
     """
     words = ["hpcddp", "submit"]
-    template = _template_of(run)
-    if with_job or template is not None or not run.submission.exists():
+    if with_job or not run.submission.exists():
         words.append("JOB")
     words += ["--resume", str(run.path)]
+    template = _template_of(run) if with_job else None
     if template is not None:
         words += ["--template", template]
     for path in after:

@@ -25,9 +25,9 @@ from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, locked, open_regular, user_name, why_unreadable, write_bytes
-from hpcddp.run.job_file import read_exported_values, read_script, read_submitted_job
+from hpcddp.run.job_file import ExportedValues, read_exported_values, read_script, read_submitted_job
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
-from hpcddp.run.moved import original_of, script_owner, update_script_path, usable_script
+from hpcddp.run.moved import original_of, script_owner, update_script_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training, runs_script
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
@@ -40,6 +40,7 @@ from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.code import SubmissionCode, code_of_resumption, remove_unused_copies
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
 from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
+from hpcddp.submission.script_job import refuse_edited_job
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import (
     PreparedJob,
@@ -102,7 +103,7 @@ def resume_locked(
     _refuse_alive(run, previous)
     request = request_as_before(run, previous, environment=environment, dependency=dependency, force=force)
     # Before the event log says that the run was resumed.
-    usable_script(run)
+    refuse_edited_job(run)
     notes = check_submittable(request)
     new_code = code_of_resumption(run, replace(request, code=code)) if takes_code else None
     with uninterrupted(submitted_all_the_same(run)), code_written(run, new_code) as notes_of_code:
@@ -124,6 +125,7 @@ def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) ->
     dependency = NO_DEPENDENCY.and_after(slurm_job_id(environment) or "")
     previous = _previous_submission(run)
     request = request_as_before(run, previous, environment=environment, dependency=dependency)
+    refuse_edited_job(run)
     # The next job inherits the umask of sbatch.
     with uninterrupted(submitted_all_the_same(run)), submitters_umask(environment):
         return _submit_again(run, request)
@@ -302,9 +304,10 @@ def request_with_changes(
     refuse_to_resume_copy(run)
     owner = script_owner(run)
     check_run_directory(owner.path)
-    _refuse_custom_template(run, read_submission(owner) or previous)
+    values = read_exported_values(owner)
+    _refuse_custom_template(run, read_submission(owner) or previous, template, values)
     _refuse_missing_directory(run, previous)
-    job = change(_recorded_job(run, read_exported_values(owner)))
+    job = change(_recorded_job(run, values.env))
     python = previous.python
     if "environment.python" in job.named:
         python = job.spec.environment.python or sys.executable
@@ -530,12 +533,23 @@ def refuse_to_resume_copy(run: RunDirectory) -> None:
     )
 
 
-def _refuse_custom_template(run: RunDirectory, submission: SubmissionRecord) -> None:
+def _refuse_custom_template(
+    run: RunDirectory, submission: SubmissionRecord, chosen_template: str | None, values: ExportedValues
+) -> None:
+    """Refuse to render a script of the user's own template anew without the template, or without all values."""
     template = submission.template
-    if template is not None and not is_default_template(template):
+    if template is None or is_default_template(template):
+        return
+    if not values.complete:
+        raise SubmissionError(
+            f"the run {run.run_id} was submitted with --template {template}, for which no values of environment.env "
+            f"are kept; give the job file and the template too: {resume_command(run, with_job=True)}"
+        )
+    if chosen_template is None:
+        same_template = shlex.join(["--resume", str(run.path), "--template", template])
         raise SubmissionError(
             f"the run {run.run_id} was submitted with --template {template}, whose script may hold more than its job; "
-            f"give the job file and the template too: {resume_command(run, with_job=True)}"
+            f"give the template too: hpcddp submit {same_template}"
         )
 
 

@@ -20,7 +20,7 @@ from hpcddp.jobfile.sweep import SweepTable, element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
 from hpcddp.run.index import add_to_index
-from hpcddp.run.job_file import read_job_file, write_exported_values
+from hpcddp.run.job_file import ExportedValues, read_job_file, write_exported_values
 from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
 from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
@@ -308,11 +308,10 @@ def write_run(run: RunDirectory, job: PreparedJob, *, total_steps: int | None = 
     write_text(run.job_file, request.job_text)
     if request.sweep_table is None:
         write_plan(run, request.plan, total_steps=total_steps)
-    values: Mapping[str, str] = {}
-    if is_default_template(request.template):
-        # The script of a template of the user's own need not export them, and then no file may hold them.
-        values = exported_values(request)
-    write_exported_values(run, values)
+    values = exported_values(request)
+    # The script of a template of the user's own need not export them, and then no file may hold them.
+    kept_values = values if is_default_template(request.template) else {}
+    write_exported_values(run, ExportedValues(env=kept_values, complete=kept_values == values))
     write_text(run.script, job.script)
 
 

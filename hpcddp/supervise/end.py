@@ -287,11 +287,14 @@ def _cancel(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
 def _how_cancelled(attempt_facts: AttemptFacts) -> str:
     number = attempt_facts.attempt.number
     is_requested = any(event.kind == "cancel" and event.attempt == number for event in attempt_facts.events)
-    if is_requested or attempt_facts.job_id is None:
+    if is_requested or attempt_facts.cancelled:
         return BY_USER
     decision = attempt_facts.decision
     if decision is not None and decision.reason is StopReason.INTERRUPTED:
         return "cancelled by SIGINT to its tasks"
+    if attempt_facts.job_id is None:
+        # The script got no signal. Who has sent one to the ranks is not known.
+        return "cancelled, or its processes received SIGTERM"
     return "cancelled by a signal to the job"
 
 

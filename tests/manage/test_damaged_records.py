@@ -14,6 +14,7 @@ import pytest
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.manage.control import DamagedRunError, RequeueCommands, cancel, requeue
+from hpcddp.manage.first_error import failed_attempt, first_error
 from hpcddp.manage.logs import merged, sources
 from hpcddp.manage.overview import overview_of
 from hpcddp.manage.overview_text import details
@@ -249,7 +250,17 @@ def test_a_run_whose_log_cannot_be_read_is_shown_with_a_sentence(scenario: Scena
     log = scenario.attempt.run.path / f"{name}.jsonl"
     log.touch()
     link(log)
-    assert f"{log} cannot be read" in COMMANDS["status"].act(scenario)
+    for command in ("status", "why"):
+        said = COMMANDS[command].act(scenario)
+        assert f"{log} cannot be read (it is a symbolic link); put a regular file in its place, or move it away" in said
+
+
+def test_the_first_error_is_shown_where_the_event_log_is_a_link(scenario: Scenario) -> None:
+    lay_down(scenario, "failure")
+    link(scenario.attempt.run.events)
+    attempt = failed_attempt(scenario.attempt.run)
+    assert attempt is not None
+    assert first_error(attempt).ranks == (1,)
 
 
 def test_a_pipe_in_place_of_a_log_is_a_sentence(scenario: Scenario, golden: GoldenMessages) -> None:

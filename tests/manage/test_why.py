@@ -216,7 +216,7 @@ def test_a_stop_that_is_a_requeue_is_one_line(made: FakeRun) -> None:
 
 def test_the_history_does_not_say_whether_a_time_limit_was_near_or_reached(made: FakeRun) -> None:
     made.submitted().started().event("cause", at=40, cause="time_limit")
-    assert why(made).history[-1].endswith("Slurm ends attempt 0: the time limit")
+    assert why(made).history[-1].endswith("  attempt 0 ends: the time limit")
     made.event("requeue", at=50, cause="time_limit")
     assert why(made).history[-1].endswith("attempt 0 stopped, to be requeued: the time limit")
 
@@ -571,11 +571,16 @@ def test_a_run_that_does_not_compute_is_not_said_to_be_silent(made: FakeRun, slu
 def test_the_cause_that_slurm_showed_is_all_that_is_known_of_a_killed_attempt(made: FakeRun) -> None:
     made.submitted().started().event("train").event("cause", at=40, cause="preemption")
     waits = "\n".join(why(made, queued(state="PENDING", reason="BeginTime")).lines())
-    assert "Slurm ends attempt 0: preempted" in waits
+    assert "attempt 0 ends: preempted" in waits
     made.event("requeue", at=50, cause="preemption")
     again = "\n".join(why(made, queued(state="PENDING", reason="BeginTime")).lines())
-    assert "Slurm ends attempt 0" not in again
+    assert "attempt 0 ends" not in again
     assert "to be requeued: preempted" in again
+
+
+def test_the_history_of_a_run_on_this_machine_does_not_speak_of_slurm(made: FakeRun) -> None:
+    made.submitted(cluster="local").started(is_local=True).event("cause", at=40, cause="crash")
+    assert why(made).history[-1].endswith("  attempt 0 ends: a task failed")
 
 
 def test_a_run_that_its_user_cancelled_and_slurm_killed_at_once_is_said_to_be_cancelled(made: FakeRun) -> None:

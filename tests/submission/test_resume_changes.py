@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hpcddp.errors import UserError
 from hpcddp.jobfile.read import ResolvedJob, change_job, load_job
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.manage.run_files import read_run_files
@@ -96,14 +97,20 @@ def submitted(text: str, *, template: str | None = None) -> RunDirectory:
     return run
 
 
-def changing(run: RunDirectory, slurm: FakeSlurm, *overrides: str, command: list[str] | None = None) -> SubmitRequest:
+def changing(
+    run: RunDirectory,
+    slurm: FakeSlurm,
+    *overrides: str,
+    command: list[str] | None = None,
+    template: str | None = None,
+) -> SubmitRequest:
     def change(spec: Any) -> ResolvedJob:
         from hpcddp.jobfile.overrides import read_options
 
         options = read_options({}, command)
         return change_job(spec, file=str(run.job_file), overrides=overrides, options=options, environment={})
 
-    return request_with_changes(run, change, environment=slurm.environment())
+    return request_with_changes(run, change, environment=slurm.environment(), template=template)
 
 
 def saved(run: RunDirectory, step: int, **contract: Any) -> None:
@@ -156,13 +163,13 @@ def test_values_of_environment_variables_are_kept_for_a_resumption(slurm: FakeSl
     run = submitted(TRAIN)
     assert "TOKEN" not in run.job_file.read_text()
     values = {"TOKEN": 'it\'s\n$HOME "x"', "EMPTY": "", "PLAIN": "4"}
-    assert read_exported_values(run) == values
+    assert read_exported_values(run).env == values
     # What a person writes into the script counts only for the script itself.
     run.script.write_text(run.script.read_text().replace("export PLAIN=4", "export PLAIN=7"))
     request = changing(run, slurm, "environment.env.PLAIN=5", "environment.env.NEW=6")
     assert request.job.spec.environment.env == {**values, "PLAIN": "5", "NEW": "6"}
     resume_with_job(run, request)
-    assert read_exported_values(run) == {**values, "PLAIN": "5", "NEW": "6"}
+    assert read_exported_values(run).env == {**values, "PLAIN": "5", "NEW": "6"}
     assert "\nexport PLAIN=5\nexport NEW=6\n" in run.script.read_text()
 
 
@@ -182,12 +189,12 @@ def test_only_its_owner_can_read_the_file_of_values() -> None:
 def test_no_value_is_kept_for_a_template_that_may_not_export_it() -> None:
     Path("mine.sh.j2").write_text("#!/bin/bash\n")
     run = submitted(TRAIN, template="./mine.sh.j2")
-    assert read_exported_values(run) == {}
+    assert read_exported_values(run).env == {}
 
 
 @pytest.mark.usefixtures("slurm")
 def test_a_job_without_variables_has_no_values() -> None:
-    assert read_exported_values(submitted(COMMAND)) == {}
+    assert read_exported_values(submitted(COMMAND)).env == {}
 
 
 @pytest.mark.usefixtures("slurm")
@@ -220,7 +227,7 @@ def test_a_job_file_replaces_damaged_values(tmp_path: Path) -> None:
     request = request_of(load_job(Path("job.yaml"), overrides=[f"run_root={tmp_path}/runs"]))
     resumption = prepare_resumption(run, request)
     write_run(run, resumption.job)
-    assert read_exported_values(run) == request.job.spec.environment.env
+    assert read_exported_values(run).env == request.job.spec.environment.env
 
 
 @pytest.mark.usefixtures("slurm")
@@ -486,17 +493,35 @@ def test_a_run_that_has_finished_has_nothing_to_do_at_another_rate(
     assert "has finished, " in golden.message(refusal_of(changing(run, slurm, *overrides), run))
 
 
-def test_a_run_of_a_template_of_its_own_needs_its_job_file(slurm: FakeSlurm, golden: GoldenMessages) -> None:
-    Path("mine.sh.j2").write_text("#!/bin/bash\n")
+def test_a_run_of_a_template_of_its_own_is_changed_with_its_template(slurm: FakeSlurm, golden: GoldenMessages) -> None:
+    Path("mine.sh.j2").write_text("#!/bin/bash\n#SBATCH --comment=mine\n")
     run = submitted(COMMAND, template="./mine.sh.j2")
     with pytest.raises(SubmissionError) as caught:
         changing(run, slurm, "resources.time_limit=20min")
     message = golden.message(caught.value)
     assert " with --template ./mine.sh.j2, " in message
+    # What why, cancel and the result say: without a change it goes on with its script.
+    assert resume_command(run) == f"hpcddp submit --resume {run.path}"
+    assert message.endswith(f": {resume_command(run)} --template ./mine.sh.j2")
+    resume(run, environment=slurm.environment())
+    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min", template="./mine.sh.j2"))
+    assert "--comment=mine" in run.script.read_text()
+    assert read_job_file(run).resources.time_limit is not None
+
+
+@pytest.mark.parametrize("written_by", ["this version", "version 0.2"])
+def test_a_run_of_a_template_of_its_own_whose_values_are_not_kept_needs_its_job_file(
+    slurm: FakeSlurm, golden: GoldenMessages, written_by: str
+) -> None:
+    Path("mine.sh.j2").write_text("#!/bin/bash\n")
+    run = submitted(TRAIN if written_by == "this version" else COMMAND, template="./mine.sh.j2")
+    if written_by == "version 0.2":
+        run.exported_values.write_text('{"env": {}, "format": 1}')
+    with pytest.raises(SubmissionError) as caught:
+        changing(run, slurm, "resources.time_limit=20min", template="./mine.sh.j2")
     command = f"hpcddp submit JOB --resume {run.path} --template ./mine.sh.j2"
-    assert message.endswith(f": {command}")
-    # What why, cancel and the result say.
-    assert resume_command(run) == resume_command(run, with_job=True) == command
+    assert golden.message(caught.value).endswith(f": {command}")
+    assert resume_command(run, with_job=True) == command
 
 
 def test_a_run_whose_directory_of_submission_is_gone_needs_its_job_file(
@@ -606,8 +631,8 @@ def test_an_element_of_a_sweep_takes_a_value_that_the_command_line_names(slurm: 
     resume_with_job(run, request)
     spec = parse_resolved(run.job_file.read_text())
     assert (spec.learning_rate.base, spec.sweep) == (0.3, None)
-    assert read_exported_values(sweep.directory) == {"TOKEN": "secret"}
-    assert read_exported_values(run) == {"TOKEN": "secret", "SIDE": "right"}
+    assert read_exported_values(sweep.directory).env == {"TOKEN": "secret"}
+    assert read_exported_values(run).env == {"TOKEN": "secret", "SIDE": "right"}
     assert "#SBATCH --array" not in run.script.read_text()
 
 
@@ -622,7 +647,7 @@ def test_an_element_keeps_the_value_of_its_last_resumption(slurm: FakeSlurm) -> 
     ]  # fmt: skip
     resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
     assert parse_resolved(run.job_file.read_text()).learning_rate.base == 0.3
-    assert read_exported_values(run) == {"SIDE": "up"}
+    assert read_exported_values(run).env == {"SIDE": "up"}
     assert "\nexport SIDE=up\n" in run.script.read_text()
     assert len(read_run_files(run).changes) == 2
 
@@ -675,3 +700,35 @@ def test_a_resumption_that_slurm_refuses_leaves_the_result(slurm: FakeSlurm) -> 
         with pytest.raises(SlurmCommandError, match="Invalid qos"):
             submit_again()
         assert json.loads(run.result.read_text())["status"] == status
+
+
+def refusal_of_same_script(run: RunDirectory, slurm: FakeSlurm) -> str:
+    """Return why the script of a run is not submitted again, which a dry run says too."""
+    with pytest.raises(UserError) as caught:
+        resume(run, environment=slurm.environment())
+    code, out, error = submit(Path.cwd(), "--resume", "r1", "--dry-run")
+    assert (code, out, error) == (caught.value.exit_code, "", f"hpcddp: {caught.value.message}\n")
+    assert read_events(run.events) == []
+    return caught.value.message
+
+
+def test_a_script_whose_job_was_edited_into_another_training_is_not_submitted(
+    slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
+    run = submitted(COMMAND)
+    run.script.write_text(run.script.read_text().replace("command: [python3, train.py", "command: [python3, mine.py"))
+    message = golden.message(refusal_of_same_script(run, slurm))
+    assert "cannot go on with this job: command is " in message
+    assert message.endswith(f": hpcddp submit --resume {run.path} -- python3 mine.py --depth 3")
+    resume_with_job(run, changing(run, slurm, command=["python3", "mine.py"]))
+    assert "mine.py" in run.job_file.read_text()
+
+
+def test_a_script_whose_job_is_damaged_is_not_submitted(slurm: FakeSlurm, golden: GoldenMessages) -> None:
+    run = submitted(COMMAND)
+    run.script.write_text(run.script.read_text().replace("command: [", "command: [["))
+    message = golden.message(refusal_of_same_script(run, slurm))
+    assert f"the job in {run.script} is damaged: line 5 " in message
+    assert message.endswith(
+        f"; restore a copy of the script, or give the job file too: hpcddp submit JOB --resume {run.path}"
+    )

@@ -556,6 +556,16 @@ def test_a_local_run_that_its_user_ended_is_cancelled_and_resumable(tmp_path: Pa
     assert scenario.resume in ending.text
 
 
+def test_a_local_run_of_which_only_the_ranks_got_a_signal_does_not_say_that_its_user_cancelled_it(
+    tmp_path: Path,
+) -> None:
+    scenario = Scenario(tmp_path, LOCAL)
+    scenario.stop(cause=None)
+    assert scenario.end().exit_code == 130
+    assert scenario.result is not None
+    assert scenario.result["reason"] == "cancelled, or its processes received SIGTERM"
+
+
 def test_a_job_that_hpcddp_cancel_has_ended_is_cancelled_by_its_user(scenario: Scenario, slurm: FakeSlurm) -> None:
     append_event(scenario.attempt.run.events, kind="cancel", time=0.0, attempt=scenario.attempt.number)
     scenario.stop(cause="cancelled")
