@@ -257,80 +257,42 @@ def _refuse_quoted_blocks(lineage: Sequence[_Ancestor]) -> None:
                 )
 
 
-_TRIMMED = re.compile(r"(?<!-)([%#]\})\n\Z")
-"""The end of a tag or a comment whose line break Jinja2 leaves out, without a ``-`` that asks for it."""
+_TAG = re.compile(r"\{%.*?%\}|\{#.*?#\}")
+_LAST_TAG = re.compile(r"\{(?P<mark>[%#])(?:(?!(?P=mark)\}).)*(?P=mark)\}$")
+# Their text is not a part of the script.
+_ENDS_OF_DEFINITIONS = ("endmacro", "endset")
+# Before them, Jinja2 is asked to leave a line break out.
+_KEEPS_NO_BREAK = ("{%-", "{{-", "{#-")
 
 
-def _refuse_joined_lines(environment: Environment, text: str, file: str) -> None:
-    """Refuse a line of text that ends in a tag or a comment, so that the next line would be joined to it.
+def _refuse_joined_lines(text: str, file: str) -> None:
+    """Refuse a line of text that ends in a tag or a comment, so that Jinja2 would join the next line to it.
 
     Raises:
         TemplateError: has the line.
     """
-    extends = False
-    open_blocks = 0
-    for end in _ends(environment, text, file):
-        if end.tag == "extends":
-            extends = True
-        elif end.tag == "block":
-            open_blocks += 1
-        elif end.tag == "endblock":
-            open_blocks -= 1
-        if not end.has_text_before:
+    extends = "{% extends " in text
+    for number, (line, following) in enumerate(pairwise(text.split("\n")), 1):
+        last = _LAST_TAG.search(line)
+        if last is None or any(name in last[0] for name in _ENDS_OF_DEFINITIONS):
             continue
-        trimmed = _TRIMMED.search(end.text)
-        if end.tag == "endblock" and extends and not open_blocks:
+        before = _TAG.sub("", line[: last.start()]).strip()
+        # Shell code may end with a line break.
+        if not before or before.endswith("verbatim }}"):
+            continue
+        if extends and "endblock" in last[0]:
             way_out = "write {% endblock %} on a line of its own"
-        elif trimmed and not end.following.startswith(("\n", "{%-", "{{-", "{#-")):
-            way_out = f"end it with +{trimmed[1]} to keep the line break, or with -{trimmed[1]} to join the lines"
-        else:
+        elif last[0][-3] in "+-" or not following.strip() or following.lstrip().startswith(_KEEPS_NO_BREAK):
             continue
+        else:
+            mark = last["mark"]
+            way_out = f"end it with +{mark}}} to keep the line break, or with -{mark}}} to join the lines"
         raise TemplateError(
-            f"the template {file}:{end.line} has a line of text that ends in a tag or a comment, so that Jinja2 joins "
+            f"the template {file}:{number} has a line of text that ends in a tag or a comment, so that Jinja2 joins "
             f"the next line of the script to it; {way_out}",
             file=file,
-            line=end.line,
+            line=number,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """The end of a tag or a comment.
-
-    Args:
-        tag: the name of the tag; empty for ``raw`` and for a comment.
-        text: its last characters, with the white space that Jinja2 leaves out behind it.
-        has_text_before: whether the line of the script has text before it.
-        following: the next characters of the template.
-    """
-
-    line: int
-    tag: str
-    text: str
-    has_text_before: bool
-    following: str
-
-
-def _ends(environment: Environment, text: str, file: str) -> Iterator[_End]:
-    """Yield the ends of tags and comments. The text of a macro or of ``set`` is no text of the script."""
-    has_text = False
-    names: list[str] = []
-    tokens = [*environment.lex(text, filename=file), (0, "end", "")]
-    for (line, kind, value), (_, _, following) in pairwise(tokens):
-        if kind == "data":
-            has_text = bool(value.rpartition("\n")[2].strip()) or (has_text and "\n" not in value)
-        elif kind.endswith("_begin"):
-            names = []
-        elif kind == "name":
-            names.append(value)
-        elif kind == "variable_end":
-            # Shell code may end with a line break.
-            has_text = "verbatim" not in names
-        elif kind.endswith("_end"):
-            tag = names[0] if names else ""
-            has_text = has_text and tag not in {"endmacro", "endset"}
-            yield _End(line=line, tag=tag, text=value, has_text_before=has_text, following=following)
-            has_text = has_text and _TRIMMED.search(value) is None
 
 
 def _outermost_blocks_and_output(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -454,7 +416,7 @@ class _FolderLoader(BaseLoader):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
+    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool]]:  # noqa: ARG002  Jinja2 passes it
         """Return the text of a template, its file, and whether the file still has this text.
 
         Raises:
@@ -464,7 +426,7 @@ class _FolderLoader(BaseLoader):
         if not file.is_file():
             raise TemplateNotFound(template)
         text = _text_of(file)
-        _refuse_joined_lines(environment, text, str(file))
+        _refuse_joined_lines(text, str(file))
         return text, str(file), lambda: _text_of(file) == text
 
 

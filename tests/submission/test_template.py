@@ -395,7 +395,7 @@ KEPT = {
     "plus": ("echo {% raw %}${#A[@]}{% endraw +%}\n{# a +#}\necho {# b +#}\n", "echo ${#A[@]}\n\necho \n"),
     "minus": ("echo{% if nodes -%}\n  {{ ' x' | verbatim }}{% endif %}\n\ny\n", "echo x\ny\n"),
     "minus in the next line": ("a{% if nodes %} b{% endif %}\n  {%- if nodes %} c{% endif %} d\n", "a b c d\n"),
-    "raw": ("{% raw %}\necho {% if %}\n{% endraw %}\ny\n", "\necho {% if %}\ny\n"),
+    "an empty line": ("a{% if nodes %} b{% endif %}\n\nc\n", "a b\nc\n"),
     "tags alone": ("{% if nodes %}{% if name %}\nx\n{% endif %}{% endif %}\n{# {% if %} #}\ny\n", "x\ny\n"),
     "definitions": (
         "{% macro flag(x) %}--x={{ x | sh }}{% endmacro %}\n{% set y %}z{% endset %}\n{{ flag(nodes) | verbatim }}\n",
