@@ -36,7 +36,7 @@ _STEP_OPTIONS: Final = tuple(
     UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY WORKING_DIR
     """.split()  # noqa: SIM905  ninety names
 )
-# sbatch and slurmd export some of them for the job itself, if it was submitted with this flag.
+# sbatch and slurmd export some of them for the job itself, if it was submitted with this flag, and never the others.
 _SET_BY_FLAG: Final = MappingProxyType(
     {
         "acctg-freq": ("SLURM_ACCTG_FREQ",),

@@ -402,7 +402,7 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
     plan = request.plan
     if plan is None:
         return notes
-    # `hpcddp render` imports this module, and plans no batch.
+    # A command that states no batch is rendered without these imports.
     from hpcddp.batch.job import short_epoch
 
     return (*notes, *short_epoch(plan.batch))
@@ -434,7 +434,7 @@ def check_renderable(request: SubmitRequest) -> None:
     """
     anywhere = replace(request, force=True)
     if request.sweep_table is None:
-        _refuse_obstacles(anywhere, CHECKS_OF_JOB)
+        check_submittable(anywhere, CHECKS_OF_JOB)
     else:
         check_sweep_submittable(anywhere, request.sweep_table, CHECKS_OF_JOB)
 

@@ -37,7 +37,7 @@ from hpcddp.supervise.attempt_facts import AttemptFacts
 from hpcddp.supervise.avoid_nodes import avoid_failing_nodes
 from hpcddp.supervise.budgets import is_interruption, record_progress
 from hpcddp.supervise.decision import Action, ActionKind, decide
-from hpcddp.supervise.requeue_job import Requeued, RequeueOutcome
+from hpcddp.supervise.requeue_job import RequeueOutcome, RequeueResult
 
 # A file server that restarts is back after some minutes.
 _DIRECTORY_PATIENCE_S: Final = 600.0
@@ -329,7 +329,7 @@ def _restart(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
 
 
 def _leave_to_slurm(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
-    return _after_request(attempt_facts, action, code, Requeued(outcome=RequeueOutcome.REQUEUED), by="slurm")
+    return _after_request(attempt_facts, action, code, RequeueResult(outcome=RequeueOutcome.REQUEUED), by="slurm")
 
 
 def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
@@ -359,7 +359,7 @@ def _requeue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     return _after_request(attempt_facts, action, code, result, by=by)
 
 
-def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, result: Requeued, *, by: str) -> Ending:
+def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, result: RequeueResult, *, by: str) -> Ending:
     """Make sure that a requeue lasts, and record the result; ``by`` is who requeued the job, if not its user."""
     requeue = attempt_facts.spec.requeue
     # Slurm repairs a requeue that it has forgotten, if Requeue is 1 and the script has ended.

@@ -67,7 +67,7 @@ _OUTCOME_OF_CAUSE = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requeued:
+class RequeueResult:
     """The result of a requeue.
 
     Args:
@@ -87,7 +87,7 @@ def requeue(
     restarts: int,
     set_requeue_flag: bool,
     patience_s: float = PATIENCE_S,
-) -> Requeued:
+) -> RequeueResult:
     """Requeue this job and check the restart count: scontrol exits with 0 even if Slurm does nothing.
 
     Slurm signals the whole job when it is requeued, this process too: it ignores TERM before it calls this.
@@ -103,19 +103,19 @@ def requeue(
     for _ in range(_TRIES):
         error = _request_until_answered(job_id, deadline, set_requeue_flag=set_requeue_flag)
         if error is not None and is_transient(error):
-            return Requeued(outcome=RequeueOutcome.UNREACHABLE, why=error.message)
+            return RequeueResult(outcome=RequeueOutcome.UNREACHABLE, why=error.message)
         if error is not None:
             # An earlier request may have been carried out although its answer came too late.
             cause = _cause(ask_slurm(job_id), attempt, restarts)
             if cause in _OUTCOME_OF_CAUSE:
-                return Requeued(outcome=_OUTCOME_OF_CAUSE[cause])
+                return RequeueResult(outcome=_OUTCOME_OF_CAUSE[cause])
             if isinstance(error, commands.SlurmMissingError):
-                return Requeued(outcome=RequeueOutcome.NO_SCONTROL, why=error.message)
-            return Requeued(outcome=RequeueOutcome.REFUSED, why=error.message)
+                return RequeueResult(outcome=RequeueOutcome.NO_SCONTROL, why=error.message)
+            return RequeueResult(outcome=RequeueOutcome.REFUSED, why=error.message)
         cause = _poll_job(job_id, attempt, restarts, patience_s=deadline - time.monotonic())
         if cause in _OUTCOME_OF_CAUSE:
-            return Requeued(outcome=_OUTCOME_OF_CAUSE[cause])
-    return Requeued(
+            return RequeueResult(outcome=_OUTCOME_OF_CAUSE[cause])
+    return RequeueResult(
         outcome=RequeueOutcome.REFUSED, why=f"scontrol requeue was called {_TRIES} times, and nothing happened"
     )
 
@@ -143,7 +143,7 @@ def _request_until_answered(
         time.sleep(_PAUSE_S)
 
 
-def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, set_start_time: bool) -> Requeued:
+def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, set_start_time: bool) -> RequeueResult:
     """Stay until the controller has saved the requeue of a --no-requeue job; requeue it again if that is lost.
 
     A controller that is killed comes back with the state that it saved last: the job runs, as if it had not been
@@ -156,7 +156,7 @@ def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, s
         restarts: the restart count of this attempt.
         set_start_time: whether to set an earlier start time, which applies if Slurm kills this process meanwhile.
     """
-    result = Requeued(outcome=RequeueOutcome.REQUEUED)
+    result = RequeueResult(outcome=RequeueOutcome.REQUEUED)
     for _ in range(_TRIES):
         saved_at = time.monotonic() + _SAVE_S
         if set_start_time:
@@ -167,7 +167,7 @@ def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, s
             return result
         cause = _cause(job, attempt, restarts)
         if cause in _OUTCOME_OF_CAUSE:
-            return Requeued(outcome=_OUTCOME_OF_CAUSE[cause])
+            return RequeueResult(outcome=_OUTCOME_OF_CAUSE[cause])
         write_message(_LOST.format(job_id=job_id))
         result = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=True)
         if result.outcome is not RequeueOutcome.REQUEUED:
@@ -176,8 +176,8 @@ def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, s
 
 
 def wait_and_requeue(
-    job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, before: Requeued
-) -> Requeued:
+    job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, before: RequeueResult
+) -> RequeueResult:
     """Stay after a request without effect, until Slurm requeues a preempted job itself or slurmctld answers again.
 
     A job whose script ends within the grace time of a preemption, or while slurmctld is away, may never be requeued
@@ -198,7 +198,7 @@ def wait_and_requeue(
         job = ask_slurm(job_id)
         cause = _cause(job, attempt, restarts)
         if cause in _OUTCOME_OF_CAUSE:
-            return Requeued(outcome=_OUTCOME_OF_CAUSE[cause])
+            return RequeueResult(outcome=_OUTCOME_OF_CAUSE[cause])
         if job is None:
             continue
         if result.outcome is RequeueOutcome.UNREACHABLE:
@@ -234,7 +234,7 @@ class LastLook:
 
 def leave(
     job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, set_start_time: bool
-) -> Requeued:
+) -> RequeueResult:
     """Prepare to end the script of a job that has been requeued; return whether it still is, and when it starts.
 
     Call it last: what ends later than the start time that is set here gets Slurm's own start time. A last answer of
@@ -254,15 +254,15 @@ def leave(
             break
         cause = _cause(last_look.job, attempt, restarts)
         if cause is Cause.CANCELLED:
-            return Requeued(outcome=RequeueOutcome.CANCELLED)
+            return RequeueResult(outcome=RequeueOutcome.CANCELLED)
         if cause is Cause.REQUEUED and last_look.is_in_time:
-            return Requeued(outcome=RequeueOutcome.REQUEUED, start=last_look.start)
+            return RequeueResult(outcome=RequeueOutcome.REQUEUED, start=last_look.start)
         if cause is not Cause.REQUEUED:
             write_message(_LOST.format(job_id=job_id))
             result = requeue(job_id, attempt=attempt, restarts=restarts, set_requeue_flag=set_requeue_flag)
             if result.outcome is not RequeueOutcome.REQUEUED:
                 return result
-    return Requeued(outcome=RequeueOutcome.REQUEUED, start="after Slurm's delay, which is two minutes by default")
+    return RequeueResult(outcome=RequeueOutcome.REQUEUED, start="after Slurm's delay, which is two minutes by default")
 
 
 def _look_when_slurmctld_is_there(

@@ -75,7 +75,7 @@ class ProcessState:
         self.save_last_step: Callable[[], None] | None = None
         self.is_newcomer = False
         self.saves_alone = False
-        self._first_step = threading.Lock()
+        self._training_begins = threading.Lock()
         self._training = False
 
     def read_environment(self, environment: Mapping[str, str]) -> None:
@@ -91,12 +91,12 @@ class ProcessState:
         Blocks forever if ``prevent_training`` came first.
         """
         if not self._training:
-            self._first_step.acquire()
+            self._training_begins.acquire()
             self._training = True
 
     def prevent_training(self) -> bool:
         """Prevent the training, and return whether it had not begun."""
-        return self._first_step.acquire(blocking=False)
+        return self._training_begins.acquire(blocking=False)
 
     def record(
         self,

@@ -193,7 +193,7 @@ class _TrainingRank:
                 run=attempt.run,
                 attempt=attempt.number,
                 threads=int(inputs.environment["OMP_NUM_THREADS"]),
-                stop_reason=_stop_reason,
+                stop_reason=_begin_and_get_stop_reason,
                 cause=PROCESS_STATE.cause,
                 deadline=deadline_of(attempt),
                 ask_end=_ask_end(inputs.environment),
@@ -509,7 +509,7 @@ def _heartbeat(spec: JobSpec, attempt: AttemptDirectory, *, world_size: int) -> 
     return start_watchdog(attempt, spec.launch.hang_timeout, world_size=world_size)
 
 
-def _stop_reason() -> StopReason:
+def _begin_and_get_stop_reason() -> StopReason:
     """Return why this rank is to stop, and record that the training has begun.
 
     It is called when this rank votes: near the end of a step, and between batches of an evaluation.

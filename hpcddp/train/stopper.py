@@ -352,7 +352,7 @@ class RunStopper(Stopper):
         """Do nothing: the task has installed the listener, and the context passes on what it receives."""
 
     def _signal_reason(self) -> StopReason:
-        """Return what the task's own function says: ``_stop_reason`` of ``hpcddp.task.training``."""
+        """Return what the task's own function says: ``_begin_and_get_stop_reason`` of ``hpcddp.task.training``."""
         return self._context.stop_reason()
 
     def _p95_of_saves(self) -> float | None:

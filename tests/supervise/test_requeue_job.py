@@ -10,8 +10,8 @@ from hpcddp.run.events import EventKind, append_event
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.supervise.requeue_job import (
-    Requeued,
     RequeueOutcome,
+    RequeueResult,
     leave,
     requeue,
     start_delay_s,
@@ -36,7 +36,7 @@ def attempt(tmp_path: Path) -> AttemptDirectory:
 
 
 def test_a_requeue_is_done_when_the_restart_count_is_raised(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
-    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False) == Requeued(
+    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False) == RequeueResult(
         outcome=RequeueOutcome.REQUEUED
     )
     assert slurm.calls == ["requeue 7"]
@@ -59,7 +59,7 @@ def test_three_requeues_that_do_nothing_are_told(
 
 def test_a_job_that_was_cancelled_meanwhile_is_left_alone(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.become("COMPLETING")
-    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False) == Requeued(
+    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False) == RequeueResult(
         outcome=RequeueOutcome.CANCELLED
     )
     assert slurm.calls == ["requeue 7"]
@@ -73,7 +73,7 @@ def test_a_controller_that_comes_back_is_asked_again(slurm: FakeSlurm, attempt: 
 def test_a_controller_that_stays_away_is_waited_for_a_minute(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.errors = [AWAY] * 100
     done = requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False, patience_s=60.0)
-    assert done == Requeued(
+    assert done == RequeueResult(
         outcome=RequeueOutcome.UNREACHABLE, why="scontrol failed: Unable to contact slurm controller"
     )
     assert 60 <= slurm.waited < 65
@@ -86,7 +86,7 @@ def test_what_does_not_change_is_not_waited_for(
     slurm: FakeSlurm, attempt: AttemptDirectory, error: SlurmCommandError, outcome: RequeueOutcome
 ) -> None:
     slurm.errors = [error]
-    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False) == Requeued(
+    assert requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False) == RequeueResult(
         outcome=outcome, why=error.message
     )
     assert slurm.waited == 0
@@ -143,7 +143,7 @@ def test_a_requeue_that_is_forgotten_before_the_script_leaves_is_made_again(
 def test_a_requeue_that_is_forgotten_and_then_refused_is_told(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.errors = [None, None, REFUSED]
     done = leave("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=True)
-    assert done == Requeued(outcome=RequeueOutcome.REFUSED, why=REFUSED.message)
+    assert done == RequeueResult(outcome=RequeueOutcome.REFUSED, why=REFUSED.message)
 
 
 def test_a_script_does_not_leave_while_slurmctld_is_away(
@@ -196,7 +196,7 @@ def test_a_damaged_event_log_does_not_hold_up_the_end(attempt: AttemptDirectory)
     assert start_delay_s(attempt.run, slurms_delay_s=121) == 2
 
 
-def stay(attempt: AttemptDirectory, *, set_start_time: bool = True) -> Requeued:
+def stay(attempt: AttemptDirectory, *, set_start_time: bool = True) -> RequeueResult:
     return stay_until_saved("7", attempt=attempt, restarts=0, set_start_time=set_start_time)
 
 
@@ -205,7 +205,7 @@ def test_the_script_stays_until_slurm_has_saved_the_requeue(
     slurm: FakeSlurm, attempt: AttemptDirectory, start_times: list[int], *, set_start_time: bool
 ) -> None:
     slurm.become_requeued()
-    assert stay(attempt, set_start_time=set_start_time) == Requeued(outcome=RequeueOutcome.REQUEUED)
+    assert stay(attempt, set_start_time=set_start_time) == RequeueResult(outcome=RequeueOutcome.REQUEUED)
     assert (slurm.waited, slurm.start_times, slurm.calls) == (7, start_times, [])
 
 
@@ -238,7 +238,7 @@ def test_a_requeue_that_slurm_has_forgotten_and_now_refuses_is_told(
     slurm: FakeSlurm, attempt: AttemptDirectory
 ) -> None:
     slurm.errors = [None, None, REFUSED]
-    assert stay(attempt) == Requeued(outcome=RequeueOutcome.REFUSED, why=REFUSED.message)
+    assert stay(attempt) == RequeueResult(outcome=RequeueOutcome.REFUSED, why=REFUSED.message)
 
 
 def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeued(
@@ -252,8 +252,8 @@ def test_a_preempted_job_stays_until_slurm_takes_it_or_it_would_never_be_requeue
             slurm.become_requeued()
 
     monkeypatch.setattr(time, "sleep", sleep)
-    before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
-    assert wait_and_requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False, before=before) == Requeued(
+    before = RequeueResult(outcome=RequeueOutcome.REFUSED, why="no")
+    assert wait_and_requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False, before=before) == RequeueResult(
         outcome=RequeueOutcome.REQUEUED
     )
     assert slurm.calls == []
@@ -265,7 +265,7 @@ def test_a_controller_that_comes_back_is_asked_for_the_requeue(
 ) -> None:
     slurm.errors = [AWAY, AWAY]
     slurm.become("RUNNING", PreemptTime=preempt_time)
-    before = Requeued(outcome=RequeueOutcome.UNREACHABLE, why="away")
+    before = RequeueResult(outcome=RequeueOutcome.UNREACHABLE, why="away")
     assert (
         wait_and_requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False, before=before).outcome
         is RequeueOutcome.REQUEUED
@@ -273,6 +273,6 @@ def test_a_controller_that_comes_back_is_asked_for_the_requeue(
 
 
 def test_nobody_waits_for_a_grace_time_that_is_none(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
-    before = Requeued(outcome=RequeueOutcome.REFUSED, why="no")
+    before = RequeueResult(outcome=RequeueOutcome.REFUSED, why="no")
     assert wait_and_requeue("7", attempt=attempt, restarts=0, set_requeue_flag=False, before=before) is before
     assert slurm.waited < 5

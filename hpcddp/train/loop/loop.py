@@ -141,7 +141,8 @@ class Loop:
     def _make_step(self, position: Position) -> None:
         """Compute the gradient, start the agreement in the last step of a block, and update or skip."""
         if self._context.keeps_steps and self._stepper.part_is_loss_alone:
-            # Beside the reduction of the gradients, after which the sums are awaited.
+            # It starts before the last backward, when the loss is known (``Stepper._accumulate``): beside the reduction
+            # of the gradients, after which the sums are awaited.
             computed = self._stepper.compute(position, lambda loss: self._add_part(position, StepPart(loss)))
         else:
             computed = self._stepper.compute(position)
