@@ -17,8 +17,6 @@ from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.rules import data_mount_of
 from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import dump_for_script
-from hpcddp.script.directives import DIRECTIVE
-from hpcddp.script.parse import parse_script
 from hpcddp.slurm.directives import Directive, UnwritableValueError, directives_for, refuse_unwritable
 from hpcddp.slurm.job_environment import FOREIGN_PREFIXES, foreign_step_options
 from hpcddp.submission.request import SubmitRequest
@@ -91,6 +89,10 @@ def notes_about_script(request: SubmitRequest, script: RenderedScript) -> tuple[
     notes = notes_about_template(request.template)
     if is_default_template(request.template) or request.cluster != "slurm":
         return notes
+    # Only a template of the user's own needs the reader of scripts.
+    from hpcddp.script.directives import DIRECTIVE
+    from hpcddp.script.parse import parse_script
+
     present = {flag.name.removeprefix("no-") for flag in parse_script(script.text).flags}
     lines = "\n".join(f"{DIRECTIVE} {directive}" for directive in script.directives)
     flags = [flag.name for flag in parse_script(lines).flags]

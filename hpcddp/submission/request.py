@@ -99,11 +99,11 @@ def first_plan(spec: JobSpec) -> JobPlan | None:
     Raises:
         UserError: the batch cannot be split as the job asks, with one of the numbers of nodes.
     """
+    if spec.batch.global_batch_size is None:
+        return None
     # Every batch script imports this module at its start, and only the first attempt of a sweep's element plans.
     from hpcddp.batch.job import plan_each_node_count
 
-    if spec.batch.global_batch_size is None:
-        return None
     plans = plan_each_node_count(spec, _first_plan_of_size)
     return plans[spec.nodes]
 

@@ -33,7 +33,6 @@ from hpcddp.errors import HpcddpError, UserError, printable
 from hpcddp.jobfile.document import read_text
 from hpcddp.jobfile.problems import Problem
 from hpcddp.packages import shipped_directory
-from hpcddp.script.parse import parse_script
 from hpcddp.script.syntax import BASH_SYNTAX, interpreter_of, script_error
 from hpcddp.slurm.directives import Directive, quote_value, refuse_unwritable
 
@@ -331,6 +330,9 @@ def refuse_unread_directives(text: str, template: str | None) -> None:
     """
     if interpreter_of(text) not in BASH_SYNTAX:
         return
+    # Only a template of the user's own needs the reader of scripts.
+    from hpcddp.script.parse import parse_script
+
     script = parse_script(text)
     for line in script.unread_directives:
         raise TemplateError(

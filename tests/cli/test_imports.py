@@ -113,14 +113,18 @@ def test_the_elements_of_a_sweep_are_shown_without_the_models_of_the_job_file(tm
     assert done.stderr.splitlines()[-1] == "False"
 
 
-def test_rendering_a_script_loads_neither_the_planner_nor_progress_bars() -> None:
+@pytest.mark.parametrize("batch", [(), ("--global-batch-size", "8")], ids=["no batch", "batch"])
+def test_rendering_a_script_loads_neither_a_reader_of_scripts_nor_a_planner_without_a_batch(
+    batch: tuple[str, ...],
+) -> None:
     run = (
         "import sys\n"
         "from hpcddp.cli import boundary\n"
         "from hpcddp.cli.main import app\n"
         "boundary.run(app, sys.argv[1:])\n"
-        "print(*sorted({'hpcddp.batch.job', 'hpcddp.task', 'rich'} & set(sys.modules)), file=sys.stderr)"
+        "found = {'hpcddp.batch.job', 'hpcddp.script.parse', 'hpcddp.task', 'rich'} & set(sys.modules)\n"
+        "print(*sorted(found), file=sys.stderr)"
     )
-    done = run_python(run, "render", str(JOBS / "quickstart.yaml"))
-    assert (done.returncode, done.stderr.split()) == (0, [])
+    done = run_python(run, "render", *batch, "--set", "environment.python=/usr/bin/python3", "--", "a")
+    assert (done.returncode, done.stderr.split()) == (0, ["hpcddp.batch.job"] if batch else [])
     assert "#SBATCH" in done.stdout

@@ -190,6 +190,8 @@ def test_a_file_that_cannot_be_written_is_named(
         (("--", "bash", "-ce", "srun python train.py"), "hpcddp starts the tasks with srun itself"),
         (("--sweep", "n=1,2", "--", "sbatch", "{n}.sh"), "element 0 of the sweep, with n=1: command is sbatch 1.sh"),
         (("--nodelist", "n[1-3]", "--nodes", "2", "--", "true"), "the job must get all 3 of these nodes"),
+        (("--global-batch-size", "9", "--tasks-per-node", "2", "--", "true"), "2 ranks cannot share evenly"),
+        (("job.yaml", "--set", "batch.split=error", "--tasks-per-node", "3"), "which 3 ranks do not divide"),
     ],
 )
 def test_what_submit_refuses_on_every_machine_is_refused(
