@@ -447,23 +447,25 @@ def _form_findings(sweep: Grid | Listed) -> Iterator[Finding]:
             if sentence is not None:
                 yield ("sweep", key), sentence
     else:
-        for index, element in enumerate(sweep):
-            for key, value in element.items():
-                if not _is_finite(value):
-                    yield ("sweep", key), f"holds a number that is not finite in element {index}; {_WRITE_A_NUMBER}"
-        repeated_elements = _repeated(sweep)
-        if repeated_elements:
-            repeated_element = _without_secrets(repeated_elements[0])
-            yield (
-                ("sweep",),
-                f"holds the element {repeated_element} twice, which would be the same run again; remove one",
-            )
+        yield from _element_findings(sweep)
     count = count_elements(sweep)
     if sweep and count > LARGEST_SWEEP:
         yield ("sweep",), f"has {count} elements, but at most {LARGEST_SWEEP} are allowed; split it into several sweeps"
 
 
 _WRITE_A_NUMBER = "write a number, or a text in quotes"
+
+
+def _element_findings(sweep: Listed) -> Iterator[Finding]:
+    """Yield the errors of listed elements: numbers that are not finite, an element that is repeated."""
+    for index, element in enumerate(sweep):
+        bad_keys = [key for key, value in element.items() if not _is_finite(value)]
+        for key in bad_keys:
+            yield ("sweep", key), f"holds a number that is not finite in element {index}; {_WRITE_A_NUMBER}"
+    repeated_elements = _repeated(sweep)
+    if repeated_elements:
+        repeated_element = _without_secrets(repeated_elements[0])
+        yield ("sweep",), f"holds the element {repeated_element} twice, which would be the same run again; remove one"
 
 
 def _is_finite(value: object) -> bool:

@@ -93,6 +93,7 @@ def notes_about_script(request: SubmitRequest, script: RenderedScript) -> tuple[
     from hpcddp.script.directives import DIRECTIVE
     from hpcddp.script.parse import parse_script
 
+    # Flags of resources.sbatch may be abbreviated, so that those of the job are read in the same way.
     present = {flag.name.removeprefix("no-") for flag in parse_script(script.text).flags}
     lines = "\n".join(f"{DIRECTIVE} {directive}" for directive in script.directives)
     flags = [flag.name for flag in parse_script(lines).flags]

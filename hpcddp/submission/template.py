@@ -279,9 +279,10 @@ def _refuse_joined_lines(text: str, file: str) -> None:
         # Shell code may end with a line break.
         if not before or before.endswith("verbatim }}"):
             continue
+        sign = last[0][-3]
         if extends and "endblock" in last[0]:
             way_out = "write {% endblock %} on a line of its own"
-        elif last[0][-3] in "+-" or not following.strip() or following.lstrip().startswith(_KEEPS_NO_BREAK):
+        elif sign in "+-" or not following.strip() or following.lstrip().startswith(_KEEPS_NO_BREAK):
             continue
         else:
             mark = last["mark"]
