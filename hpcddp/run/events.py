@@ -151,8 +151,17 @@ def survived_deaths(attempt: AttemptDirectory) -> set[int]:
 
 
 def newest_saved_step(events: Iterable[Event]) -> int:
-    """Return the newest step that the events say was saved, or 0."""
-    return max((event.step or 0 for event in events if event.kind == "save"), default=0)
+    """Return the newest step that the events say was saved, or 0.
+
+    A training that goes on from an older step has found the newer checkpoints damaged.
+    """
+    newest_step = 0
+    for event in events:
+        if event.kind == "train" and event.step is not None:
+            newest_step = event.step
+        elif event.kind == "save":
+            newest_step = max(newest_step, event.step or 0)
+    return newest_step
 
 
 def first_train_event(events: Sequence[Event], number: int) -> Event | None:

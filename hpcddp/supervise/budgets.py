@@ -58,6 +58,7 @@ def count_attempts_without_progress(events: Sequence[Event]) -> int:
     """Return how many attempts in a row, up to the newest, made no progress, since a person last submitted the run.
 
     An attempt makes progress if it saves a newer step than all attempts before it, or if its program reports progress.
+    After a damaged checkpoint the training goes on from an older one: what it saves from there on is new.
     Not counted are attempts that were preempted before they could train, and those whose user requested the requeue.
     """
     count = 0
@@ -69,7 +70,12 @@ def count_attempts_without_progress(events: Sequence[Event]) -> int:
             has_trained = False
         elif event.kind == "train":
             has_trained = True
-        elif event.kind in {"resume", "progress"}:
+            if event.step is not None:
+                newest_step = event.step
+        elif event.kind == "resume":
+            count = 0
+            newest_step = 0
+        elif event.kind == "progress":
             count = 0
         elif event.kind == "save" and (event.step or 0) > newest_step:
             newest_step = event.step or 0

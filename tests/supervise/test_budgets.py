@@ -7,7 +7,7 @@ import pytest
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import Requeue
-from hpcddp.run.events import Event
+from hpcddp.run.events import Event, newest_saved_step
 from hpcddp.stop.reasons import Cause
 from hpcddp.supervise.budgets import (
     count_attempts_without_progress,
@@ -69,10 +69,22 @@ def test_saving_the_same_step_again_is_no_progress() -> None:
     assert count_attempts_without_progress(events) == 2
 
 
-def test_a_person_who_resumes_begins_the_count_anew_but_old_steps_stay_old() -> None:
+def test_a_person_who_resumes_begins_the_count_anew() -> None:
     events = [event("start"), event("save", 10), event("start"), requeue("time_limit"), event("resume")]
     assert (count_requeues(events), count_attempts_without_progress(events)) == ({}, 0)
-    assert count_attempts_without_progress([*events, event("start"), event("save", 10)]) == 1
+    again = [*events, event("start"), event("save", 10)]
+    assert count_attempts_without_progress(again) == 0
+    assert count_attempts_without_progress([*again, event("start"), event("save", 10)]) == 1
+
+
+def test_steps_after_a_damaged_checkpoint_are_progress_though_they_were_saved_once() -> None:
+    events = [event("start"), event("train", 0), event("save", 265), event("save", 522)]
+    for fell_back_to, saved in [(265, 331), (331, 405), (405, 450)]:
+        events += [event("start"), event("train", fell_back_to), event("save", saved), requeue("preemption")]
+        assert count_attempts_without_progress(events) == 0
+        assert newest_saved_step(events) == saved
+    # An attempt that saves nothing beyond what it went on from makes none.
+    assert count_attempts_without_progress([*events, event("start"), event("train", 450), event("save", 450)]) == 1
 
 
 def test_a_run_without_progress_says_how_long_and_which_field(golden: GoldenMessages) -> None:
