@@ -15,28 +15,15 @@ from hpcddp.cli.field_options import field_options
 from hpcddp.cli.help import ClickObject, built
 
 INDEX: Final = "README.md"
-_SOURCE_NOTE: Final = "Written by `scripts/generate-docs` from the command itself: change its docstring, not this page."
-_INTRODUCTION: Final = f"""\
+_INTRODUCTION: Final = """\
 # The commands
 
-{_SOURCE_NOTE}
+`scripts/generate-docs` writes these pages from the commands themselves: change a docstring, not its page.
 
 `--help` prints the same text. `--json` prints one JSON document on stdout and nothing else; progress and errors go to
-stderr. `--debug` prints the traceback of an error. Colours are used on a terminal only, and never with `NO_COLOR`.
+stderr. [Exit codes](../exit-codes.md#of-the-commands) are the same for all. `--debug` prints the
+traceback of an error. Colours are used on a terminal only, and never with `NO_COLOR`.
 
-"""
-_EXIT_CODES: Final = """\
-## Exit codes
-
-| code | meaning |
-|---|---|
-| 0 | success |
-| 1 | failure, or the command found a defect or a run that failed |
-| 2 | an error that you can fix: the message says what to write instead |
-| 130 | interrupted by Ctrl-C, or cancelled by its user |
-| 143 | ended by SIGTERM |
-
-With `--json` an error is `{"error": {"kind": ..., "message": ..., "hint": ...}}`.
 """
 _ENVIRONMENT: Final = """\
 ## Environment
@@ -53,16 +40,6 @@ _ENVIRONMENT: Final = """\
 `hpcddp --install-completion` installs completion of commands, options, their values and run ids for bash, zsh or fish.
 It takes effect in the next shell. `hpcddp --show-completion` prints the completion script instead.
 """
-_SHORT_EXIT_CODES: Final = (
-    f"0 success, 1 failure, 2 an error that you can fix, 130 cancelled by its user: [more]({INDEX}#exit-codes)."
-)
-_FILE_ROWS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "job_file": "| `JOB` | the [job file](../job-file.md) |",
-        "overrides": "| `hpcddp/profiles/default.toml` | the default [profile](../profiles.md), in `~/.config` |",
-        "run_root": "| `RUN_ROOT/NAME/RUN_ID/` | the directory of a run |",
-    }
-)
 _WIDTH: Final = 120
 # The default as the help text describes it, where it is not a plain value.
 _DEFAULT_IN_HELP: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
@@ -139,7 +116,7 @@ def command_pages(app: typer.Typer) -> dict[str, str]:
         pages[file_name] = _page(words, command)
     table = "\n".join(rows)
     examples = "\n".join(_examples_section(root_command))
-    return {INDEX: f"{_INTRODUCTION}{table}\n\n{examples}\n{_EXIT_CODES}\n{_ENVIRONMENT}", **pages}
+    return {INDEX: f"{_INTRODUCTION}{table}\n\n{examples}\n{_ENVIRONMENT}", **pages}
 
 
 def _file_name(words: tuple[str, ...]) -> str:
@@ -153,11 +130,9 @@ def _page(words: tuple[str, ...], command: ClickObject) -> str:
     description = "\n\n".join(textwrap.fill(paragraph, _WIDTH, break_on_hyphens=False) for paragraph in paragraphs)
     return "\n".join(
         [
-            f"# hpcddp {context.info_name}\n\n{_SOURCE_NOTE}\n\n```\n{usage}\n```\n\n{description}\n",
+            f"# hpcddp {context.info_name}\n\n```\n{usage}\n```\n\n{description}\n",
             *_parameter_sections(command, context),
             *_examples_section(command),
-            f"## Exit codes\n\n{_SHORT_EXIT_CODES}\n",
-            *_files_section(command),
             _related_pages_section(words, command),
         ]
     )
@@ -215,17 +190,11 @@ def _examples_section(command: ClickObject) -> list[str]:
     return ["## Examples", "", "```sh", *examples, "```", ""] if examples else []
 
 
-def _files_section(command: ClickObject) -> list[str]:
-    parameter_names = {parameter.name for parameter in command.params}
-    rows = [row for name, row in _FILE_ROWS.items() if name in parameter_names]
-    return ["## Files\n\n| file | what it is |\n|---|---|", *rows, ""] if rows else []
-
-
 def _related_pages_section(words: tuple[str, ...], command: ClickObject) -> str:
     related_commands = [(*words, name) for name in getattr(command, "commands", ())]
     if len(words) > 1:
         related_commands.append(words[:1])
     links = [f"[hpcddp {' '.join(related)}]({_file_name(related)})" for related in related_commands]
     links += [f"[{page}](../{page}.md)" for page in _SEE_ALSO.get(" ".join(words), ())]
-    links.append(f"[all commands]({INDEX})")
+    links += ["[exit codes](../exit-codes.md#of-the-commands)", f"[all commands]({INDEX})"]
     return f"## See also\n\n{', '.join(links)}\n"
