@@ -18,7 +18,7 @@ LARGEST_ROUNDING: Final = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricDifference:
-    """The first metric that differs.
+    """A metric that differs.
 
     Args:
         expected: its value in the undisturbed run.
@@ -29,6 +29,11 @@ class MetricDifference:
     name: str
     expected: float
     found: float
+
+    @property
+    def relative(self) -> float:
+        """The difference over the value in the undisturbed run."""
+        return abs(self.found - self.expected) / (abs(self.expected) or 1.0)
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -76,17 +81,13 @@ class Comparison:
     """How a disturbed run differs from the undisturbed one.
 
     Args:
-        metric: the first metric that differs; None if all are equal.
-        largest_metric: the largest relative difference of a metric.
-        differs_before_fault: whether that one was measured before the fault.
+        metrics: the metrics that differ, in the order in which they were reported.
         saved: the comparison of what they have saved.
         same_parameters: whether the digests of the parameters agree; None where there is none.
         starts_over: whether the second attempt began at the beginning.
     """
 
-    metric: MetricDifference | None
-    largest_metric: float
-    differs_before_fault: bool
+    metrics: Sequence[MetricDifference]
     saved: SavedComparison
     same_parameters: bool | None
     starts_over: bool
@@ -94,21 +95,22 @@ class Comparison:
     @property
     def is_equal(self) -> bool:
         """Whether nothing differs."""
-        return self.metric is None and not self.saved.differences and self.same_parameters is not False
+        return not self.metrics and not self.saved.differences and self.same_parameters is not False
 
     @property
     def is_rounding(self) -> bool:
         """Whether all that differs is as small as the rounding of sums in another order."""
-        tensors = all(difference.relative <= LARGEST_ROUNDING for difference in self.saved.differences)
-        metric = self.metric is None or self.largest_metric <= LARGEST_ROUNDING
-        # A digest does not say by how much.
-        is_known = self.same_parameters is not False or bool(self.saved.differences)
-        return tensors and metric and is_known
+        if self.same_parameters is False and not self.saved.differences:
+            # A digest does not say by how much.
+            return False
+        relative = [difference.relative for difference in self.metrics]
+        relative += [difference.relative for difference in self.saved.differences]
+        return all(number <= LARGEST_ROUNDING for number in relative)
 
     def sentences(self) -> Iterator[str]:
         """Yield the differences in words."""
-        if self.metric is not None:
-            yield str(self.metric)
+        if self.metrics:
+            yield str(self.metrics[0])
         if self.saved.differences:
             others = len(self.saved.differences) - 1
             sentence = str(self.saved.differences[0])
@@ -130,19 +132,23 @@ def compare(reference: Course, disturbed: Course, saved: SavedComparison) -> Com
     same_parameters: bool | None = None
     if reference.parameters_sha256 is not None:
         same_parameters = reference.parameters_sha256 == disturbed.parameters_sha256
-    expected = metrics_of(reference.before)
-    before_fault = _first_difference(expected, disturbed.before)
     return Comparison(
-        metric=before_fault or _first_difference(expected, disturbed.after),
-        largest_metric=_largest_difference(expected, (*disturbed.before, *disturbed.after)),
-        differs_before_fault=before_fault is not None,
+        metrics=list(_metric_differences(_metrics_of(reference.before), disturbed)),
         saved=saved,
         same_parameters=same_parameters,
         starts_over=_starts_over(reference, disturbed),
     )
 
 
-def metrics_of(lines: Iterable[MetricsLine]) -> Metrics:
+def _metric_differences(expected: Metrics, disturbed: Course) -> Iterator[MetricDifference]:
+    for lines in (disturbed.before, disturbed.after):
+        for (step, name), found in _metrics_of(lines).items():
+            value = expected.get((step, name))
+            if value is not None and value != found:
+                yield MetricDifference(step=step, name=name, expected=value, found=found)
+
+
+def _metrics_of(lines: Iterable[MetricsLine]) -> Metrics:
     """Return what lines report that depends on the training alone; the last line of a step counts."""
     return {
         (line.step, name): value
@@ -150,23 +156,6 @@ def metrics_of(lines: Iterable[MetricsLine]) -> Metrics:
         for name, value in line.numbers().items()
         if not MEASURED.search(name)
     }
-
-
-def _first_difference(expected: Metrics, lines: Iterable[MetricsLine]) -> MetricDifference | None:
-    for (step, name), found in metrics_of(lines).items():
-        value = expected.get((step, name))
-        if value is not None and value != found:
-            return MetricDifference(step=step, name=name, expected=value, found=found)
-    return None
-
-
-def _largest_difference(expected: Metrics, lines: Iterable[MetricsLine]) -> float:
-    """Return the largest difference of a metric over its value in the undisturbed run."""
-    largest = 0.0
-    for key, number in metrics_of(lines).items():
-        value = expected.get(key, number)
-        largest = max(largest, abs(number - value) / (abs(value) or 1.0))
-    return largest
 
 
 def _starts_over(reference: Course, disturbed: Course) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.rehearse.cause import likely_cause
 from hpcddp.rehearse.compare import Comparison, compare
 from hpcddp.rehearse.faults import FAULTS, REQUEUE, SANDBOX_FAULTS, Fault
 from hpcddp.rehearse.guard import clean_up, guarded
@@ -41,14 +40,12 @@ class TrialReport:
 
     Args:
         comparison: how it differs from the undisturbed one; None if it did not come back.
-        cause: the likely cause of what differs; None if nothing does, or the run did not come back.
     """
 
     fault: Fault
     disturbed: Disturbed
     comparison: Comparison | None
     verdict: Verdict
-    cause: str | None = None
 
     @property
     def is_good(self) -> bool:
@@ -72,15 +69,7 @@ class TrialReport:
         }
         if comparison is None:
             return document
-        first_metric = None
-        metric = comparison.metric
-        if metric is not None:
-            first_metric = {
-                "step": metric.step,
-                "name": metric.name,
-                "expected": metric.expected,
-                "found": metric.found,
-            }
+        first_metric = asdict(comparison.metrics[0]) if comparison.metrics else None
         tensors = [
             {"file": difference.file, "name": difference.name, "largest_difference": _finite(difference.largest)}
             for difference in comparison.saved.differences
@@ -92,7 +81,6 @@ class TrialReport:
             "same_parameters": comparison.same_parameters,
             "files_compared": comparison.saved.files,
             "files_not_compared": list(comparison.saved.unreadable),
-            "cause": self.cause,
         }
 
 
@@ -285,7 +273,6 @@ def _judge(fault: Fault, reference: Undisturbed, disturbed: Disturbed) -> TrialR
         disturbed=disturbed,
         comparison=comparison,
         verdict=_verdict(fault, comparison, reference),
-        cause=likely_cause(comparison, reference.course, disturbed.course, disturbed.held),
     )
 
 

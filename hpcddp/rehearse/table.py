@@ -59,7 +59,7 @@ def _row(trial: TrialReport) -> tuple[str, ...]:
 
 
 def _details(trial: TrialReport) -> Iterator[str]:
-    """Yield what is to be known about a trial besides its row: a problem, a difference, its likely cause."""
+    """Yield what is to be known about a trial besides its row: a problem, or what differs."""
     disturbed = trial.disturbed
     comparison = trial.comparison
     if disturbed.not_tried is not None:
@@ -70,8 +70,6 @@ def _details(trial: TrialReport) -> Iterator[str]:
     if comparison is None:
         return
     yield from comparison.sentences()
-    if trial.cause is not None and not trial.is_good:
-        yield f"likely cause: {trial.cause}"
     if trial.verdict == "came back" and not comparison.is_equal:
         yield "with another number of ranks sums have another order, so the difference does not count"
     if trial.verdict == "not compared":

@@ -26,7 +26,7 @@ from hpcddp.rehearse.faults import Fault, SlurmAct, cut_in_half, send
 from hpcddp.rehearse.plan import SmallJob
 from hpcddp.rehearse.project import Project
 from hpcddp.rehearse.requeue import cause_by_slurm
-from hpcddp.rehearse.saved import SavedFile, newest_to_damage, read_values, saved_files
+from hpcddp.rehearse.saved import SavedFile, newest_to_damage, saved_files
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import TAIL_BYTES, read_tail
 from hpcddp.run.job_records import read_submission
@@ -189,8 +189,6 @@ class Disturbed:
         step: the last step that was reported before the fault; None without metrics.
         ended_as: the status of the run after the fault; ``lost`` without a result.
         damaged: the name of the file that was cut in half; None if none was.
-        held: the names of the values in the newest file that the resumption found; not known after a fault of Slurm,
-            which does not wait for that.
         restart_s: from the resumption to the first new step, else to the first new file; None without either.
         problem: why the run did not come back, a sentence; None if it did.
         not_tried: why the fault could not be caused, a phrase; None if it was.
@@ -202,7 +200,6 @@ class Disturbed:
     step: int | None
     ended_as: str
     damaged: str | None = None
-    held: tuple[str, ...] = ()
     restart_s: float | None = None
     problem: str | None = None
     not_tried: str | None = None
@@ -271,12 +268,11 @@ def run_disturbed(stage: Stage, fault: Fault, reference: Undisturbed) -> Disturb
     _disturb(fault, trial)
     end_processes(stage.root)
     outcome = _after_first_attempt(trial)
-    newest_file = newest_to_damage(outcome.files)
-    outcome = replace(outcome, held=_names_in(newest_file))
     ended_outcome = _without_rest(outcome, reference)
     if ended_outcome is not None:
         return ended_outcome
     if fault.damages_newest:
+        newest_file = newest_to_damage(outcome.files)
         if newest_file is None:
             reason = "the program has saved no file with tensors that could be damaged; --fault names the other faults"
             return replace(outcome, not_tried=reason)
@@ -400,14 +396,6 @@ def _without_rest(outcome: Disturbed, reference: Undisturbed) -> Disturbed | Non
             outcome, not_tried="all steps were done before the run ended; give it more steps, or longer ones"
         )
     return None
-
-
-def _names_in(file: SavedFile | None) -> tuple[str, ...]:
-    if file is None:
-        return ()
-    with suppress(ValueError):
-        return tuple(f"{file.name}.{name}" for name in read_values(file))
-    return ()
 
 
 def _resume(stage: Stage, fault: Fault, trial: Trial, outcome: Disturbed) -> Disturbed:

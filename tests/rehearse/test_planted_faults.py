@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from hpcddp.rehearse import cause
 from tests.command_line import hpcddp
 
 ROOT = Path(__file__).parents[2]
@@ -21,21 +20,21 @@ REPORT = "HPCDDP_REHEARSALS"
 pytestmark = [pytest.mark.long("each rehearsal starts ranks with torch a dozen times"), pytest.mark.distributed]
 
 PLANTED = (
-    ("optimizer_missing", "preemption", "differs", cause.OPTIMIZER_MISSING),
-    ("scheduler_missing", "preemption", "differs", cause.SCHEDULER),
-    ("scheduler_twice", "preemption", "differs", cause.SCHEDULER),
-    ("epoch_from_its_beginning", "preemption", "differs", cause.DATA_OR_RANDOM),
-    ("epoch_of_the_sampler", "preemption", "differs", cause.DATA_OR_RANDOM),
-    ("generators_missing", "preemption", "differs", cause.DATA_OR_RANDOM),
-    ("buffers_missing", "preemption", "differs", cause.BUFFERS),
-    ("average_missing", "preemption", "differs", cause.AVERAGE),
-    ("scaler_missing", "preemption", "differs", cause.SCALER),
-    ("torn_file", "damaged-checkpoint", "lost", None),
-    ("leaves_without_saving", "preemption", "starts over", cause.STARTS_OVER),
-    ("step_off_by_one", "preemption", "differs", cause.STEP_COUNTER),
-    ("starts_over", "kill", "starts over", cause.STARTS_OVER),
-    ("saves_alone", "preemption", "starts over", cause.STARTS_OVER),
-    ("unseeded", "cancel", "differs", cause.UNSEEDED),
+    ("optimizer_missing", "preemption", "differs"),
+    ("scheduler_missing", "preemption", "differs"),
+    ("scheduler_twice", "preemption", "differs"),
+    ("epoch_from_its_beginning", "preemption", "differs"),
+    ("epoch_of_the_sampler", "preemption", "differs"),
+    ("generators_missing", "preemption", "differs"),
+    ("buffers_missing", "preemption", "differs"),
+    ("average_missing", "preemption", "differs"),
+    ("scaler_missing", "preemption", "differs"),
+    ("torn_file", "damaged-checkpoint", "lost"),
+    ("leaves_without_saving", "preemption", "starts over"),
+    ("step_off_by_one", "preemption", "differs"),
+    ("starts_over", "kill", "starts over"),
+    ("saves_alone", "preemption", "starts over"),
+    ("unseeded", "cancel", "differs"),
 )
 RIGHT = {
     "a loop of its own": ["--tasks-per-node", "2", "--", "python", "training.py"],
@@ -75,16 +74,12 @@ def rehearse(project: Path, name: str, *words: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize(("script", "fault", "verdict", "likely_cause"), PLANTED, ids=[row[0] for row in PLANTED])
-def test_each_planted_fault_is_found(
-    project: Path, script: str, fault: str, verdict: str, likely_cause: str | None
-) -> None:
+@pytest.mark.parametrize(("script", "fault", "verdict"), PLANTED, ids=[row[0] for row in PLANTED])
+def test_each_planted_fault_is_found(project: Path, script: str, fault: str, verdict: str) -> None:
     words = ("--tasks-per-node", "2", "--fault", fault, "--", "python", f"{script}.py")
     document = rehearse(project, script, *words)
     (trial,) = document["faults"]
     assert (document["ok"], trial["verdict"]) == (False, verdict), document
-    if likely_cause is not None:
-        assert trial["cause"].startswith(likely_cause), document
 
 
 @pytest.mark.parametrize("name", RIGHT)

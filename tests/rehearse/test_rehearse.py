@@ -74,14 +74,11 @@ def test_a_right_program_comes_back_from_every_fault_and_leaves_nothing(project:
     assert list(index.glob("*.json")) == []
 
 
-def test_a_program_that_starts_over_is_found_and_its_runs_can_be_kept(
-    project: Path, tmp_path: Path, golden: GoldenMessages
-) -> None:
+def test_a_program_that_starts_over_is_found_and_its_runs_can_be_kept(project: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     done = rehearse(project, f"--fault preemption --keep {kept} --- forgets")
     assert done.returncode == 1, done.stderr
     assert "starts over" in done.stdout
-    golden.message(next(line for line in done.stdout.splitlines() if "likely cause" in line))
     assert sorted(path.name for path in kept.iterdir()) == ["preemption", "undisturbed"]
     assert kept.stat().st_mode & 0o777 == 0o700
     done = rehearse(project, f"--keep {kept}")
@@ -103,7 +100,6 @@ def test_a_program_that_no_two_starts_repeat_is_found(project: Path) -> None:
     assert done.returncode == 1, done.stderr
     (fault,) = json.loads(done.stdout)["rehearsals"][0]["faults"]
     assert fault["first_metric"]["step"] == 1
-    assert "not seeded" in fault["cause"]
 
 
 def test_a_program_that_fails_without_a_fault_is_bad_input_with_its_last_words(
