@@ -68,10 +68,10 @@ def cancel(status: RunStatus, *, end: End) -> str:
             f"nothing was cancelled: the state of the run {status.run.run_id} is unknown; try again where Slurm, or "
             "the machine that it was started on, can be queried"
         )
-    _append_cancel_event(status)
     if job.local:
         return _cancel_on_this_machine(status, job)
     end([job.job_id])
+    _append_cancel_event(status)
     if status.state.has_nodes:
         return _sentence_about_ending(status, job.job_id)
     saved_step = _conclude(status)
@@ -82,6 +82,7 @@ def _cancel_on_this_machine(status: RunStatus, job: Job) -> str:
     """End a run on this machine, and return what happens now, in a sentence."""
     run = status.run
     still_ran = _signal_batch_script(job)
+    _append_cancel_event(status)
     if not status.state.has_nodes:
         _conclude(status)
         return f"run {run.run_id} is cancelled before its turn; to start it: {resume_command(run)}"
@@ -152,7 +153,10 @@ def _is_command(run: RunDirectory) -> bool:
 
 
 def _append_cancel_event(status: RunStatus) -> None:
-    """Record who ends a running attempt: Slurm shows only that its job was signalled."""
+    """Record who ends a running attempt: Slurm shows only that its job was signalled.
+
+    Only a request that has reached the job is recorded: a requeue soon after it is refused as the program's own.
+    """
     if status.files.attempt is not None and status.state.has_nodes:
         with suppress(OSError):
             append_event(status.run.events, kind="cancel", time=status.now, attempt=status.files.attempt)
@@ -199,8 +203,6 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     if not alive:
         what = signalled or "there is nothing to cancel"
         return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); {what}"
-    for element in alive:
-        _append_cancel_event(element)
     jobs_in_slurm = []
     for job in _jobs_of(alive):
         if job.local:
@@ -210,6 +212,7 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     if jobs_in_slurm:
         end(_joined_by_array(jobs_in_slurm))
     for element in alive:
+        _append_cancel_event(element)
         if not element.state.has_nodes and element.run.path.is_dir():
             _conclude(element)
     # Elements that have not begun have no directory of their own.

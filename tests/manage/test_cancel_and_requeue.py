@@ -82,6 +82,17 @@ def test_a_run_that_runs_is_told_to_end_and_writes_its_result_itself(tmp_path: P
     assert [event.attempt for event in read_events(made.run.events) if event.kind == "cancel"] == [0]
 
 
+def test_a_cancel_that_slurm_refuses_is_not_recorded(tmp_path: Path) -> None:
+    def refuse(_: object) -> None:
+        raise SlurmUnavailableError("scancel: error: Unable to contact slurm controller")
+
+    made = running(tmp_path)
+    with pytest.raises(SlurmUnavailableError):
+        cancel(look(made, queued()), end=refuse)
+    # A preemption soon after it would be refused as a requeue by the program of a cancelled job.
+    assert [event for event in read_events(made.run.events) if event.kind == "cancel"] == []
+
+
 def test_a_program_is_told_to_save_itself(tmp_path: Path, golden: GoldenMessages) -> None:
     made = running(tmp_path, PROGRAM)
     said = golden.message(cancel(look(made, queued()), end=Slurm().end))
