@@ -141,6 +141,7 @@ _UNKNOWN_PARTITION: Final = re.compile(r"invalid partition specified: (?P<names>
 _INVALID: Final = re.compile(r"\binvalid\b(?! (?:user id|authentication credential|job credential))", re.IGNORECASE)
 # Of an sbatch that has ended before it printed a job id: the controller may have the job.
 _MAYBE_QUEUED: Final = "if squeue --me shows the job all the same, end it with scancel"
+_PARSABLE_JOB_ID: Final = re.compile(r"^[ \t]*([0-9]+)(?:;\S+)?[ \t]*$", re.MULTILINE)
 _UNKNOWN_JOB: Final = "Invalid job id specified"
 # For an array element that has ended, while the controller still knows other elements of its array.
 _UNKNOWN_ELEMENT: Final = "Job {job_id} not found"
@@ -275,15 +276,16 @@ def _change(*command: str) -> None:
 def parse_job_id(output: str) -> str:
     """Return the job id in the output of ``sbatch --parsable``: ``123``, or ``123;cluster`` in a federation.
 
+    Plugins of a site may print lines before it, and a wrapper of sbatch lines after it.
+
     Raises:
-        SlurmCommandError: the output has no job id.
+        SlurmCommandError: not exactly one line is a job id.
     """
-    # Plugins of a site may print lines before it.
-    last = output.strip().rpartition("\n")[2]
-    job_id = last.partition(";")[0]
-    if not (job_id.isascii() and job_id.isdecimal()):
-        raise SlurmCommandError(f"sbatch --parsable printed {last!r}, which holds no job id")
-    return job_id
+    job_ids = _PARSABLE_JOB_ID.findall(output)
+    if len(job_ids) != 1:
+        printed = "; ".join(line.strip() for line in output.splitlines() if line.strip())
+        raise SlurmCommandError(f"sbatch --parsable printed {printed!r}, which is not one job id; {_MAYBE_QUEUED}")
+    return job_ids[0]
 
 
 def parse_job(output: str) -> dict[str, str]:

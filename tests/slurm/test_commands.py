@@ -54,16 +54,20 @@ def test_fields_of_a_job_are_read_whatever_its_user_wrote_into_it() -> None:
     assert job["StdOut"] == "/tmp/Key=value"
 
 
-@pytest.mark.parametrize("output", ["123\n", "123;cluster\n", "a site's greeting\n123\n"])
+@pytest.mark.parametrize(
+    "output", ["123\n", "123;cluster\n", "a site's greeting\n123\n", "123;c\nsbatch: 120 of 5000 core hours are left\n"]
+)
 def test_the_job_id_is_found_in_what_sbatch_printed(output: str) -> None:
     assert commands.parse_job_id(output) == "123"
 
 
-@pytest.mark.parametrize(("output", "last"), [("", ""), ("Submitted batch job 123\n", "Submitted batch job 123")])
+@pytest.mark.parametrize(
+    ("output", "last"), [("", ""), ("Submitted batch job 123\n", "Submitted batch job 123"), ("123\n124\n", "123; 124")]
+)
 def test_an_answer_without_a_job_id_is_an_error(output: str, last: str, golden: GoldenMessages) -> None:
     with pytest.raises(commands.SlurmCommandError) as caught:
         commands.parse_job_id(output)
-    assert_facts(golden.message(caught.value), f"sbatch --parsable printed {last!r}", "no job id")
+    assert_facts(golden.message(caught.value), f"sbatch --parsable printed {last!r}", "not one job id", "squeue --me")
 
 
 def test_variables_that_override_the_script_or_describe_other_ranks_are_dropped() -> None:
