@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hpcddp.errors import HpcddpError, UserError, counted
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.launchers import World
+from hpcddp.jobfile.launchers import OWN, World
 from hpcddp.jobfile.placeholders import fill_run_placeholders
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.ownership import RunDirectoryError
@@ -31,6 +31,11 @@ from hpcddp.task.training import run_rank
 
 # What a launcher sets for each of the ranks that it starts.
 _VARIABLES_OF_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+# srun's numbers of its tasks. Tasks with a launcher count nodes, and programs that know Slurm take them for ranks.
+_NUMBERS_OF_A_TASK: Final = (
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE",
+)  # fmt: skip
 
 
 class NotATaskError(HpcddpError):
@@ -108,6 +113,9 @@ def _run_command(inputs: TaskInputs) -> None:
     if spec.launcher_command is not None:
         for name in _VARIABLES_OF_A_RANK:
             environment.pop(name)
+        if spec.launcher_command.launcher != OWN:
+            for name in _NUMBERS_OF_A_TASK:
+                environment.pop(name, None)
         world = World(
             nodes=env.nodes,
             node_rank=env.node_rank,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import read_failures
+from hpcddp.run.job_records import Start, write_start
 from hpcddp.stop.listener import LISTENER
 from hpcddp.task.rendezvous import RendezvousError
 from hpcddp.task.training import opening
@@ -78,6 +80,54 @@ def test_tasks_that_are_not_as_many_as_the_job_has_do_not_begin(
     (record,) = read_failures(attempt)
     assert (record.rank, record.kind, record.exit_code, done.returncode) == (3, "number_of_tasks", 70, 70)
     assert_facts(golden.message(record.message), "starts 4 tasks", "has 2", "render the script again")
+
+
+@pytest.fixture
+def variables_of(tmp_path: Path) -> Callable[..., Mapping[str, str]]:
+    """Return a function that runs the only task of an attempt, and returns the environment of its program."""
+
+    def run_only_task(command: str, *, number: int = 0, tasks: int = 1, **environment: str) -> Mapping[str, str]:
+        program = tmp_path / "torchrun"
+        program.write_text(f"#!/bin/sh\nenv -0 >{tmp_path}/variables\n")
+        program.chmod(0o755)
+        job = tmp_path / "job.yaml"
+        job.write_text(f"name: a\nresources: {{tasks_per_node: {tasks}}}\ncommand: [{command}]\n")
+        attempt = RunDirectory(tmp_path / "run").attempt(number)
+        attempt.path.mkdir(parents=True)
+        attempt.run.job_file.write_text(dump_job(load_job(job).spec, environment_values=False))
+        write_start(attempt, Start(job_id="7", host="n1", time=0.0, is_local=False, token="0" * 32))
+        done = run_task(
+            attempt,
+            PATH=f"{tmp_path}:/usr/bin:/bin",
+            VIRTUAL_ENV=str(tmp_path),
+            SLURM_PROCID="0",
+            SLURM_LOCALID="0",
+            SLURM_NODEID="0",
+            SLURM_NTASKS="1",
+            SLURM_STEP_NUM_TASKS="1",
+            SLURM_STEP_NUM_NODES="1",
+            SLURM_STEP_TASKS_PER_NODE="1",
+            SLURM_STEP_NODELIST="localhost",
+            **environment,
+        )
+        assert done.returncode == 0, done.stderr
+        pairs = (tmp_path / "variables").read_text().split("\0")
+        return dict(pair.split("=", 1) for pair in pairs if pair)
+
+    return run_only_task
+
+
+def test_ranks_of_a_launcher_see_no_numbers_of_slurms_tasks(variables_of: Callable[..., Mapping[str, str]]) -> None:
+    numbers = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"}
+    variables = variables_of("torchrun, train.py", tasks=2)
+    assert not variables.keys() & numbers
+    assert (variables["SLURM_NODEID"], variables["NODE_RANK"], variables["SLURM_JOB_ID"]) == ("0", "0", "7")
+
+
+def test_a_program_without_a_launcher_keeps_the_numbers_of_its_task(
+    variables_of: Callable[..., Mapping[str, str]],
+) -> None:
+    assert variables_of("torchrun, train.py")["SLURM_PROCID"] == "0"
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, ValueError])
