@@ -87,6 +87,9 @@ def _prepare(attempt: AttemptDirectory, environment: MutableMapping[str, str]) -
     if spec.command is not None:
         LISTENER.meaning = "it is passed on to the program"
         PROCESS_STATE.saves_alone = True
+    # Slurm counts only its own requeues. A program that resumes where this is above 0 resumes in each further attempt.
+    if attempt.number > env.restart_count:
+        environment["SLURM_RESTART_COUNT"] = str(attempt.number)
     environment.setdefault("OMP_NUM_THREADS", str(_cpus_of_this_task(spec)))
     if environment.get("SLURM_JOB_NAME") in INTERACTIVE_JOB_NAMES:
         environment["SLURM_JOB_NAME"] = UNNAMED_JOB

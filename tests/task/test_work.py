@@ -130,6 +130,17 @@ def test_a_program_without_a_launcher_keeps_the_numbers_of_its_task(
     assert variables_of("torchrun, train.py")["SLURM_PROCID"] == "0"
 
 
+@pytest.mark.parametrize(
+    ("number", "slurms_count", "count"),
+    [(0, None, None), (1, None, "1"), (2, "1", "2"), (1, "3", "3")],
+)
+def test_the_restart_count_is_at_least_the_number_of_the_attempt(
+    variables_of: Callable[..., Mapping[str, str]], number: int, slurms_count: str | None, count: str | None
+) -> None:
+    environment = {} if slurms_count is None else {"SLURM_RESTART_COUNT": slurms_count}
+    assert variables_of("torchrun, a.py", number=number, **environment).get("SLURM_RESTART_COUNT") == count
+
+
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, ValueError])
 def test_an_error_of_torch_while_the_group_opens_is_one_of_the_infrastructure(
     tmp_path: Path, kind: type[Exception], golden: GoldenMessages
