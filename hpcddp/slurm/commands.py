@@ -281,7 +281,7 @@ def parse_job_id(output: str) -> str:
     Raises:
         SlurmCommandError: not exactly one line is a job id.
     """
-    job_ids = _PARSABLE_JOB_ID.findall(output)
+    job_ids: list[str] = _PARSABLE_JOB_ID.findall(output)
     if len(job_ids) != 1:
         printed = "; ".join(line.strip() for line in output.splitlines() if line.strip())
         raise SlurmCommandError(f"sbatch --parsable printed {printed!r}, which is not one job id; {_MAYBE_QUEUED}")
