@@ -18,15 +18,9 @@ from hpcddp.jobfile.resources import SRUN_VARIABLES
 from hpcddp.jobfile.units import TimeLimit, UnitError
 from hpcddp.jobfile.write import write_values
 from hpcddp.script.directives import Flag
-from hpcddp.script.draft import SETUP, Draft, Row
+from hpcddp.script.draft import Draft, Row
 from hpcddp.script.kinds import kind_of_words
-from hpcddp.script.launch import (
-    Launch,
-    LauncherWords,
-    gives_code,
-    launch_of,
-    split_launcher,
-)
+from hpcddp.script.launch import Launch, LauncherWords, gives_code, launch_of
 from hpcddp.script.parse import Script
 from hpcddp.script.request import (
     CONTAINER_FLAGS,
@@ -40,12 +34,10 @@ from hpcddp.script.request import (
     take_counts,
     take_other_flags,
 )
-from hpcddp.script.shell import Command, Statement, Word
-from hpcddp.script.surroundings import SET_BY_HPCDDP, Surroundings, read_around
-from hpcddp.script.variables import Variables, names_in
+from hpcddp.script.shell import Statement, Word
+from hpcddp.script.surroundings import Surroundings, read_around
 from hpcddp.slurm.directives import Directive, directives_for
 
-_LONGEST_TEXT: Final = 60
 _MOST_ROUNDS: Final = 20
 
 
@@ -85,33 +77,32 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     draft = Draft()
     flags = effective_flags(script, draft)
     _note_foreign_directives(script, draft)
-    command, launch_index = _find_launch(script)
+    launch, launch_index = _find_launch(script)
+    line = launch.command.line
     index_behind_call = _index_behind_call(script.statements, launch_index)
     surroundings = Surroundings(draft)
+    if {"-l", "--login"} & set((script.shebang or "").split()):
+        surroundings.add_setup(1, "source /etc/profile", script.lines[0])
     if "chdir" in flags:
-        _take_chdir(flags["chdir"], flag_text(flags["chdir"]), surroundings)
+        _take_sbatch_chdir(flags["chdir"], surroundings)
     for statement in script.statements[:launch_index]:
         surroundings.read_before(statement)
     for statement in script.statements[launch_index + 1 : index_behind_call - 1]:
         surroundings.read_before(statement)
-    read_around(script.statements[launch_index], command, surroundings)
-    surroundings.substituted = surroundings.variables.names_behind(command.text)
-    launch = launch_of(command, surroundings.variables)
+    read_around(script.statements[launch_index], launch.command, surroundings)
     for statement in launch.before:
-        surroundings.read_before(replace(statement, line=command.line, last_line=command.line))
+        surroundings.read_before(replace(statement, line=line, last_line=line))
     for flag in launch.srun:
         if flag.name == "chdir":
-            _take_chdir(replace(flag, line=command.line), f"srun {flag_text(flag)}", surroundings)
-    surroundings.read_prefix(command.line, command.assignments)
-    used_names = _take_launch(launch, flags, surroundings)
+            surroundings.change_directory(line, f"srun {flag_text(flag)}", _word_of_srun(flag))
+    surroundings.read_prefix(line, launch.command.assignments)
+    needs_export = _take_launch(launch, flags, surroundings)
     if index_behind_call > launch_index + 1:
         call = script.statements[index_behind_call - 1]
         draft.drop(call.line, call.text, "it calls the function that starts the program")
     for statement in script.statements[index_behind_call:]:
         surroundings.read_after(statement)
-    _note_login_shell(script, surroundings)
-    surroundings.finish(used_names)
-    _note_unknown_variables(launch, used_names, surroundings)
+    surroundings.finish(line, needs_export=needs_export)
     draft.values.setdefault(("name",), job_name_of(name))
     take_other_flags(flags, draft)
     job = _valid_job(draft, environment)
@@ -159,17 +150,6 @@ def _refuse_unreadable(script: Script) -> None:
         )
 
 
-def _note_login_shell(script: Script, surroundings: Surroundings) -> None:
-    words = (script.shebang or "").split()
-    if not {"-l", "--login"} & set(words):
-        return
-    if surroundings.needs_login_shell():
-        surroundings.draft.values[SETUP] = ["source /etc/profile"]
-        surroundings.draft.note_setup(1, script.lines[0])
-    else:
-        surroundings.draft.drop(1, script.lines[0], "the environment of the job needs no login shell")
-
-
 def _note_foreign_directives(script: Script, draft: Draft) -> None:
     for comment in script.comments:
         if comment.column == 0 and re.match(r"#(PBS|BSUB|COBALT)\s+-", comment.text):
@@ -180,31 +160,27 @@ def _note_foreign_directives(script: Script, draft: Draft) -> None:
             draft.leave_open(comment.line, comment.text, "sbatch refuses a script with #SLURM; write #SBATCH")
 
 
-def _find_launch(script: Script) -> tuple[Command, int]:
+def _find_launch(script: Script) -> tuple[Launch, int]:
     """Return the command that starts the ranks, and the index of its statement: the first of the most certain ones.
 
     Raises:
         ConversionError: nothing in the script starts a program.
     """
-    variables = Variables()
-    best_launch: Launch | None = None
-    launch_index = 0
-    for index, statement in enumerate(script.statements):
-        for command in statement.commands:
-            launch = launch_of(command, variables)
-            if launch.certainty and (best_launch is None or launch.certainty > best_launch.certainty):
-                best_launch = launch
-                launch_index = index
-        _follow(statement, variables)
-    if best_launch is None:
+    launches = [
+        (launch_of(command), index)
+        for index, statement in enumerate(script.statements)
+        for command in statement.commands
+    ]
+    best, index = max(launches, key=lambda launch: launch[0].certainty, default=(None, 0))
+    if best is None or not best.certainty:
         raise ConversionError(_why_no_launch(script))
-    return best_launch.command, launch_index
+    return best, index
 
 
 def _why_no_launch(script: Script) -> str:
     """Return why no command of a script can be that of the job, and what to do."""
     for command in script.commands:
-        if gives_code(launch_of(command, Variables()).words):
+        if gives_code(launch_of(command).words):
             return (
                 f"line {command.line} gives Python its code in the script itself, and no other line starts a program; "
                 "write the code into a file, and let the line start that: python FILE.py"
@@ -213,24 +189,6 @@ def _why_no_launch(script: Script) -> str:
         "no line starts a program that can be the work of the job, as srun PROGRAM, torchrun, accelerate, mpirun and "
         "python FILE do; write the job file yourself: docs/from-a-script.md says how"
     )
-
-
-def _follow(statement: Statement, variables: Variables) -> None:
-    """Note the variables that a statement assigns."""
-    command = statement.command
-    if command is None:
-        variables.forget_all_of(statement)
-        return
-    is_export = bool(command.words) and command.words[0].text == "export"
-    if is_export:
-        assignments = command.words[1:]
-    elif command.words:
-        # They hold for this one command.
-        assignments = ()
-    else:
-        assignments = command.assignments
-    for word in assignments:
-        variables.assign(word)
 
 
 def _index_behind_call(statements: Sequence[Statement], launch_index: int) -> int:
@@ -244,48 +202,34 @@ def _index_behind_call(statements: Sequence[Statement], launch_index: int) -> in
     return launch_index + 1
 
 
-def _note_unknown_variables(launch: Launch, used: set[str], surroundings: Surroundings) -> None:
-    """Say which variables of the command the job does not set, although the script does."""
-    draft = surroundings.draft
-    setup = "\n".join(draft.values.get(SETUP, ()))
-    exported = set(re.findall(r"(?:export|declare -x) ([A-Za-z_]\w*)", setup))
-    set_by_job = exported | {path[-1] for path in draft.values if path[:2] == ("environment", "env")}
-    unknown = sorted((used & surroundings.assigned) - set_by_job - SET_BY_HPCDDP)
-    for name in unknown:
-        draft.leave_open(
-            launch.command.line,
-            f"${name}",
-            "the command uses it, and the script sets it in a loop or under a condition: write its value into the "
-            f"command, or sweep it: sweep: {{{name.lower()}: [...]}} and {{{name.lower()}}} in the command",
-        )
+def _take_sbatch_chdir(flag: Flag, surroundings: Surroundings) -> None:
+    # sbatch takes a dollar sign as it is.
+    target = _plain(flag.value or ".")
+    surroundings.add_setup(flag.line, f"cd {target.written}", flag_text(flag))
+    surroundings.change_directory(flag.line, flag_text(flag), target)
 
 
-def _take_chdir(flag: Flag, shown: str, surroundings: Surroundings) -> None:
-    """Change the directory as a flag of sbatch or srun does; ``shown`` is the flag in the table."""
+def _word_of_srun(flag: Flag) -> Word:
     text = flag.value or "."
-    # sbatch takes a dollar sign as it is; the words of srun have been expanded by the shell of the script.
-    expands = shown.startswith("srun ") and "$" in text
-    written = f'"{text}"' if expands else shlex.quote(text)
-    surroundings.change_directory(flag.line, shown, Word(written=written, text=text, expands=expands))
+    return Word(written=f'"{text}"', text=text, expands=True) if "$" in text else _plain(text)
 
 
-def _take_launch(launch: Launch, flags: Mapping[str, Flag], surroundings: Surroundings) -> set[str]:
-    """Set the command, the launcher and the numbers of the job; return the names that the command uses."""
+def _take_launch(launch: Launch, flags: Mapping[str, Flag], surroundings: Surroundings) -> bool:
+    """Set the command, the launcher and the numbers of the job; return whether a shell in the tasks expands words."""
     draft = surroundings.draft
+    directory = surroundings.directory
     counts = read_counts(flags, launch, draft)
-    name = launch.launcher
-    parts = None if name is None else split_launcher(launch.words, name)
+    parts = launch.parts
     ranks = _ranks_of(launch, counts)
     take_counts(flags, counts, ranks, _stated_ranks(parts, counts), draft)
     if ranks == "own":
         draft.values["launcher",] = OWN
-    words = launch.words if parts is None else _launcher_command(parts, surroundings.directory)
-    command = _command_of(words, surroundings.directory, parts)
+    words = launch.words if parts is None else _launcher_command(parts, directory)
+    command = _command_of(words, directory, parts)
     draft.take(launch.command.line, launch.command.text, ("command",), list(command), _launch_note(launch, parts))
     _take_srun_flags(launch, draft)
     _note_launch_problems(launch, counts, ranks, command, draft)
-    _note_options_to_expand(launch, parts, draft)
-    return set().union(*(names_in(word) for word in command), *({word} for word in command))
+    return "$" in " ".join(command)
 
 
 def _stated_ranks(parts: LauncherWords | None, counts: Counts) -> int | None:
@@ -297,18 +241,10 @@ def _stated_ranks(parts: LauncherWords | None, counts: Counts) -> int | None:
     return max(1, ranks // counts.nodes) if parts.counts_all_nodes else ranks
 
 
-def _note_options_to_expand(launch: Launch, parts: LauncherWords | None, draft: Draft) -> None:
-    for word in () if parts is None else (*parts.head, *parts.options):
-        if word.expands:
-            draft.leave_open(
-                launch.command.line, word.written, "no shell expands an option of the launcher: write its value there"
-            )
-
-
 def _ranks_of(launch: Launch, counts: Counts) -> Ranks:
-    if launch.launcher is not None:
+    if launch.parts is not None:
         return "launcher"
-    if kind_of_words(launch.words) == "deepspeed":
+    if launch.launcher is not None or kind_of_words(launch.words) == "deepspeed":
         return "own"
     if launch.started_by == "shell":
         return "own" if counts.gpus_per_node > 1 else "alone"
@@ -427,7 +363,10 @@ def _note_launch_problems(launch: Launch, counts: Counts, ranks: Ranks, command:
             "bash -c 'PROGRAM < FILE'",
         )
     if ranks == "own":
-        draft.note_taken(line, shown, ("launcher",), "own: one task on each node, which uses all GPUs of the node")
+        note = "own: one task on each node, which uses all GPUs of the node"
+        if launch.launcher is not None:
+            note += "; the options of the launcher stay as they are, because a shell has to expand them"
+        draft.note_taken(line, shown, ("launcher",), note)
     if ranks == "tasks" and counts.gpus_per_node and counts.tasks_per_node != counts.gpus_per_node:
         draft.leave_open(
             line,
@@ -436,6 +375,8 @@ def _note_launch_problems(launch: Launch, counts: Counts, ranks: Ranks, command:
             "starts one task for each GPU",
         )
     text = " ".join(command)
+    if re.search(r"\$\{\w+\[", text):
+        draft.leave_open(line, shown, "an array does not reach the tasks: write its values into the command")
     if re.search(r"\$(\{?[0-9@*#]|\{?SLURM_ARRAY_TASK_ID)", text):
         draft.leave_open(
             line, shown, "it uses arguments of the script, or the index of an array: write the values in, or sweep them"

@@ -68,9 +68,9 @@ class Draft:
             reason = f"{reason}; {note}"
         self._add(line, text, "taken", reason, key)
 
-    def note_setup(self, line: int, text: str) -> None:
+    def note_setup(self, line: int, text: str, note: str = "") -> None:
         """Add the row of a line of ``environment.setup``."""
-        self._add(line, text, "setup", dotted(SETUP), SETUP)
+        self._add(line, text, "setup", f"{dotted(SETUP)}; {note}" if note else dotted(SETUP), SETUP)
 
     def drop(self, line: int, text: str, why: str) -> None:
         """Add the row of a part that the job file does not need."""

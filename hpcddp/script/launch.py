@@ -19,7 +19,6 @@ from hpcddp.jobfile.placeholders import SHELLS, shell_text_index
 from hpcddp.script.directives import Flag
 from hpcddp.script.kinds import kind_of_words, program_words, split_srun
 from hpcddp.script.shell import Command, Statement, Word, read_shell
-from hpcddp.script.variables import Variables
 
 StartedBy = Literal["srun", "mpirun", "ssh", "shell"]
 """``shell``: the batch script itself, on the first node alone."""
@@ -57,7 +56,7 @@ class Launch:
 
     Args:
         command: the command, as it stands in the script.
-        words: the program and its arguments, with the values of known variables.
+        words: the program and its arguments.
         started_by: what starts the program.
         before: the statements that run in front of the program in the text that a shell gets (``bash -c TEXT``).
         certainty: how certain it is that this starts the ranks; 0 if it does not.
@@ -77,8 +76,21 @@ class Launch:
 
     @property
     def launcher(self) -> LauncherName | None:
-        """The launcher that the program is; None for another program."""
+        """The launcher that the program is, also in the text of a shell; None for another program."""
         return launcher_name(self.words)
+
+    @property
+    def parts(self) -> LauncherWords | None:
+        """The parts of the launcher's command; None for another program.
+
+        None, too, where a shell has to expand what the launcher itself reads: its options, or the name of its program.
+        """
+        name = self.launcher
+        if name is None or PurePosixPath(self.words[0].text).name in SHELLS:
+            return None
+        parts = split_launcher(self.words, name)
+        read_by_launcher = (*parts.head, *parts.options, *parts.program[:1])
+        return None if any(word.expands for word in read_by_launcher) else parts
 
 
 def launcher_name(words: Sequence[Word]) -> LauncherName | None:
@@ -89,13 +101,12 @@ def launcher_name(words: Sequence[Word]) -> LauncherName | None:
     return "accelerate" if kind == "accelerate" else None
 
 
-def launch_of(command: Command, variables: Variables) -> Launch:
+def launch_of(command: Command) -> Launch:
     """Return what a command starts; ``certainty`` says whether that can be the ranks."""
-    words = program_words(tuple(variables.resolve(command.words)))
-    return _read_launch(Launch(command=command, words=words, certainty=_NO_LAUNCH), variables)
+    return _read_launch(Launch(command=command, words=program_words(command.words), certainty=_NO_LAUNCH))
 
 
-def _read_launch(launch: Launch, variables: Variables) -> Launch:
+def _read_launch(launch: Launch) -> Launch:
     words = launch.words
     kind = kind_of_words(words)
     if not words or kind in _PREPARING:
@@ -103,19 +114,19 @@ def _read_launch(launch: Launch, variables: Variables) -> Launch:
     name = PurePosixPath(words[0].text).name
     if kind == "srun":
         flags, program = split_srun(words)
-        return _read_step(replace(launch, words=program, started_by="srun", srun=tuple(flags)), variables)
+        return _read_step(replace(launch, words=program, started_by="srun", srun=tuple(flags)))
     if kind == "mpirun":
-        return _read_step(replace(launch, words=_behind_mpirun(words), started_by="mpirun"), variables)
+        return _read_step(replace(launch, words=_behind_mpirun(words), started_by="mpirun"))
     if kind == "ssh":
-        return _read_ssh(launch, variables)
+        return _read_ssh(launch)
     if name in SHELLS and len(words) > 1:
-        return _read_shell_text(launch, variables)
+        return _read_shell_text(launch)
     return replace(launch, certainty=_certainty(words))
 
 
-def _read_step(launch: Launch, variables: Variables) -> Launch:
+def _read_step(launch: Launch) -> Launch:
     """Return the program behind srun or mpirun: any program can be the ranks there, except one that only reports."""
-    inner = _read_launch(launch, variables)
+    inner = _read_launch(launch)
     if inner.certainty in {_PYTHON, _PROGRAM} or any(word.text.startswith("$") for word in launch.words[:1]):
         return replace(inner, certainty=_STEP)
     return inner
@@ -157,38 +168,37 @@ def _behind_mpirun(words: tuple[Word, ...]) -> tuple[Word, ...]:
     return rest
 
 
-def _read_ssh(launch: Launch, variables: Variables) -> Launch:
+def _read_ssh(launch: Launch) -> Launch:
     """Return the launcher in the text that ssh runs on another host."""
-    inner = _launch_in_text(launch, " ".join(word.text for word in launch.words[2:]), variables)
+    inner = _launch_in_text(launch, " ".join(word.text for word in launch.words[2:]))
     if inner is None or inner.certainty < _PYTHON:
         return launch
     return replace(inner, started_by="ssh")
 
 
-def _read_shell_text(launch: Launch, variables: Variables) -> Launch:
+def _read_shell_text(launch: Launch) -> Launch:
     """Return the launcher in the text of ``bash -c TEXT``; another program stays with its shell."""
     text_index = shell_text_index(launch.texts)
     if text_index is None:
         return replace(launch, certainty=_PROGRAM)
     text = launch.texts[text_index]
-    inner = _launch_in_text(launch, text, variables)
+    inner = _launch_in_text(launch, text)
     if inner is None:
         # A variable may hold the program.
         certainty = _PROGRAM if text.startswith("$") else _NO_LAUNCH
         return replace(launch, certainty=certainty)
-    if inner.certainty == _LAUNCHER or (inner.certainty == _PYTHON and not inner.before):
+    if inner.parts is not None or (inner.certainty == _PYTHON and not inner.before):
         return inner
-    return replace(launch, certainty=_PROGRAM)
+    return replace(launch, certainty=_LAUNCHER if inner.certainty == _LAUNCHER else _PROGRAM)
 
 
-def _launch_in_text(launch: Launch, text: str, variables: Variables) -> Launch | None:
+def _launch_in_text(launch: Launch, text: str) -> Launch | None:
     """Return the last command of a text that starts a program, with the statements in front of it."""
-    statements, _ = read_shell(variables.resolve_program(text))
+    statements, _ = read_shell(text)
     best_launch: Launch | None = None
     for index, statement in enumerate(statements):
         for command in statement.commands:
-            words = program_words(tuple(variables.resolve(command.words)))
-            inner = _read_launch(replace(launch, words=words, certainty=_NO_LAUNCH), variables)
+            inner = _read_launch(replace(launch, words=program_words(command.words), certainty=_NO_LAUNCH))
             if inner.certainty and (best_launch is None or inner.certainty >= best_launch.certainty):
                 before = [*statements[:index], *_commands_in_front(statement, command)]
                 best_launch = replace(inner, before=(*before, *inner.before))
