@@ -81,11 +81,13 @@ def _show(root: Path, source: str, target: str, *flags: str) -> None:
 
 def apptainer(words: list[str]) -> int:
     """Run ``apptainer exec``: a process that watches the container and passes signals on, as the real one does."""
-    container, nvidia = Container(), False
+    container, nvidia, is_evaluated = Container(), False, True
     verb = words.pop(0)
     while words[0].startswith("--"):
         option = words.pop(0)
-        if option == "--nv":
+        if option == "--no-eval":
+            is_evaluated = False
+        elif option == "--nv":
             nvidia = True
         elif option == "--pwd":
             container.workdir = words.pop(0)
@@ -96,6 +98,8 @@ def apptainer(words: list[str]) -> int:
     container.image = Path(words.pop(0))
     if verb != "exec" or nvidia or not container.image.is_file():
         raise SystemExit(f"FATAL:   could not open image {container.image}")
+    if is_evaluated:
+        raise SystemExit("FATAL:   a shell would evaluate the variables of the container")
     prefix = "APPTAINERENV_"
     container.kept = {name.removeprefix(prefix): os.environ[name] for name in os.environ if name.startswith(prefix)}
     child = os.fork()

@@ -159,7 +159,7 @@ another interpreter of it as environment.container.python"
 fi
 exec "$0" "$@"'
 hpcddp_task=(
-  apptainer exec --nv --pwd "$PWD" --bind "$PWD" --bind "$hpcddp_run"
+  apptainer exec --no-eval --nv --pwd "$PWD" --bind "$PWD" --bind "$hpcddp_run"
   --bind /scratch/imagenet:/data:ro
   /images/pytorch.sif sh -c "$hpcddp_inside" python3 -P -u -m hpcddp.task
 )

@@ -21,7 +21,12 @@ HOOK
 """
 ACTIVATE = 'export VIRTUAL_ENV={}\nexport PATH="$VIRTUAL_ENV/bin:$PATH"\n'
 # Takes apptainer's options off, and finds the image's interpreter on a PATH of its own.
+# Its shell evaluates the variables for the container, unless it is told not to.
 APPTAINER = r"""#!/bin/bash
+for variable in "${!APPTAINERENV_@}"; do
+  name=${variable#APPTAINERENV_}
+  if [[ " $* " == *" --no-eval "* ]]; then export "$name=${!variable}"; else eval "export $name=\"${!variable}\""; fi
+done
 printf '%s\0' "$@" > "$RECORD/apptainer"
 grep SigIgn /proc/self/status > "$RECORD/outside"
 while [[ $1 != *.sif ]]; do shift; done

@@ -36,7 +36,8 @@ def test_each_task_is_a_command_in_apptainer_that_sees_the_run(runner: ScriptRun
     words = runner.words("apptainer")
     here = str(runner.directory)
     assert words[: words.index("sh")] == [
-        "exec", "--nv", "--pwd", here, "--bind", here, "--bind", str(runner.record), "--bind", "/a b:/c:ro", "i.sif",
+        "exec", "--no-eval", "--nv", "--pwd", here, "--bind", here, "--bind", str(runner.record), "--bind",
+        "/a b:/c:ro", "i.sif",
     ]  # fmt: skip
     assert words[-5:] == ["python3", "-P", "-u", "-m", "hpcddp.task"]
     assert runner.words("task") == ["-P", "-u", "-m", "hpcddp.task"]
@@ -44,10 +45,19 @@ def test_each_task_is_a_command_in_apptainer_that_sees_the_run(runner: ScriptRun
     assert (runner.record / "attempts" / "0" / "rank-0.log").read_text().endswith("this is the task\n")
 
 
+def test_no_shell_evaluates_a_value_for_a_container(runner: ScriptRunner) -> None:
+    install_programs(runner, apptainer=APPTAINER)
+    values = {"NOTE": f"`touch {runner.directory}/evaluated` $HOME", "TOKEN": "$(false)"}
+    environment = apptainer_job() | {"env": {"NOTE": values["NOTE"]}, "pass_env": ("TOKEN",)}
+    assert runner.run(script_of(runner, environment=environment), TOKEN=values["TOKEN"]) == (0, "")
+    assert {name: variables(runner)[name] for name in values} == values
+    assert not (runner.directory / "evaluated").exists()
+
+
 def test_a_cpu_job_asks_apptainer_for_no_gpu_and_a_working_directory_may_be_inside(runner: ScriptRunner) -> None:
     install_programs(runner, apptainer=APPTAINER)
     assert runner.run(script_of(runner, environment=apptainer_job(workdir="/work space"))) == (0, "")
-    assert runner.words("apptainer")[:3] == ["exec", "--pwd", "/work space"]
+    assert runner.words("apptainer")[:4] == ["exec", "--no-eval", "--pwd", "/work space"]
 
 
 def test_python_in_a_container_is_the_interpreter_that_was_chosen(runner: ScriptRunner) -> None:
@@ -96,7 +106,7 @@ def test_on_this_machine_the_words_reach_apptainer_unchanged(runner: ScriptRunne
     hostile = """/it's "$HOME" \\ *"""
     script = script_of(runner, launcher="local", environment=apptainer_job(mounts=(hostile,), workdir=hostile))
     assert runner.run(script) == (0, "")
-    assert runner.words("apptainer")[:3] == ["exec", "--pwd", hostile]
+    assert runner.words("apptainer")[:4] == ["exec", "--no-eval", "--pwd", hostile]
     assert f"{hostile}:{hostile}" in runner.words("apptainer")
     assert runner.words("task") == ["-P", "-u", "-m", "hpcddp.task"]
 
