@@ -449,6 +449,8 @@ _LAUNCH: Final = re.compile(
 _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (?P<node>\S+)$", re.MULTILINE)
 # srun kills the tasks at once when it gets TERM or HUP itself. It says the same behind the first task that failed.
 _SRUN_SIGNALLED: Final = re.compile(r"^srun: (?:forcing job termination|Force Terminated )", re.MULTILINE)
+# srun: First task exited 10s ago   (srun 22.05.8)
+_SRUN_WAITED: Final = re.compile(r"^srun: First task exited (?P<seconds>[0-9]{1,9})s ago$", re.MULTILINE)
 # sh: 3: cannot create /runs/a/1/attempts/0/rank-1.log: Directory nonexistent   (dash; bash without "cannot create")
 _LOG_REFUSED: Final = re.compile(rf"/rank-(?P<rank>{_TASK})\.log: (?P<why>.+)", re.ASCII)
 _PYXIS: Final = re.compile(r"error: pyxis: (?P<why>.+)")
@@ -530,7 +532,13 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         return None
     hint = next((hint for word, hint in _HINTS.items() if how.startswith(word)), None)
     before_any_task_ended = _SRUN.split(_since_start(attempt), maxsplit=1)[0]
-    if hint == KILLED_HINT and _SRUN_SIGNALLED.search(before_any_task_ended):
+    waited = _SRUN_WAITED.search(before_any_task_ended)
+    if waited is not None:
+        hint = (
+            f"by srun, {waited['seconds']} s after the first task had ended: the cluster's WaitTime says so; "
+            "srun --wait=0 prevents that"
+        )
+    elif hint == KILLED_HINT and _SRUN_SIGNALLED.search(before_any_task_ended):
         hint = "by srun, which a signal to the whole job has ended, as scancel --full sends it"
     return f"{how} ({hint})" if hint else how
 

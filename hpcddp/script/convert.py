@@ -317,7 +317,7 @@ def _take_srun_flags(launch: Launch, draft: Draft) -> None:
     for flag in launch.srun:
         text = f"srun {flag_text(flag)}"
         line = launch.command.line
-        if flag.name == "chdir":
+        if flag.name == "chdir" or (flag.name, flag.value) == ("wait", "0"):
             continue
         if flag.name in SRUN_VARIABLES and flag.value is not None and "$" not in flag.value:
             draft.take(line, text, ("environment", "env", SRUN_VARIABLES[flag.name]), flag.value)
@@ -343,8 +343,10 @@ def _why_no_srun_flag(name: str) -> str:
         return "hpcddp starts a task for each rank of resources, with its CPUs and GPUs"
     if name in {"output", "error", "label", "unbuffered", "open-mode"}:
         return "each rank has a log of its own, which hpcddp logs shows"
-    if name in {"kill-on-bad-exit", "wait", "signal", "immediate", "quit-on-interrupt"}:
+    if name in {"kill-on-bad-exit", "signal", "immediate", "quit-on-interrupt"}:
         return "hpcddp ends the other ranks when one fails"
+    if name == "wait":
+        return "hpcddp lets each rank work as long as it needs"
     return "hpcddp calls srun itself"
 
 

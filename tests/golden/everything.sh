@@ -227,7 +227,7 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
   # an earlier attempt keeps it.
   hpcddp_staged=143
   if [[ -z $hpcddp_interrupted ]]; then
-    srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --kill-on-bad-exit=1 \
+    srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \
       "$hpcddp_python" -P -m hpcddp.supervise stage --source='/data/it'"'"'s.tar' --target='$SLURM_TMPDIR/my data' &
     hpcddp_tasks=$!
     wait "$hpcddp_tasks"
@@ -241,11 +241,12 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
   fi
   if [[ -z $hpcddp_interrupted && $hpcddp_staged == 0 ]]; then
     # One task is one rank, or one launcher. Each task ignores USR2 until it has installed a handler (the imports take
-    # seconds), and writes to its own log. srun's --output is not used, because it changes paths with a percent sign. The
-    # id of the step is kept: the tasks are started again in this job only if this step has ended. Each task runs:
+    # seconds), and writes to its own log. srun's --output is not used, because it changes paths with a percent sign. No
+    # task ends because another has ended before it (--wait). The id of the step is kept: the tasks are started again in
+    # this job only if this step has ended. Each task runs:
     #   the built-in training of resnet18 on digits
     srun --nodes=3 --ntasks=6 --ntasks-per-node=2 --cpus-per-task=8 \
-      --distribution=block --kill-on-bad-exit=1 --unbuffered \
+      --distribution=block --kill-on-bad-exit=1 --wait=0 --unbuffered \
       sh -c 'trap "" USR2
         [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$HPCDDP_ATTEMPT_DIR/step"
         exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \

@@ -97,11 +97,12 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
   hpcddp_code=143
   if [[ -z $hpcddp_interrupted ]]; then
     # One task is one rank, or one launcher. Each task ignores USR2 until it has installed a handler (the imports take
-    # seconds), and writes to its own log. srun's --output is not used, because it changes paths with a percent sign. The
-    # id of the step is kept: the tasks are started again in this job only if this step has ended. Each task runs:
+    # seconds), and writes to its own log. srun's --output is not used, because it changes paths with a percent sign. No
+    # task ends because another has ended before it (--wait). The id of the step is kept: the tasks are started again in
+    # this job only if this step has ended. Each task runs:
     #   the built-in training of resnet18 on imagefolder
     srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
-      --distribution=block --kill-on-bad-exit=1 --unbuffered \
+      --distribution=block --kill-on-bad-exit=1 --wait=0 --unbuffered \
       sh -c 'trap "" USR2
         [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$HPCDDP_ATTEMPT_DIR/step"
         exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \

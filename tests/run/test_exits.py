@@ -8,6 +8,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import beginning, cause_in_log, exit_of, exits_in, failure_sentence, never_started
 from hpcddp.stop.reasons import Cause
+from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 
 
@@ -194,6 +195,17 @@ def test_tasks_that_a_signal_to_srun_has_killed_did_not_run_out_of_memory(
     reason = golden.message(exit_of(attempt, 1))
     assert reason.startswith("Killed (by srun")
     assert "scancel --full" in reason
+
+
+@pytest.mark.parametrize("how", ["Killed", "Terminated"])
+def test_a_task_that_worked_longer_than_srun_waits_after_the_first_end(
+    tmp_path: Path, how: str, golden: GoldenMessages
+) -> None:
+    attempt = attempt_in(tmp_path)
+    said = "srun: First task exited 10s ago\nsrun: StepId=3.0 tasks 0: running\nsrun: StepId=3.0 tasks 1: exited\n"
+    attempt.run.batch_log.write_text(f"{beginning(attempt)}{said}srun: error: n1: task 0: {how}\n")
+    reason = golden.message(exit_of(attempt, 0))
+    assert_facts(reason, how, "by srun, 10 s after the first task had ended", "--wait=0")
 
 
 def test_a_task_that_ran_out_of_memory_was_not_killed_by_srun(tmp_path: Path) -> None:

@@ -38,6 +38,14 @@ def row_of(conversion: Conversion, text: str) -> Row:
     return row
 
 
+def test_srun_waits_for_each_rank_as_hpcddp_has_it() -> None:
+    conversion = made_from("#!/bin/bash\nsrun --wait=0 python train.py\n")
+    assert [row.text for row in conversion.rows if row.outcome == "dropped"] == []
+    conversion = made_from("#!/bin/bash\nsrun -W 60 python train.py\n")
+    row = next(row for row in conversion.rows if row.outcome == "dropped")
+    assert row.reason == "hpcddp lets each rank work as long as it needs"
+
+
 @pytest.mark.parametrize("file", SCRIPTS, ids=[file.stem for file in SCRIPTS])
 def test_the_job_file_and_the_table_are_as_a_person_last_read_them(file: Path, request: pytest.FixtureRequest) -> None:
     conversion = made_from(file.read_text(), file.stem)

@@ -122,7 +122,7 @@ def test_srun_starts_a_container_of_pyxis_that_sees_the_run(runner: ScriptRunner
     assert runner.run(script, TOKEN="s") == (0, "")
     words = runner.words("srun")
     here, run = runner.directory, runner.record
-    assert words[7 : words.index("sh")] == [
+    assert words[8 : words.index("sh")] == [
         "--container-image=nvcr.io#nvidia/pytorch:24.05-py3",
         f"--container-mounts={here}:{here},{run}:{run},/a:/b:ro,/c:/c,/data/train:/data/train",
         f"--container-workdir={here}",

@@ -35,6 +35,8 @@ def test_srun_is_told_how_many_tasks_and_each_has_a_log(runner: ScriptRunner) ->
         "--cpus-per-task=4",
         "--distribution=block",
         "--kill-on-bad-exit=1",
+        # The cluster's WaitTime would end ranks that work longer than others.
+        "--wait=0",
         "--unbuffered",
     ]
     assert (attempt / "rank-0.log").read_text() == "this is the task\n"

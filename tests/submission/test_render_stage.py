@@ -46,7 +46,7 @@ def test_each_node_copies_once_whatever_ranks_it_has(stages: ScriptRunner) -> No
     resources = {"nodes": 3, "tasks_per_node": 4}
     stages.run(script_of(stages, resources=resources, environment={"stage": STAGE}), STAGE_CODE="70")
     options = stages.words("srun")
-    assert options[:4] == ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    assert options[:5] == ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=0"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
