@@ -46,13 +46,12 @@ _DEFAULT_IN_HELP: Final = re.compile(r"\s*\[default: ([^\]]*)\]")
 # Pages of the documentation about the subject of a command.
 _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "init": ("install", "profiles", "from-a-script"),
+        "init": ("install", "profiles", "any-script"),
         "check": ("checks", "job-file", "any-script"),
         "render": ("job-file", "templates"),
         "submit": (
             "job-file",
             "any-script",
-            "launchers",
             "salloc",
             "sweeps",
             "environments",

@@ -187,7 +187,7 @@ def _why_no_launch(script: Script) -> str:
             )
     return (
         "no line starts a program that can be the work of the job, as srun PROGRAM, torchrun, accelerate, mpirun and "
-        "python FILE do; write the job file yourself: docs/from-a-script.md says how"
+        "python FILE do; write the job file yourself: docs/any-script.md says how"
     )
 
 
@@ -384,7 +384,7 @@ def _note_launch_problems(launch: Launch, counts: Counts, ranks: Ranks, command:
             line, shown, "it uses arguments of the script, or the index of an array: write the values in, or sweep them"
         )
     if re.search(r"\bray\b.*\bstart\b|hostfile", text):
-        draft.leave_open(line, shown, "it joins the nodes in its own way: docs/recipes.md has recipes")
+        draft.leave_open(line, shown, "it joins the nodes in its own way: docs/own-loop.md has a recipe for Ray")
 
 
 def _valid_job(draft: Draft, environment: Mapping[str, str]) -> ResolvedJob:
@@ -404,7 +404,7 @@ def _valid_job(draft: Draft, environment: Mapping[str, str]) -> ResolvedJob:
         removed = [_remove(draft, path_of(problem.key), problem.sentence) for problem in problems if problem.key]
         if not any(removed):
             raise ConversionError(f"the job file would not be valid: {problems[0]}")
-    raise ConversionError("the job file would not be valid; write it yourself: docs/from-a-script.md says how")
+    raise ConversionError("the job file would not be valid; write it yourself: docs/any-script.md says how")
 
 
 def _remove(draft: Draft, key: Path, why: str) -> bool:

@@ -117,7 +117,7 @@ def test_the_document_holds_the_rows(run: Run, script: Path) -> None:
         (("--from", "binary"), ("binary: contains NUL bytes", "check the path")),
         (("--from", "latin.sh"), ("latin.sh:2: is not UTF-8", "save it as UTF-8")),
         (("--from", "python.sh"), ("python.sh: the script is for /usr/bin/env python3", "bash and sh")),
-        (("--from", "nothing.sh"), ("nothing.sh: no line starts a program", "from-a-script.md")),
+        (("--from", "nothing.sh"), ("nothing.sh: no line starts a program", "docs/any-script.md")),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(

@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md on a real Slurm: each program starts, is preempted, and resumes."""
+"""The recipes of docs/own-loop.md on a real Slurm: each program starts, is preempted, and resumes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.cluster.sandbox import Sandbox
 from tests.cluster.tracked_run import TrackedRun
 from tests.waiting import wait_for_text
 
-PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+PAGE = (Path(__file__).parents[2] / "docs" / "own-loop.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^### (.*?)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
 # The directory with checkouts of pytorch/examples, nanoGPT and pytorch-image-models.
 CHECKOUTS = os.environ.get("HPCDDP_TEST_CHECKOUTS")
 # Long enough to be preempted in.
@@ -206,7 +206,7 @@ def test_lightning_resumes_on_two_hosts_after_a_preemption(sandbox: Sandbox, tmp
     check_that_it_resumes(LIGHTNING, sandbox, tmp_path)
 
 
-@pytest.mark.depends_on("docs/recipes.md", "pyproject.toml", "tests/cluster/test_recipes.py")
+@pytest.mark.depends_on("docs/own-loop.md", "pyproject.toml", "tests/cluster/test_recipes.py")
 @pytest.mark.xfail(
     sys.version_info >= (3, 14),
     reason="Hydra 1.3 does not start on Python 3.14, whose argparse takes no object for the text of a help",

@@ -1,4 +1,4 @@
-"""What docs/from-a-script.md says that becomes of a script."""
+"""What docs/any-script.md says that becomes of a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hpcddp.jobfile.document import read_document
 from hpcddp.script.convert import convert
 from hpcddp.script.parse import parse_script
 
-PAGE = Path(__file__).parents[2] / "docs" / "from-a-script.md"
+PAGE = (Path(__file__).parents[2] / "docs" / "any-script.md").read_text()
+SECTION = PAGE.partition("\n## From an sbatch script\n")[2].partition("\n## ")[0]
 
 
 def command_of(lines: str) -> list[str]:
@@ -20,13 +21,12 @@ def command_of(lines: str) -> list[str]:
 
 
 def test_the_example_becomes_the_job_file_of_the_page() -> None:
-    text = PAGE.read_text()
-    (script,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    (job,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (script,) = re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL)
+    (job,) = re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL)
     assert convert(parse_script(script), name="translate", environment={}).text == job
 
 
-ROWS = re.findall(r"^\| (`.*srun.*`) \| `(\[.*\])` \|$", PAGE.read_text(), re.MULTILINE)
+ROWS = re.findall(r"^\| (`.*srun.*`) \| `(\[.*\])` \|$", SECTION, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("script", "command"), ROWS)
