@@ -167,6 +167,7 @@ def test_a_command_that_asks_to_go_on_is_run_again_until_it_does_not(sandbox: Sa
     assert [event.cause for event in tracked.events("requeue")] == ["unknown"] * 3
 
 
+@pytest.mark.long("tests/supervise/test_end_of_commands.py counts what such a command asks")
 def test_a_command_that_only_ever_asks_to_go_on_is_ended_by_the_budget(sandbox: Sandbox, tmp_path: Path) -> None:
     tracked = start(sandbox, tmp_path, "--time", "10", "--", "sh", "-c", "exit 75")
     fields = tracked.wait_for_end("FAILED", timeout_s=180)
@@ -277,6 +278,7 @@ def node_of(tracked: TrackedRun, rank: int) -> str:
     return ranks[rank].host
 
 
+@pytest.mark.long("tests/supervise/test_end_of_commands.py counts such preemptions")
 def test_a_command_that_never_says_how_far_it_is_may_be_preempted_without_a_grace_time_again_and_again(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -289,6 +291,7 @@ def test_a_command_that_never_says_how_far_it_is_may_be_preempted_without_a_grac
     assert [event.cause for event in tracked.events("requeue")] == ["preemption"] * 3
 
 
+@pytest.mark.long("tests/supervise/test_end_of_commands.py counts such requeues")
 def test_no_budget_counts_a_requeue_of_a_command_that_its_user_asks_hpcddp_for(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -301,6 +304,7 @@ def test_no_budget_counts_a_requeue_of_a_command_that_its_user_asks_hpcddp_for(
     assert [event.by for event in tracked.events("requeue")] == ["user"] * 3
 
 
+@pytest.mark.long("tests/supervise/test_end_of_commands.py counts such requeues")
 def test_a_command_that_somebody_requeues_by_scontrol_goes_on_until_it_makes_no_progress(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -333,6 +337,7 @@ def test_a_command_that_runs_out_of_time_is_run_again(sandbox: Sandbox, tmp_path
     assert tracked.attempts == 2
 
 
+@pytest.mark.long("tests/task/test_umask.py has the umask of a command")
 def test_files_of_a_command_have_the_umask_of_its_submitter_in_every_job_of_its_run(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:

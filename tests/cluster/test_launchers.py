@@ -22,11 +22,7 @@ RANKS = {"rank 0 of 4", "rank 1 of 4", "rank 2 of 4", "rank 3 of 4"}
     ("tasks", "words"),
     [
         (1, ("--global-batch-size", "64", "--", sys.executable, EXAMPLES / "torchrun_script.py")),
-        pytest.param(
-            2,
-            ("--", sys.executable, EXAMPLES / "lightning_script.py", "--nodes", "2", "--devices", "2"),
-            marks=pytest.mark.long("test_lightning_resumes_without_a_change starts Lightning too"),
-        ),
+        (2, ("--", sys.executable, EXAMPLES / "lightning_script.py", "--nodes", "2", "--devices", "2")),
         pytest.param(
             2,
             ("--", sys.executable, EXAMPLES / "accelerate_script.py"),
@@ -76,10 +72,11 @@ trainer.fit(Slow(), DataLoader(TensorDataset(torch.ones(4000, 4)), batch_size=4)
 """
 
 
+@pytest.mark.long("a program that saves at SIGTERM is requeued in test_commands.py")
 @pytest.mark.parametrize(
     ("steps", "limit", "cause"),
     # Slurm may warn of the time limit half a minute earlier than the job asks for.
-    [(50, "10", "preemption"), pytest.param(250, "2", "time_limit", marks=pytest.mark.long)],
+    [(50, "10", "preemption"), (250, "2", "time_limit")],
 )
 def test_lightning_resumes_without_a_change(
     sandbox: Sandbox, tmp_path: Path, steps: int, limit: str, cause: str
