@@ -47,6 +47,12 @@ def test_each_cause_has_a_count_of_its_own() -> None:
     }
 
 
+def test_a_requeue_that_the_user_requested_is_not_counted() -> None:
+    assert count_requeues([requeue("preemption"), event("requeue", cause="preemption", by="user")]) == {
+        Cause.PREEMPTION: 1
+    }
+
+
 def test_a_cause_that_is_missing_or_of_a_newer_version_has_no_budget() -> None:
     requeues = count_requeues([event("requeue"), requeue("eviction"), requeue("crash")])
     assert requeues == {Cause.UNKNOWN: 2, Cause.CRASH: 1}
