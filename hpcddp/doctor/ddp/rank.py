@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +35,6 @@ from hpcddp.train.context import TrainContext
 from hpcddp.train.data.own import first_samples
 from hpcddp.train.loop.assembly import Setting, derive_setting
 from hpcddp.train.losses import DeclaredLoss, Reduction
-from hpcddp.train.losses.state import copy_of
 from hpcddp.train.model.models import Fit, build_model, check_model_input, place_model
 from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
 from hpcddp.train.model.objective import choose_loss
@@ -190,8 +188,6 @@ def verdict_on_loss(train: Train, classes: int) -> Verdict | None:
     if train.loss is None or train.loss_reduction == "global":
         return None
     declared = choose_loss(train, torch.device("cpu"))
-    # The ranks do not judge: what the loss keeps must be on them what it is here.
-    declared = replace(declared, function=copy_of(declared.function))
     g = torch.Generator().manual_seed(0)
     arguments = (torch.randn(_SAMPLES, classes, generator=g), torch.randint(0, classes, (_SAMPLES,), generator=g))
     batch = Batch(arguments=arguments, differentiable=1, samples=_SAMPLES)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import importlib
 import inspect
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from hpcddp.doctor.errors import DoctorError, NoLossError, UnusableError
 from hpcddp.doctor.loss.batches import Batch, tensors_in
 from hpcddp.jobfile.user_source import Module, collective_in, is_own_source
 from hpcddp.train.buffers import as_real
-from hpcddp.train.losses.state import changed_names, copy_of, kept_state
 from hpcddp.train.user_code import describe
 
 _SEED = 20_140_612
@@ -61,19 +59,16 @@ class Loss:
     name: str
     function: Callable[..., Any]
 
-    def evaluate(self, batch: Batch, *, seed: int = _SEED, copied: bool = True) -> Evaluation:
+    def evaluate(self, batch: Batch, *, seed: int = _SEED) -> Evaluation:
         """Call the loss on copies of a batch and differentiate it.
 
         Args:
             seed: seeds torch's generator.
-            copied: whether a copy of a module is called, so that the module stays as it is.
 
         Raises:
             UnusableError: the loss raises, or does not return a scalar with a gradient.
         """
         function = self.function
-        if copied and isinstance(function, nn.Module):
-            function = copy.deepcopy(function)
         copied_batch = batch.with_tensors(lambda tensor: tensor.clone())
         leaves = [output.detach().requires_grad_() for output in copied_batch.outputs]
         # Like a model's outputs, the arguments are no leaf tensors, so that a loss may change them in place.
@@ -93,21 +88,6 @@ class Loss:
             dtype=loss.dtype,
             changed_arguments=changed_arguments,
         )
-
-    def changed_state(self, batch: Batch) -> list[str]:
-        """Return the names of what a call of the loss changes in itself."""
-        loss = self._copy()
-        state = kept_state(loss.function)
-        loss.evaluate(batch, copied=False)
-        return changed_names(state, kept_state(loss.function))
-
-    def evaluate_in_turn(self, batches: Sequence[Batch]) -> list[Evaluation]:
-        """Call one copy of the loss on several batches, one after the other."""
-        loss = self._copy()
-        return [loss.evaluate(batch, copied=False) for batch in batches]
-
-    def _copy(self) -> Loss:
-        return replace(self, function=copy_of(self.function))
 
     def _call(self, function: Callable[..., Any], arguments: Sequence[Any], seed: int) -> Tensor:
         with (

@@ -187,11 +187,6 @@ def _notes(finding: Finding, world_size: int) -> Iterator[str]:
         )
     if judgement.changes_arguments:
         yield "It changes its arguments in place, so that outputs and targets are others after the call."
-    if judgement.kept:
-        yield (
-            f"It keeps {', '.join(judgement.kept)} from call to call. That changed no value here; each rank keeps its "
-            "own, and no checkpoint holds it."
-        )
     if judgement.dtype is not torch.float64:
         name = str(judgement.dtype).removeprefix("torch.")
         yield f"It computes in {name}, so that deviations below {tolerance_of(judgement.dtype):g} are not seen."

@@ -14,6 +14,7 @@ from torch import Tensor
 from hpcddp.doctor.errors import NoisyLossError, NoLossError, UnusableError
 from hpcddp.doctor.loss.batches import Batch, Split, even_split, random_splits
 from hpcddp.doctor.loss.call import Evaluation, Loss
+from hpcddp.train.losses.state import repeat_call
 
 # Relative, by the dtype of the loss: larger than rounding errors, smaller than the errors of a wrong split.
 _TOLERANCE: Final = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -81,7 +82,6 @@ class Judgement:
         ddp: the result of plain DDP at the user's world size.
         changes_arguments: whether the loss changes its arguments in place.
         bad_share: samples of a share on which the loss is not finite; None if it is finite on all.
-        kept: what the loss keeps from call to call without an influence on its value.
     """
 
     verdict: Verdict
@@ -90,7 +90,6 @@ class Judgement:
     dtype: torch.dtype
     changes_arguments: bool
     bad_share: int | None
-    kept: tuple[str, ...] = ()
 
 
 def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgement:
@@ -105,7 +104,7 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
         UnusableError: the loss fails on a part, draws random numbers, or keeps state.
     """
     whole = loss.evaluate(batch)
-    kept = _state_without_influence(loss, batch)
+    _refuse_state(loss, batch)
     _refuse_noise(loss, batch, whole)
     order = _order_deviation(loss, batch, whole, seed)
 
@@ -127,7 +126,6 @@ def judge(loss: Loss, batch: Batch, *, world_size: int, seed: int = 0) -> Judgem
         dtype=whole.dtype,
         changes_arguments=whole.changed_arguments,
         bad_share=_first_bad_share(splits, parts_of_splits),
-        kept=kept,
     )
 
 
@@ -206,25 +204,25 @@ def _refuse_noise(loss: Loss, batch: Batch, first: Evaluation) -> None:
             )
 
 
-def _state_without_influence(loss: Loss, batch: Batch) -> tuple[str, ...]:
-    """Return what the loss keeps from call to call without an influence on its value.
+def _refuse_state(loss: Loss, batch: Batch) -> None:
+    """Refuse a loss whose value depends on the calls before it.
 
     Raises:
-        NoisyLossError: its value depends on what it keeps.
+        NoisyLossError: it does.
     """
-    kept = loss.changed_state(batch)
-    if not kept:
-        return ()
-    part = batch.part(torch.arange(batch.samples // 2))
-    first, _, again = loss.evaluate_in_turn([batch, part, batch])
-    if deviation(first, again).worst <= tolerance_of(first.dtype):
-        return tuple(kept)
-    raise NoisyLossError(
-        f"{loss.name} keeps {', '.join(kept)} from call to call, and its value depends on that: it gives "
-        f"{first.value:.6g}, and after another batch {again.value:.6g} for the same samples. Each rank would keep its "
-        "own, and no checkpoint holds it; write a loss that keeps nothing, or a training of your own (entrypoint) that "
-        "saves it and makes it equal on all ranks"
-    )
+    half = batch.part(torch.arange(batch.samples // 2))
+    try:
+        repeated = repeat_call(lambda: loss.evaluate(batch).value, lambda: loss.evaluate(half).value)
+    except UnusableError:
+        # It fails on half of the batch, which the shares show.
+        return
+    if not repeated.is_equal:
+        raise NoisyLossError(
+            f"{loss.name} gives {repeated.first:.6g} and, when it is called again, {repeated.again:.6g} for the same "
+            "samples: its value depends on what it keeps from call to call. Each rank would keep its own, and no "
+            "checkpoint holds it; write a loss that keeps nothing, or a training of your own (entrypoint) that saves "
+            "it and makes it equal on all ranks"
+        )
 
 
 def _order_deviation(loss: Loss, batch: Batch, whole: Evaluation, seed: int) -> Deviation:

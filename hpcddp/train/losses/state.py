@@ -1,168 +1,147 @@
-"""What a loss keeps from call to call: buffers and attributes of a module, attributes of an object or a function."""
+"""Whether the value of a loss depends on the calls before it, found by calling it again."""
 
 from __future__ import annotations
 
-import copy
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpcddp.train.errors import UserCodeError
+from hpcddp.train.user_code import describe
 
 _TOLERANCE: Final = 1e-6
-_PLAIN: Final = (str, bytes, int, float, complex, set, frozenset, type(None))
-_SEQUENCES: Final = (list, tuple, deque)
-# Objects may hold each other.
-_DEEPEST: Final = 6
+# The text that torch's warnings of an operation without a deterministic algorithm have in common.
+_NOT_DETERMINISTIC: Final = "use_deterministic_algorithms"
 
 
-def kept_state(loss: object) -> dict[str, object]:
-    """Return copies of all that a loss keeps, by name; what cannot be copied is left out."""
-    state: dict[str, object] = {}
-    for name, value in _state_of(loss):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedCall:
+    """The values of a loss on the same samples, before and after a call on some of them.
+
+    Args:
+        is_deterministic: whether every operation has used a deterministic algorithm.
+    """
+
+    first: float
+    again: float
+    is_deterministic: bool
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the values are equal, with NaN equal to NaN."""
+        are_nan = math.isnan(self.first) and math.isnan(self.again)
+        return are_nan or math.isclose(self.first, self.again, rel_tol=_TOLERANCE)
+
+
+def repeat_call(on_batch: Callable[[], Tensor | float], on_part: Callable[[], Tensor | float]) -> RepeatedCall:
+    """Call a loss on a batch, on a part of it, and on the batch again, each time with the same random numbers.
+
+    The random number generators stay as they were. Operations use deterministic algorithms where there are some.
+
+    Args:
+        on_batch: calls the loss on a copy of the batch, and returns its value, or the values of the samples.
+        on_part: calls it on a part of the batch.
+    """
+    debug_mode = torch.get_deterministic_debug_mode()
+    with warnings.catch_warnings(record=True) as caught, _random_numbers_restored():
+        warnings.simplefilter("always")
+        torch.set_deterministic_debug_mode("warn")
         try:
-            state[name] = copy.deepcopy(value)
-        except Exception:  # noqa: BLE001, S112  it may be a lock, a file, or anything else
-            continue
-    return state
+            first = _evaluate(on_batch)
+            # A loss that begins with what it sees first would have the same value on the same samples.
+            _evaluate(on_part)
+            again = _evaluate(on_batch)
+        finally:
+            torch.set_deterministic_debug_mode(debug_mode)
+    is_deterministic = not any(_NOT_DETERMINISTIC in str(warning.message) for warning in caught)
+    return RepeatedCall(first=first, again=again, is_deterministic=is_deterministic)
 
 
-def changed_names(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return the names of what differs between two results of ``kept_state``."""
-    names = dict.fromkeys([*before, *after])
-    return [name for name in names if not _is_same(before.get(name), after.get(name))]
-
-
-def refuse_state(name: str, loss: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> None:
+def refuse_state(name: str, loss: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> str | None:
     """Refuse a loss whose value depends on the calls before it.
 
-    Every rank would keep a state of its own, and no checkpoint holds it. The loss is called on copies: twice on the
-    batch, and on a part of it in between.
+    Every rank would keep a state of its own, and no checkpoint holds it.
 
     Args:
         name: what the job file calls it.
-        loss: the loss, not yet called.
-        outputs: of the model, one row or more for each label.
-        labels: at least two.
+        outputs: of the model, one row for each label.
+        labels: at least one.
+
+    Returns:
+        A note if the loss could not be judged.
 
     Raises:
         UserCodeError: it depends on what it keeps.
     """
-    probe = copy_of(loss)
-    if probe is loss:
-        # A function, or what cannot be copied: a call could change what it keeps elsewhere.
-        return
+    samples = len(labels)
+
+    def call(count: int) -> Tensor:
+        return loss(_first_rows(outputs, count), _first_rows(labels, count))
+
+    unknown = f"note: train.loss is {name}; whether its value depends on the calls before is not known"
     try:
-        changed = _state_that_counts(probe, outputs, labels)
-    except Exception:  # noqa: BLE001  a loss may need the graph of its outputs; its first real call shows other errors
-        return
-    if changed:
-        raise UserCodeError(
-            f"train.loss is {name}, which keeps {', '.join(changed)} from call to call, and its value depends on that: "
-            "each rank would keep its own, and no checkpoint holds it; write a loss that keeps nothing, or a training "
-            "of your own (entrypoint) that saves it and makes it equal on all ranks"
+        repeated = repeat_call(lambda: call(samples), lambda: call(max(1, samples // 2)))
+    except Exception as error:  # noqa: BLE001  the first real call shows what is wrong with the loss itself
+        return f"{unknown}, because a call to try it failed: {describe(error)}"
+    if repeated.is_equal:
+        return None
+    values = f"gives {repeated.first:.6g} and, when it is called again, {repeated.again:.6g} for the same samples"
+    if not repeated.is_deterministic:
+        return (
+            f"{unknown}: it {values}, and uses an operation without a deterministic algorithm; `hpcddp doctor loss` "
+            "tries it on a CPU"
         )
+    raise UserCodeError(
+        f"train.loss is {name}, which {values}: its value depends on what it keeps from call to call. Each rank would "
+        "keep its own, and no checkpoint holds it; write a loss that keeps nothing, or a training of your own "
+        "(entrypoint) that saves it and makes it equal on all ranks"
+    )
 
 
-def copy_of(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a loss; the loss itself if it is a function or holds what cannot be copied."""
-    try:
-        return copy.deepcopy(loss)
-    except Exception:  # noqa: BLE001  it may hold a lock or a file
-        return loss
-
-
-def _state_that_counts(probe: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> list[str]:
-    """Return the names of what a call changes in the loss; none if its value does not depend on the calls before."""
-    all_outputs = _first_rows(outputs, len(labels))
-    half = len(labels) // 2
-
-    state = kept_state(probe)
-    first_value = _evaluate(probe, all_outputs, labels)
-    changed = changed_names(state, kept_state(probe))
-    if not changed:
-        return []
-    _evaluate(probe, _first_rows(outputs, half), labels[:half])
-    value_again = _evaluate(probe, all_outputs, labels)
-    if torch.allclose(first_value, value_again, rtol=_TOLERANCE, atol=0, equal_nan=True):
-        return []
-    return changed
-
-
-def _evaluate(loss: Callable[[Any, Any], Tensor], outputs: object, labels: Tensor) -> Tensor:
+def _evaluate(call: Callable[[], Tensor | float]) -> float:
     """Return the loss, or the sum of the losses of the samples, with the same random numbers in every call."""
-    devices = [labels.device] if labels.is_cuda else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        torch.manual_seed(0)
-        return torch.as_tensor(loss(outputs, labels)).detach().double().sum()
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  a loss may draw from the global generator
+    torch.default_generator.manual_seed(0)
+    if _cuda_device():
+        torch.cuda.manual_seed(0)
+    return float(torch.as_tensor(call(), dtype=torch.float64).detach().sum())
+
+
+def _cuda_device() -> list[int]:
+    """Return the number of the CUDA device in use; nothing if there is none."""
+    # torch leaves the function without types.
+    is_in_use: Callable[[], bool] = torch.cuda.is_initialized
+    return [torch.cuda.current_device()] if is_in_use() else []
+
+
+@contextmanager
+def _random_numbers_restored() -> Iterator[None]:
+    """Restore the generators of Python, numpy and torch after the block."""
+    python = random.getstate()
+    arrays = np.random.get_state()  # noqa: NPY002  as above
+    try:
+        with torch.random.fork_rng(devices=_cuda_device()):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002  as above
 
 
 def _first_rows(outputs: object, count: int) -> Any:  # noqa: ANN401  of the type that the model returns
-    """Return the first rows of the outputs, without their graph."""
+    """Return a copy of the first rows of the outputs, of the same type and with the same autograd graph."""
     if isinstance(outputs, Tensor):
-        return outputs.detach()[:count]
+        return outputs[:count].clone()
     if isinstance(outputs, tuple | list):
         parts = [_first_rows(output, count) for output in outputs]
         # A named tuple takes its values one by one.
         return type(outputs)(*parts) if hasattr(outputs, "_fields") else type(outputs)(parts)
     return outputs
-
-
-def _state_of(loss: object) -> Iterator[tuple[str, object]]:
-    """Yield the name and the value of each thing that a loss keeps."""
-    # A partial function keeps what its function does, and a bound method what its object does.
-    holder = getattr(loss, "func", loss)
-    owner = getattr(holder, "__self__", None)
-    if hasattr(owner, "__dict__"):
-        holder = owner
-    if isinstance(holder, nn.Module):
-        for path, module in holder.named_modules():
-            prefix = f"{path}." if path else ""
-            for name, value in _state_of_module(module):
-                yield f"{prefix}{name}", value
-    elif not isinstance(holder, type) and hasattr(holder, "__dict__"):
-        yield from sorted(vars(holder).items())
-
-
-def _state_of_module(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield the buffers of a module without those of its submodules, and the attributes that its class adds."""
-    yield from module.named_buffers(recurse=False)
-    for name in sorted(vars(module).keys() - vars(nn.Module()).keys()):
-        yield name, vars(module)[name]
-
-
-def _is_same(before: object, after: object, depth: int = _DEEPEST) -> bool:
-    """Return whether two values are equal; what is nested deeper, or cannot be compared, counts as equal."""
-    if type(before) is not type(after):
-        return False
-    if isinstance(before, Tensor) and isinstance(after, Tensor):
-        return _is_same_tensor(before, after)
-    if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):
-        return before.tobytes() == after.tobytes()
-    if isinstance(before, _PLAIN):
-        are_nan = before != before and after != after  # noqa: PLR0124
-        return before == after or are_nan
-    return depth == 0 or _has_same_parts(before, after, depth - 1)
-
-
-def _has_same_parts(before: object, after: object, depth: int) -> bool:
-    """Return whether two values of one type have equal entries, or equal attributes."""
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        return before.keys() == after.keys() and all(_is_same(before[key], after[key], depth) for key in before)
-    if isinstance(before, _SEQUENCES) and isinstance(after, _SEQUENCES):
-        pairs = zip(before, after, strict=False)
-        return len(before) == len(after) and all(_is_same(*pair, depth) for pair in pairs)
-    attributes = getattr(before, "__dict__", None)
-    return attributes is None or _is_same(attributes, getattr(after, "__dict__", None), depth)
-
-
-def _is_same_tensor(before: Tensor, after: Tensor) -> bool:
-    """Return whether two tensors are equal, with NaN equal to NaN."""
-    if before.shape != after.shape:
-        return False
-    are_nan = before.isnan() & after.isnan()
-    return bool(((before == after) | are_nan).all())

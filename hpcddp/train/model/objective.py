@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
@@ -22,9 +23,6 @@ ModelOutputs: TypeAlias = Tensor | Sequence[Tensor | None]
 # By the type that the model returns. Inception v3: torchvision's and TensorFlow's value; GoogLeNet: Szegedy et al. 2015
 # (arXiv 1409.4842), section 5.
 _AUXILIARY_WEIGHTS: Final = {"InceptionOutputs": 0.4, "GoogLeNetOutputs": 0.3}
-
-
-_LEAST_TO_TRY: Final = 2
 
 
 def choose_loss(train: Train, device: torch.device) -> DeclaredLoss:
@@ -63,10 +61,14 @@ class _OwnLoss:
 
     def __call__(self, outputs: object, labels: Tensor) -> Tensor:
         with as_user_error(f"train.loss is {self._name}, which failed on a micro-batch of {len(labels)} samples"):
-            if not self._is_tried and len(labels) >= _LEAST_TO_TRY:
+            note = None
+            if not self._is_tried:
                 self._is_tried = True
-                refuse_state(self._name, self._function, outputs, labels)
-            return self._function(outputs, labels)
+                note = refuse_state(self._name, self._function, outputs, labels)
+            loss = self._function(outputs, labels)
+        if note is not None:
+            warnings.warn(note, stacklevel=2)
+        return loss
 
 
 def mean_loss(outputs: ModelOutputs, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:

@@ -73,3 +73,34 @@ class Fixed(nn.Module):
     def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
         losses = functional.cross_entropy(outputs, labels, reduction="none")
         return (losses * self.weights.to(outputs)[labels]).mean()
+
+
+class FirstSeen:
+    """Begins its centre with what it sees first."""
+
+    def __init__(self) -> None:
+        self.centre: Tensor | None = None
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        mean = outputs.detach().mean(0)
+        self.centre = mean if self.centre is None else (self.centre + mean) / 2
+        return functional.cross_entropy(outputs - self.centre, labels)
+
+
+_centred = Centred()
+
+
+def behind_a_function(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Keep the centre in an object that the function calls."""
+    loss: Tensor = _centred(outputs, labels)
+    return loss
+
+
+_calls = 0
+
+
+def in_a_global(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Weight the loss by the number of calls."""
+    global _calls  # noqa: PLW0603  the state that is to be found
+    _calls += 1
+    return functional.cross_entropy(outputs, labels) * min(1.0, _calls / 100)
