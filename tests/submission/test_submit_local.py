@@ -15,10 +15,8 @@ from typing import Any, Literal
 
 import pytest
 
-from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import choose_cluster
-from hpcddp.task.__main__ import check_pickle
 from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import make_fake_slurm
@@ -129,11 +127,12 @@ def test_the_pickle_holds_an_importable_function_and_a_path_only(directory: Path
     assert len(calls) == 2
 
 
-def test_a_pickle_that_was_changed_is_not_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "1_submitted.pkl"
-    path.write_bytes(b"something else")
-    with pytest.raises(RunDirectoryError, match="is not the file that was submitted"):
-        check_pickle(path, "0" * 64)
+def test_a_pickle_that_was_changed_is_not_loaded(directory: Path) -> None:
+    pickles = "runs/*/*/submitit/*_submitted.pkl"
+    change = f"until ls {pickles} >/dev/null 2>&1; do sleep 0.1; done; echo >> $(ls {pickles})"
+    done = submit(directory, "--follow", "--set", f"environment.setup={json.dumps([change])}")
+    assert done.returncode != 0
+    assert "is not the file that was submitted" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
