@@ -185,6 +185,7 @@ def test_a_sweep_on_slurm_is_one_job_array(here: Path, monkeypatch: pytest.Monke
 def test_a_run_of_a_sweep_that_waits_has_no_directory(here: Path) -> None:
     path = here / "runs" / "demo" / "20261121-101500-3fa2"
     path.mkdir(parents=True)
+    (path / "job.yaml").touch()
     write_sweep(SubmittedSweep(sweep_id=path.name, path=path, elements=({"a": 1}, {"a": 2}), chunks=()))
     sweep = api.Sweep(path)
     assert sweep.results() == [None, None]

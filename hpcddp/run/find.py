@@ -1,4 +1,4 @@
-"""Which run a person means: a path, an id or a part of one, a job's name, a Slurm job id, or ``last``."""
+"""Which run a person means: a path, an id or its end, a job's name, a Slurm job id, or ``last``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcddp.run.index import directories, indexed_runs, is_run, missing_runs
 from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
-from hpcddp.run.sweep import ManifestError, Sweep, find_element, is_element, read_sweep
+from hpcddp.run.sweep import ManifestError, is_element, read_sweep, sweep_of
 
 LAST: Final = "last"
 """The RUN argument that means the run or the sweep that was submitted last; an element alone never is."""
@@ -24,7 +24,7 @@ _NAMED_AT_MOST: Final = 5
 # Of an element of a job array too: 123_4.
 _JOB_ID: Final = re.compile(r"[0-9]+(_[0-9]+)?", re.ASCII)
 # As many as the random characters at the end of an id.
-_SHORTEST_PART: Final = 4
+_SHORTEST_BEGINNING: Final = 4
 _TOKEN: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 
 
@@ -38,22 +38,20 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     """Return the run that ``text`` means. The runs under ``run_root`` come before all other runs of this user.
 
     Args:
-        text: the path of a run directory; ``last``; the id of a run, a sweep or an element of one, or a part of an id
-            that no other has: a whole part between dashes, or four characters or more that are no number; a job's name,
-            which means its newest run, or ``NAME_N``, an element of its newest sweep; or a Slurm job id. The directory
-            of an element of a sweep that has not begun does not exist yet.
+        text: the path of a run directory; ``last``; the id of a run or a sweep, its random end, or a beginning of it
+            that no other has; a job's name, which means its newest run; a Slurm job id; or, of a sweep, any of these
+            but a job id, with ``_N`` behind it for an element. The directory of an element that has not begun does not
+            exist yet.
         run_root: where runs live, ``<run_root>/<name>/<run_id>/``; need not exist.
 
     Raises:
         NoRunError: there is no such run, or there are several.
     """
     if not text.strip():
-        raise NoRunError(
-            "RUN is empty; write a run's id or a part of it, its job's name, its Slurm job id, or its path"
-        )
-    path = Path(text)
-    if is_run(path):
-        return RunDirectory(path.absolute())
+        raise NoRunError("RUN is empty; write a run's id, its job's name, its Slurm job id, or its path")
+    run = RunDirectory(Path(text).absolute())
+    if is_run(run.path) or sweep_of(run) is not None:
+        return run
     here = sorted(_runs(run_root))
     run_here = _find_among(text, here, run_root)
     if run_here is not None:
@@ -63,48 +61,33 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
     run_elsewhere = _find_among(text, elsewhere, run_root)
     if run_elsewhere is not None:
         return run_elsewhere
-    raise NoRunError(_why_no_run(text, here, elsewhere, run_root))
+    raise NoRunError(_why_no_run(text, [*here, *elsewhere], run_root))
 
 
-def _why_no_run(text: str, here: list[Path], elsewhere: list[Path], run_root: Path) -> str:
-    """Return the sentence for a text that means no run: the likeliest mistake comes first.
-
-    Args:
-        here: the runs under the root.
-        elsewhere: the other runs of this user.
-    """
+def _why_no_run(text: str, runs: Sequence[Path], run_root: Path) -> str:
+    """Return the sentence for a text that means no run: the likeliest mistake comes first."""
     for missing in missing_runs():
-        if _names(text, missing):
+        if text in {str(missing), missing.name}:
             squeue = shlex.join(["squeue", "--me", f"--name={missing.parent.name}"])
             return (
                 f"the run {missing} does not exist any more; if its job still waits or runs, end it with scancel ID "
                 f"({squeue} shows the id), or name another run (hpcddp status --all lists all)"
             )
-    named_sweep = _named_sweep(text, here, run_root) or _named_sweep(text, elsewhere, run_root)
-    if named_sweep is not None:
-        sweep, _ = named_sweep
-        last = len(sweep.elements) - 1
-        return f"{text!r} is no run: the sweep {sweep.sweep_id} has elements 0 to {last}; write {sweep.run_id(last)}"
-    job_names = sorted({run.parent.name for run in (*here, *elsewhere)})
-    similar_name = nearest(text, job_names)
+    similar_name = nearest(text, sorted({run.parent.name for run in runs}))
     if similar_name is not None:
         return f"no run under {run_root} matches {text!r}; did you mean {similar_name}?"
     return (
-        f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id or a "
-        "part of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
+        f"no run under {run_root} matches {text!r}, and it is not a run directory; write a run's path, its id or the "
+        "last characters of it, its job's name, or its Slurm job id (hpcddp status --all lists all runs)"
     )
 
 
-def _names(text: str, run: Path) -> bool:
-    """Return whether a text names a run that is gone: its path, its job's name, its id, or a whole part of the id."""
-    return text in {str(run), run.parent.name} or _is_whole_part(text, run.name)
-
-
-def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | None:
+def _find_among(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:
     """Return the run among these that ``text`` means, or None.
 
     Raises:
-        NoRunError: several are meant.
+        NoRunError: several are meant, or the sweep has no such element.
+        ManifestError: the manifest of the sweep cannot be read.
     """
     exact_matches = [run for run in runs if run.name == text]
     if exact_matches:
@@ -112,66 +95,42 @@ def _find_among(text: str, runs: list[Path], run_root: Path) -> RunDirectory | N
     job_name_matches = [run for run in _without_elements(runs) if text in {LAST, run.parent.name}]
     if job_name_matches:
         return _newest(job_name_matches)
-    # After the names of jobs: the name of a job may end like that of an element.
-    element = _find_element(text, runs, run_root)
-    if element is not None:
-        return element
     if _JOB_ID.fullmatch(text):
+        element = _element_with_job_id(text, runs)
+        if element is not None:
+            return element
         job_id_matches = _with_job(text, runs)
         if job_id_matches:
             # A rebuilt cluster uses job ids again.
             return _newest(job_id_matches)
-    partial_matches = [run for run in runs if _is_part(text, run.name)]
-    beginnings = [run for run in partial_matches if run.name.startswith(text)]
-    return _only_run(text, _without_elements(beginnings or partial_matches), run_root)
+    partial_matches = _without_elements([run for run in runs if _is_part(text, run.name)])
+    if partial_matches:
+        return _only_run(text, partial_matches, run_root)
+    return _element_of_named_sweep(text, runs, run_root)
 
 
 def _is_part(text: str, run_id: str) -> bool:
-    """Return whether a text names a run by a part of its id.
+    """Return whether a text is the end of a run id behind a dash, or a beginning of it.
 
-    A whole part, between two dashes, does. Of other parts a number does not, since it may be the id of a job that has
-    no run, nor does a short one, which is in many ids.
+    A beginning that is a number is none, since it may be the id of a job that has no run, nor is a short one, which
+    many ids have.
     """
-    if _is_whole_part(text, run_id):
-        return True
-    is_long = len(text) >= _SHORTEST_PART
-    return is_long and _JOB_ID.fullmatch(text) is None and text in run_id
+    is_beginning = len(text) >= _SHORTEST_BEGINNING and run_id.startswith(text)
+    return run_id.endswith(f"-{text}") or (is_beginning and _JOB_ID.fullmatch(text) is None)
 
 
-def _is_whole_part(text: str, run_id: str) -> bool:
-    return f"-{text}-" in f"-{run_id}-"
-
-
-def _only_run(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:
-    """Return the run if there is one; None if there is none.
+def _only_run(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory:
+    """Return the run if there is one.
 
     Raises:
         NoRunError: there are several.
     """
-    if not runs:
-        return None
     if len(runs) == 1:
         return RunDirectory(runs[0].absolute())
     named = ", ".join(_shown(run, run_root) for run in runs[:_NAMED_AT_MOST])
     if len(runs) > _NAMED_AT_MOST:
         named = f"{named} and {len(runs) - _NAMED_AT_MOST} more"
     raise NoRunError(f"{text!r} means {len(runs)} runs, {named}; write more of the id, or a path")
-
-
-def _find_element(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:
-    """Return the element of a sweep that ``SWEEP_N`` or ``JOB_N`` means, or None."""
-    element = find_element(text, run_root)
-    if element is not None:
-        return element
-    if _JOB_ID.fullmatch(text):
-        element = _element_with_job_id(text, runs)
-        if element is not None:
-            return element
-    named_sweep = _named_sweep(text, runs, run_root)
-    if named_sweep is None:
-        return None
-    sweep, index = named_sweep
-    return sweep.run(index) if index < len(sweep.elements) else None
 
 
 def _element_with_job_id(job_id: str, runs: Sequence[Path]) -> RunDirectory | None:
@@ -187,21 +146,27 @@ def _element_with_job_id(job_id: str, runs: Sequence[Path]) -> RunDirectory | No
     return None
 
 
-def _named_sweep(text: str, runs: Sequence[Path], run_root: Path) -> tuple[Sweep, int] | None:
-    """Return the sweep and the number in ``SWEEP_N``; the sweep need not have such an element. None if it is no sweep.
+def _element_of_named_sweep(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory | None:
+    """Return the element that ``SWEEP_N`` means, or None; the elements of a job array are counted in their own way.
 
-    The id of a job array is none of a sweep: its elements are counted in their own way.
+    Raises:
+        NoRunError: the sweep has no such element.
+        ManifestError: the manifest of the sweep cannot be read.
     """
     name, _, number = text.rpartition("_")
-    if not name or not number.isascii() or not number.isdecimal():
+    if not (name and number.isascii() and number.isdecimal()):
         return None
     sweeps = [path for path in runs if exists(RunDirectory(path).sweep_manifest)]
-    with contextlib.suppress(NoRunError, ManifestError):
-        run = _find_among(name, sweeps, run_root)
-        sweep = None if run is None else read_sweep(run.path)
-        if sweep is not None and all(chunk.job_id != name for chunk in sweep.chunks):
-            return sweep, int(number)
-    return None
+    directory = _find_among(name, sweeps, run_root)
+    sweep = None if directory is None else read_sweep(directory.path)
+    if sweep is None or any(chunk.job_id == name for chunk in sweep.chunks):
+        return None
+    last = len(sweep.elements) - 1
+    if int(number) > last:
+        raise NoRunError(
+            f"{text!r} is no run: the sweep {sweep.sweep_id} has elements 0 to {last}; write {sweep.run_id(last)}"
+        )
+    return sweep.run(int(number))
 
 
 def run_of_job(job_id: str, run_root: Path) -> RunDirectory | None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import create_text, exists, write_text
+from hpcddp.run.files import create_text, write_text
 from hpcddp.run.record import FORMAT, Record, RecordError, read_record
 
 
@@ -160,18 +160,6 @@ def sweep_of(run: RunDirectory) -> Sweep | None:
     sweep = read_sweep(run.path.with_name(sweep_id))
     named = sweep is not None and int(number) < len(sweep.elements) and sweep.run_id(int(number)) == run.run_id
     return sweep if named else None
-
-
-def find_element(text: str, run_root: Path) -> RunDirectory | None:
-    """Return the run of an element, which need not have begun, by its whole id or its path; None if it is none.
-
-    Args:
-        text: the id or the path.
-    """
-    path = Path(text)
-    folders = sorted(run_root.glob("*")) if path.parent == Path() else [path.parent]
-    runs = (RunDirectory((folder / path.name).absolute()) for folder in folders if exists(folder))
-    return next((run for run in runs if sweep_of(run) is not None), None)
 
 
 def index_of(run: RunDirectory) -> int:

@@ -17,7 +17,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.find import find_run
 from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.result import FINISHED, read_result, resume_command
-from hpcddp.run.sweep import Sweep, find_element, index_of, read_sweep, sweep_of
+from hpcddp.run.sweep import Sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import arrays_of
 from hpcddp.slurm.job_environment import Dependency
@@ -52,7 +52,7 @@ def dependency_on(
     notes: list[str] = []
     for option, texts in ((AFTER, after), (AFTER_ANY, after_any)):
         for text in texts:
-            run = find_element(text, run_root) or find_run(text, run_root)
+            run = find_run(text, run_root)
             left = _RunToWaitFor(option=option, run=run, environment=environment).jobs()
             jobs += left
             if not left:

@@ -40,7 +40,7 @@ def test_path_names_a_run_wherever_it_is(root: Path, tmp_path: Path, monkeypatch
     assert find_run("digits/cluster-12", tmp_path / "elsewhere").path == root / "digits" / "cluster-12"
 
 
-@pytest.mark.parametrize("text", ["no-run", "34", "file", "oth", "1"])
+@pytest.mark.parametrize("text", ["no-run", "34", "file", "oth", "ther-7", "1"])
 def test_what_is_no_run_is_refused(root: Path, text: str, golden: GoldenMessages) -> None:
     with pytest.raises(NoRunError) as caught:
         find_run(text, root)
@@ -177,7 +177,7 @@ def runs(tmp_path: Path) -> list[RunDirectory]:
 
 
 @pytest.mark.parametrize(
-    ("text", "place"), [("d09c", 1), ("20261122", 1), ("22-111", 1), ("41", 1), ("digits", 2), ("last", 2), (IDS[0], 0)]
+    ("text", "place"), [("d09c", 1), ("20261122-", 1), ("41", 1), ("digits", 2), ("last", 2), (IDS[0], 0)]
 )
 def test_a_part_of_an_id_a_name_and_a_job_id_name_a_run(
     runs: list[RunDirectory], tmp_path: Path, text: str, place: int
@@ -197,7 +197,7 @@ def test_a_job_id_that_a_rebuilt_cluster_gave_twice_means_the_newest_run(
     assert find_run("41", tmp_path / "project" / "runs") == runs[2]
 
 
-@pytest.mark.parametrize("text", ["41", "1", "2026", "601", "0041"])
+@pytest.mark.parametrize("text", ["41", "1", "2026", "20260141", "601", "0041"])
 def test_a_number_within_an_id_names_no_run(runs: list[RunDirectory], tmp_path: Path, text: str) -> None:
     """It is the id of a job, perhaps of one that has no run: another one must not be cancelled."""
     (tmp_path / "here" / "digits" / "20260141-004100-0123" / "attempts").mkdir(parents=True)
@@ -255,7 +255,7 @@ def test_an_element_of_the_last_sweep_and_of_a_job_is_named_like_the_sweep(
     submit(root, "digits/sweep-1", 20)
     for text in ("last_2", "digits_2"):
         assert find_run(text, root).path == sweep.with_name("sweep-1_2")
-    for text in ("last_3", "weep-1_3", "sweep-1_3", "digits_7"):
+    for text in ("last_3", "sweep-1_3", "digits_7"):
         with pytest.raises(NoRunError, match=f"'{text}' is no run") as caught:
             find_run(text, root)
         message = golden.message(caught.value)
