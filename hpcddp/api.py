@@ -23,7 +23,6 @@ from hpcddp.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
-    from hpcddp.batch.noise_scale import MeasuredNoise
     from hpcddp.jobfile.job import JobSpec
     from hpcddp.jobfile.overrides import Override
     from hpcddp.jobfile.problems import Problem
@@ -163,22 +162,21 @@ def plan(
     return plans_of(spec, samples)[spec.nodes]
 
 
-def plans_of(spec: JobSpec, samples: int | None, noise: MeasuredNoise | None = None) -> dict[int, JobPlan]:
+def plans_of(spec: JobSpec, samples: int | None) -> dict[int, JobPlan]:
     """Return the batch plans of a job that is read, by its numbers of nodes: one, or those of a range.
 
     Args:
         samples: samples of the training data; None counts them.
-        noise: the gradient noise scale that was measured; None where none was.
     """
     from hpcddp.batch.job import plan_each_node_count, plan_job
     from hpcddp.batch.samples import count_units
 
     if samples is not None or spec.train is None:
-        return plan_each_node_count(spec, partial(plan_job, samples=samples, noise=noise))
+        return plan_each_node_count(spec, partial(plan_job, samples=samples))
     python = spec.environment.interpreter or sys.executable
     count = count_units(spec.train, spec.batch, directory=Path.cwd(), python=python)
     notes = () if count.note is None else (count.note,)
-    plan_one = partial(plan_job, samples=count.samples, smallest_group=count.smallest_group, noise=noise, notes=notes)
+    plan_one = partial(plan_job, samples=count.samples, smallest_group=count.smallest_group, notes=notes)
     return plan_each_node_count(spec, plan_one)
 
 

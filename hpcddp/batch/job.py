@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp.batch.noise_scale import MeasuredNoise, larger_batch_pays, noise_note
 from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_over_ranks, refuse_single_sample
 from hpcddp.batch.refusals import (
     PlanError,
@@ -34,7 +33,6 @@ class JobPlan:
         learning_rate: the rate after the warm-up and before any decay, scaled by the rule; None = unknown.
         schedule: the job's ``learning_rate`` section, scaled by the rule; None without a job file.
         scaling: the scaled constants; None where no base is known.
-        noise: a measured gradient noise scale; None = unknown, or the batch counts groups.
         notes: explanations and warnings, one sentence each.
         has_local_batch_norm: whether the model is known to have BatchNorm, whose statistics are those of one rank.
     """
@@ -44,7 +42,6 @@ class JobPlan:
     learning_rate: float | None = None
     schedule: LearningRate | None = None
     scaling: Scaling | None = None
-    noise: MeasuredNoise | None = None
     notes: tuple[str, ...] = ()
     has_local_batch_norm: bool = False
 
@@ -73,11 +70,6 @@ class JobPlan:
         scaling_document = Scaling.UNKNOWN
         if self.scaling is not None:
             scaling_document = self.scaling.as_json()
-        noise_scale = None
-        is_larger_batch_better = None
-        if self.noise is not None:
-            noise_scale = self.noise.samples
-            is_larger_batch_better = larger_batch_pays(noise_scale, batch.global_batch_size)
         return {
             "global_batch_size": batch.global_batch_size,
             "world_size": batch.world_size,
@@ -94,8 +86,6 @@ class JobPlan:
             **scaling_document,
             "total_steps": self.total_steps,
             "unit": batch.unit,
-            "noise_scale": noise_scale,
-            "larger_batch_pays": is_larger_batch_better,
             "notes": notes,
         }
 
@@ -106,7 +96,6 @@ def plan_job(
     samples: int | None,
     smallest_group: int | None = None,
     world_size: int | None = None,
-    noise: MeasuredNoise | None = None,
     notes: Sequence[str] = (),
 ) -> JobPlan:
     """Return the plan of a job.
@@ -115,7 +104,6 @@ def plan_job(
         samples: N, samples of its training data, or groups with ``unit: group``; None = unknown.
         smallest_group: samples of the smallest group; None = unknown, or the unit is a sample.
         world_size: ranks; None = as many as the job asks for.
-        noise: a measured gradient noise scale; ignored for a batch of groups.
         notes: notes to put first, for instance why ``samples`` is unknown.
 
     Raises:
@@ -141,7 +129,6 @@ def plan_job(
     epochs = None
     batch_norm: BatchNorm = "local"
     has_local_batch_norm = False
-    measures_noise = False
     train = spec.train
     if train is not None:
         if train.loss_reduction == "global":
@@ -149,7 +136,6 @@ def plan_job(
         epochs = train.epochs
         batch_norm = train.batch_norm
         has_local_batch_norm = _has_local_batch_norm(train, batch)
-        measures_noise = train.noise_scale
 
     scaling = None
     learning_rate = None
@@ -163,7 +149,6 @@ def plan_job(
     if samples is None and not notes:
         all_notes.append(f"The number of {batch.unit}s is unknown; give it with --samples.")
     all_notes += split_notes(batch, batch_norm)
-    all_notes += _noise_notes(noise, batch, measures=measures_noise)
     if train is not None:
         all_notes += _warm_up_notes(spec.learning_rate, train)
     if scaling is not None:
@@ -175,7 +160,6 @@ def plan_job(
         learning_rate=learning_rate,
         schedule=schedule,
         scaling=scaling,
-        noise=None if batch.unit == "group" else noise,
         notes=tuple(all_notes),
         has_local_batch_norm=has_local_batch_norm,
     )
@@ -225,7 +209,6 @@ def plan_numbers(
     epochs: int | None,
     learning_rate: float | None,
     scaling: Scaling | None = None,
-    noise: MeasuredNoise | None = None,
 ) -> JobPlan:
     """Return a plan for numbers without a job file.
 
@@ -233,7 +216,6 @@ def plan_numbers(
         epochs: epochs of the training; None = unknown.
         learning_rate: the rate after the warm-up; None = unknown.
         scaling: the scaled constants; None = no rule was given.
-        noise: a measured gradient noise scale; None = unknown.
 
     Raises:
         PlanError: there is less than one epoch.
@@ -249,7 +231,6 @@ def plan_numbers(
     if learning_rate is None:
         notes.append("learning_rate is unknown: no base was given (--base-lr).")
     notes += split_notes(batch)
-    notes += _noise_notes(noise, batch, measures=False)
     if scaling is not None:
         notes += _scaling_notes(scaling, batch.global_batch_size)
     return JobPlan(
@@ -257,7 +238,6 @@ def plan_numbers(
         epochs=epochs,
         learning_rate=learning_rate,
         scaling=scaling,
-        noise=noise,
         notes=tuple(notes),
     )
 
@@ -361,16 +341,6 @@ def _small_micro_batch_note(plan: BatchPlan) -> str | None:
             )
         return note
     return None
-
-
-def _noise_notes(noise: MeasuredNoise | None, batch: BatchPlan, *, measures: bool) -> Iterator[str]:
-    if batch.unit == "group":
-        if noise is not None:
-            yield "The gradient noise scale counts samples and this batch counts groups, so the two cannot be compared."
-        return
-    note = noise_note(noise, global_batch_size=batch.global_batch_size, measures=measures)
-    if note is not None:
-        yield note
 
 
 def _warm_up_notes(rate: LearningRate, train: Train) -> Iterator[str]:

@@ -20,7 +20,6 @@ from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
-    from hpcddp.batch.noise_scale import MeasuredNoise
     from hpcddp.batch.scaling import Scaling
 
 
@@ -94,10 +93,6 @@ def plan(  # noqa: PLR0913  each is an option
         RuleChoice | None, _number("none|linear|sqrt", "How RATE scales with B / B0; by default none.")
     ] = None,
     optimizer: Annotated[OptimizerChoice | None, _number("sgd|adamw", "The optimizer; by default sgd.")] = None,
-    noise_scale: Annotated[
-        float | None,
-        typer.Option(metavar="SAMPLES", help="A measured gradient noise scale; by default that of the newest run."),
-    ] = None,
     explain_steps: Annotated[int | None, _number("S", "Steps per epoch that a run printed.", _OBSERVED)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -128,16 +123,12 @@ def plan(  # noqa: PLR0913  each is an option
         "--explain-steps": explain_steps,
     }
     given: dict[str, Any] = {option: value for option, value in numbers.items() if value is not None}
-    noise = _given_noise(noise_scale)
     if job_file is not None:
-        result, text = _plan_job(job_file, overrides, samples, noise, given)
+        result, text = _plan_job(job_file, overrides, samples, given)
     elif explain_steps is not None:
-        if noise is not None:
-            # It does not apply here: _explain_steps rejects it by name.
-            given["--noise-scale"] = noise
         result, text = _explain_steps(given, overrides, samples)
     else:
-        result, text = _plan_numbers(given, overrides, samples, noise)
+        result, text = _plan_numbers(given, overrides, samples)
     if as_json:
         echo(json.dumps(result, indent=2))
     else:
@@ -169,7 +160,6 @@ def _plan_job(
     job_file: Path,
     overrides: Sequence[str] | None,
     samples: int | None,
-    noise: MeasuredNoise | None,
     given: Mapping[str, Any],
 ) -> _Answer:
     if is_program(str(job_file)):
@@ -189,8 +179,7 @@ def _plan_job(
     from hpcddp.batch.explain import explain_range
 
     spec = read_job(job_file, overrides).spec
-    noise = noise or _measured_noise(Path(spec.run_root) / spec.name)
-    plans = plans_of(spec, samples, noise)
+    plans = plans_of(spec, samples)
     document, text = _answer(plans[spec.nodes])
     if len(plans) == 1:
         return document, text
@@ -202,31 +191,7 @@ def _document_of_range(document: dict[str, Any], plans: Mapping[int, JobPlan]) -
     return {**document, "by_nodes": {str(nodes): plan.as_json() for nodes, plan in plans.items()}}
 
 
-def _given_noise(samples: float | None) -> MeasuredNoise | None:
-    from hpcddp.batch.noise_scale import MeasuredNoise
-
-    if samples is None:
-        return None
-    if not (math.isfinite(samples) and samples > 0):
-        raise UserError(f"--noise-scale is {samples:g}, and a noise scale is above 0; write what a run has measured")
-    return MeasuredNoise(samples=samples, source="the run that --noise-scale is from")
-
-
-def _measured_noise(runs: Path) -> MeasuredNoise | None:
-    """Return the noise scale of the newest run that has one."""
-    from hpcddp.batch.noise_scale import MeasuredNoise
-    from hpcddp.run.result import newest_noise_scale
-
-    newest = newest_noise_scale(runs)
-    if newest is None:
-        return None
-    run_id, samples = newest
-    return MeasuredNoise(samples=samples, source=f"run {run_id}")
-
-
-def _plan_numbers(
-    given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None, noise: MeasuredNoise | None
-) -> _Answer:
+def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> _Answer:
     from hpcddp.batch.job import plan_numbers
     from hpcddp.batch.plan import plan_batch
 
@@ -249,7 +214,7 @@ def _plan_numbers(
         split=given.get("--split", SplitChoice.EXACT).value,
     )
     rate = None if scaling is None else scaling.scaled.learning_rate
-    return _answer(plan_numbers(batch, epochs=given.get("--epochs"), learning_rate=rate, scaling=scaling, noise=noise))
+    return _answer(plan_numbers(batch, epochs=given.get("--epochs"), learning_rate=rate, scaling=scaling))
 
 
 def _refuse_overrides(overrides: Sequence[str] | None) -> None:

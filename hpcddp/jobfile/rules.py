@@ -267,26 +267,6 @@ def _own_loss(spec: JobSpec) -> Iterator[Finding]:
             "train.label_smoothing",
             f"is {train.label_smoothing:g}, and train.loss is a loss of your own; smooth labels in it, and write 0",
         )
-    if train.noise_scale and reduction in ("sum", "global"):
-        sentence = f"is true, and it needs a mean over samples, not train.loss_reduction {reduction}; write false"
-        yield "train.noise_scale", sentence
-
-
-def _noise_scale_needs_two_gradients(spec: JobSpec) -> Iterator[Finding]:
-    if spec.train is None or not spec.train.noise_scale:
-        return
-    if spec.world_size == 1:
-        sentence = (
-            "is true, and the job has one rank: the noise scale is computed from the gradients of several ranks; "
-            "ask for 2 ranks or more, or write false"
-        )
-        yield "train.noise_scale", sentence
-    if spec.batch.unit == "group":
-        sentence = (
-            "is true, and batch.unit is group, whose sizes differ, so that no noise scale of a sample can be computed; "
-            "write false, or leave batch.unit out"
-        )
-        yield "train.noise_scale", sentence
 
 
 def _optimizer_constants(spec: JobSpec) -> Iterator[Finding]:
@@ -540,8 +520,7 @@ RULES = (
     Rule(_DATA, _dataset_arguments),
     Rule(("train.dataset", "train.num_classes", "train.model_args"), _classes),
     Rule(("train.precision", *_DEVICE), _precision_fits_device),
-    Rule(("train.loss", "train.loss_reduction", "train.label_smoothing", "train.noise_scale"), _own_loss),
-    Rule(("train.noise_scale", "batch.unit", *_RANKS), _noise_scale_needs_two_gradients),
+    Rule(("train.loss", "train.loss_reduction", "train.label_smoothing"), _own_loss),
     Rule(("train.optimizer",), _optimizer_constants),
     Rule(("learning_rate",), _schedule_constants),
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),

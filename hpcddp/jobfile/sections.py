@@ -244,10 +244,6 @@ class Train(Section):
     deterministic: Annotated[bool, FieldFacts(ddp_value=False)] = Field(
         default=False, description="Whether torch uses deterministic algorithms only."
     )
-    noise_scale: Annotated[bool, FieldFacts(ddp_value=False)] = Field(
-        default=False,
-        description="Whether the gradient noise scale is measured, which shows whether a larger batch is useful.",
-    )
     replica_check_every: Annotated[int | None, FieldFacts(ddp_value=None)] = Field(
         None,
         ge=1,

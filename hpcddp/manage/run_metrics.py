@@ -28,7 +28,7 @@ _SLOWEST: Final = 1e-6
 # An evaluation, or a pause between steps, stays visible if it takes at least this part of the attempt until then.
 _VISIBLE: Final = 0.001
 # Numbers of a line that have no curve.
-_NOT_DRAWN: Final = {"time", "epoch", "samples_seen", "val_samples", "eval_s", "noise_scale", "format"}
+_NOT_DRAWN: Final = {"time", "epoch", "samples_seen", "val_samples", "eval_s", "format"}
 
 NumberT = TypeVar("NumberT", int, float)
 

@@ -17,7 +17,6 @@ from hpcddp.run.evaluations import Summary, summaries
 from hpcddp.run.events import append_event
 from hpcddp.run.files import open_regular
 from hpcddp.run.job_records import Decision, read_submission
-from hpcddp.run.metrics import finite_number
 from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
 
@@ -80,12 +79,6 @@ class Result(Record):
             return {}
         summaries = {name: Summary.from_json(value) for name, value in written.items()}
         return {name: summary for name, summary in summaries.items() if summary is not None}
-
-    @property
-    def noise_scale(self) -> float | None:
-        """The gradient noise scale in samples; None if it was not measured, or has no finite value."""
-        scale = finite_number(self.facts.get("noise_scale"))
-        return None if scale is None or scale <= 0 else scale
 
     def as_json(self) -> dict[str, Any]:
         """Return what commands print with ``--json``."""
@@ -213,30 +206,6 @@ def has_finished(run: RunDirectory) -> bool:
     """
     result = read_result(run)
     return result is not None and result.status == FINISHED
-
-
-def newest_noise_scale(runs: Path) -> tuple[str, float] | None:
-    """Return the run id and the gradient noise scale, in samples, of the newest run that has finished with one.
-
-    Args:
-        runs: the folder of a job's runs, ``<run_root>/<name>``; it need not exist.
-    """
-    if not runs.is_dir():
-        return None
-    candidates = []
-    for path in runs.iterdir():
-        run = RunDirectory(path)
-        try:
-            result = read_result(run)
-            if result is not None and result.noise_scale is not None:
-                candidates.append((run.result.stat().st_mtime_ns, path.name, result.noise_scale))
-        except (OSError, RecordError):
-            # A result that cannot be read is skipped.
-            continue
-    if not candidates:
-        return None
-    _, run_id, noise_scale = max(candidates)
-    return run_id, noise_scale
 
 
 BY_USER: Final = "cancelled by its user"

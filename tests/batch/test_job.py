@@ -33,8 +33,6 @@ KEYS = [
     "fitting",
     "total_steps",
     "unit",
-    "noise_scale",
-    "larger_batch_pays",
     "notes",
 ]
 

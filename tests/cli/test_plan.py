@@ -12,8 +12,6 @@ from hpcddp.cli import boundary, plan
 from hpcddp.cli.main import app
 from hpcddp.jobfile.document import path_of
 from hpcddp.jobfile.job import find_key
-from hpcddp.run.record import write_record
-from hpcddp.run.result import Result
 from tests.messages import GoldenMessages
 
 JOB = """\
@@ -102,8 +100,6 @@ def test_every_number_reaches_the_plan(capsys: pytest.CaptureFixture[str]) -> No
         },
         "total_steps": 45,
         "unit": "sample",
-        "noise_scale": None,
-        "larger_batch_pays": None,
         "notes": [],
     }
 
@@ -343,34 +339,6 @@ def test_plan_loads_nothing_heavy(job: Path, arguments: str) -> None:
     command = [sys.executable, "-c", program, *arguments.split()]
     found = subprocess.run(command, cwd=job.parent, capture_output=True, text=True, timeout=120, check=False)
     assert (found.returncode, found.stderr) == (0, "")
-
-
-def test_a_finished_runs_noise_scale_says_whether_a_larger_batch_pays(
-    capsys: pytest.CaptureFixture[str], job: Path, golden: GoldenMessages
-) -> None:
-    assert document(capsys, job)["larger_batch_pays"] is None
-    run = job.parent / "runs" / "example" / "run-1"
-    run.mkdir(parents=True)
-    write_record(run / "result.json", Result(status="finished", facts={"noise_scale": 900.0}))
-    found = document(capsys, job)
-    assert (found["noise_scale"], found["larger_batch_pays"]) == (900.0, True)
-    (note,) = (note for note in found["notes"] if "noise scale" in note)
-    assert "measured by run run-1," in golden.message(note)
-    assert "the global batch is 256" in note
-    assert document(capsys, job, "--set", "batch.global_batch_size=1024")["larger_batch_pays"] is False
-
-
-def test_a_noise_scale_given_by_hand_comes_first(
-    capsys: pytest.CaptureFixture[str], job: Path, golden: GoldenMessages
-) -> None:
-    assert document(capsys, job, "--noise-scale", "80")["larger_batch_pays"] is False
-    assert document(capsys, "--global-batch", "8", "--world-size", "2", "--noise-scale", "80")["larger_batch_pays"]
-    message = golden.message(refusal(capsys, job, "--noise-scale", "-1"))
-    assert message.startswith("hpcddp: --noise-scale is -1, ")
-    assert "above 0; write what a run" in message
-    observed = ("--explain-steps", "5", "--samples", "100", "--world-size", "2", "--noise-scale", "3")
-    message = golden.message(refusal(capsys, *observed))
-    assert "--noise-scale cannot be given together with --explain-steps" in message
 
 
 def test_a_range_of_nodes_shows_the_plan_of_each_number(

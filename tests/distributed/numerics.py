@@ -27,7 +27,6 @@ from hpcddp.train.loop.schedule import Position
 from hpcddp.train.loop.step import Stepper, clip_and_step
 from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.merging import gather_differing, merged_buffers, take_rows
-from hpcddp.train.model.noise import NoiseScale
 from hpcddp.train.model.normalisation import absent, choose_batch_norm
 from hpcddp.train.model.replica import build_replica
 
@@ -305,57 +304,6 @@ def guard_of_buffers(rank: int, ranks: int) -> list[str]:
     return said
 
 
-def noise(rank: int, ranks: int) -> dict[str, Any]:
-    """Return the noise scale of loss mean(theta . x) with x ~ N(e1, I), and whether gradients stay what they were."""
-    replica = replica_of(nn.Linear(3, 1, bias=False), noise_scale=True)
-    plain = replica_of(nn.Linear(3, 1, bias=False))
-    inputs = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
-    for each in (replica, plain):
-        each.parallel(inputs).tanh().mean().backward()
-    error = largest((replica.model.weight.grad, plain.model.weight.grad))
-    return {"error": error, **{str(seed): _noise_scale(rank, ranks, seed) for seed in range(2)}}
-
-
-def _noise_scale(rank: int, ranks: int, seed: int) -> float | None:
-    model = nn.Linear(200, 1, bias=False).double()
-    train = Train.model_validate({"model": "a.b:c", "dataset": "a.b:c", "noise_scale": True})
-    placeholder = torch.zeros(2, 200, dtype=torch.float64)
-    replica: Any = build_replica(train, model, placeholder, learning_rate=RATE, unused_parameters=False)
-    generator = torch.Generator().manual_seed(1000 * seed + rank)
-    # The second run splits its batch unevenly.
-    shares = [8] * ranks if seed == 0 else [11, 8, 8, 5]
-    batch, scale = sum(shares), NoiseScale()
-    for _ in range(400):
-        inputs = torch.randn(shares[rank], 200, dtype=torch.float64, generator=generator)
-        inputs[:, 0] += 1
-        replica.norms.begin()
-        (replica.parallel(inputs).mean() * (ranks * shares[rank] / batch)).backward()
-        norms = replica.norms.read(model, share=shares[rank], samples=batch)
-        dist.all_reduce(norms)
-        scale = scale.observed(small=float(norms[0]), large=float(norms[1]), shares=shares)
-        replica.optimizer.zero_grad()
-    return scale.samples
-
-
-def scaled_noise(rank: int, ranks: int) -> list[tuple[float, float]]:
-    """Return the squared lengths of gradients of a step without fp16's scaler and with it."""
-
-    class OnTheDevice(torch.amp.GradScaler):
-        """A scaler whose scale the host does not read, for which it would wait for the GPU."""
-
-        def get_scale(self) -> float:
-            raise ValueError("the host reads the scale")
-
-    seen = []
-    for scaler in (torch.amp.GradScaler("cpu", enabled=False), OnTheDevice("cpu", init_scale=1024.0)):
-        replica = replica_of(nn.Linear(3, 2), noise_scale=True)
-        replica.scaler = scaler
-        stepper = stepper_of(replica, rank, ranks, 9, noise_scale=True)
-        agreed = take_step(stepper, position(0, 9))
-        seen.append(agreed.steps[0].norms)
-    return seen
-
-
 def merging(rank: int, ranks: int) -> dict[str, Any]:
     """Return running statistics of ranks that counted 2, 4, 0, 2 samples: within the block, after it, and by rank."""
     model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)).double()
@@ -429,7 +377,7 @@ def taken_state(rank: int, _ranks: int) -> list[float]:
 
 CHECKS: list[Callable[[int, int], Any]] = [
     batch_norm, closed_form, far_from_zero, one_value, clipping, unused, overflow, average, guard, guard_of_buffers,
-    noise, scaled_noise, merging, taken_state, unreached,
+    merging, taken_state, unreached,
 ]  # fmt: skip
 
 

@@ -19,22 +19,19 @@ STEPS = 20
 LENGTHS = (1, 2, 3, 7, 20)
 
 
-def numbers_of(rank: int) -> list[list[float]]:
-    """Return the loss and the two norms of each step of a rank."""
+def losses_of(rank: int) -> list[float]:
+    """Return the loss of each step of a rank."""
     draw = random.Random(rank)
-    return [[draw.uniform(-1, 1) * 10.0 ** draw.randint(-12, 12) for _ in range(3)] for _ in range(STEPS)]
+    return [draw.uniform(-1, 1) * 10.0 ** draw.randint(-12, 12) for _ in range(STEPS)]
 
 
 def agree(directory: str, world_size: int, rank: int) -> int:
     """Write the sums of all steps for each length of a block."""
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world_size)
-    parts = [
-        StepPart(torch.tensor(loss, dtype=torch.float64), None, torch.tensor(norms, dtype=torch.float64))
-        for loss, *norms in numbers_of(rank)
-    ]
+    parts = [StepPart(torch.tensor(loss, dtype=torch.float64)) for loss in losses_of(rank)]
     found = {
         length: [
-            [step.loss_sum, *step.norms]
+            step.loss_sum
             for first in range(0, STEPS, length)
             for step in PendingAgreement(parts[first : first + length], Votes()).read().steps
         ]
@@ -54,11 +51,10 @@ def test_sums_have_the_same_bits_for_every_length_of_a_block(world_size: int, tm
     for of_rank in sums:
         for length in LENGTHS:
             assert of_rank[str(length)] == expected
-    every = [numbers_of(rank) for rank in range(world_size)]
+    every = [losses_of(rank) for rank in range(world_size)]
     for step in range(STEPS):
-        for place in range(3):
-            exact = math.fsum(numbers[step][place] for numbers in every)
-            assert abs(expected[step][place] - exact) <= math.ulp(exact)
+        exact = math.fsum(losses[step] for losses in every)
+        assert abs(expected[step] - exact) <= math.ulp(exact)
 
 
 def test_a_number_is_the_sum_of_its_parts() -> None:

@@ -1,4 +1,4 @@
-"""Arithmetic over four ranks: BatchNorm, the end of an optimizer step, the replica guard, the gradient noise scale."""
+"""Arithmetic over four ranks: BatchNorm, the end of an optimizer step, the replica guard."""
 
 from __future__ import annotations
 
@@ -111,24 +111,6 @@ def test_guard_finds_a_buffer_that_differs_but_leaves_local_statistics_alone(
         golden.message(said)
         assert said.startswith("2 after step 7 rank 2 differs")
         assert "in mask," in said
-
-
-@pytest.mark.parametrize("split", ["0", "1"])
-def test_noise_scale_of_known_noise(answers: dict[str, list[Any]], split: str) -> None:
-    assert [seen[split] for seen in answers["noise"]] == [pytest.approx(200, rel=0.15)] * RANKS
-
-
-def test_noise_scale_under_fp16_is_that_without_its_scale_which_stays_on_the_device(
-    answers: dict[str, list[Any]],
-) -> None:
-    for plain, scaled in answers["scaled_noise"]:
-        assert min(plain) > 0
-        # The factor is a power of two.
-        assert scaled == plain
-
-
-def test_measuring_the_noise_leaves_gradients_alone(answers: dict[str, list[Any]]) -> None:
-    assert max(seen["error"] for seen in answers["noise"]) <= 1e-15
 
 
 def test_statistics_are_merged_by_their_counts_within_and_between_ranks(answers: dict[str, list[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Whole trainings whose replicas hold more than parameters: running statistics, averaged weights, the noise scale."""
+"""Whole trainings whose replicas hold more than parameters: running statistics, averaged weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ LOCAL: dict[str, Any] = {
     "train__model": f"{CODE}:counting",
     "train__epochs": 3,
     "train__ema_decay": 0.8,
-    "train__noise_scale": True,
     "checkpoint": {"every": {"steps": 3}},
 }
 HALVES: dict[str, Any] = {"train__model": f"{CODE}:halves", "train__model_args": {"says_so": True}}
@@ -60,7 +59,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     four = run_ranks(root / "four", 4, jobs)
     assert four.codes == [70] * 4, four.outputs
-    (root / "output").write_text(four.outputs[0])
     (root / "errors.json").write_text(json.dumps([error["message"] for error in four.errors.values()]))
     return root
 
@@ -89,7 +87,7 @@ def test_checkpoints_with_synchronised_batch_norm_are_those_of_one_process(runs:
 
 def test_stopped_run_goes_on_as_if_it_had_not_been_statistics_included(runs: Path) -> None:
     assert without_times(runs / "stopped") == without_times(runs / "whole")
-    for name in ("parameters_sha256", "ema_sha256", "noise_scale", "val_loss"):
+    for name in ("parameters_sha256", "ema_sha256", "val_loss"):
         assert result(runs / "stopped")[name] == result(runs / "whole")[name] is not None
 
 
@@ -109,14 +107,6 @@ def test_checkpoint_holds_the_merged_model_and_what_differs(runs: Path) -> None:
     variance = (weights * (own["model.net.1.running_var"] + (means - merged).square())).sum(dim=0)
     torch.testing.assert_close(model["net.1.running_var"], variance, rtol=0, atol=1e-14)
     assert "ema.net.1.running_mean" in own
-
-
-def test_noise_scale_is_logged_and_told(runs: Path) -> None:
-    noise = [record["noise_scale"] for record in steps(runs / "whole")]
-    assert len(noise) == 12
-    assert result(runs / "whole")["larger_batch_pays"] is (noise[-1] > 34)
-    assert result(runs / "whole")["noise_scale"] == noise[-1]
-    assert "\ngradient noise scale" in (runs / "output").read_text()
 
 
 def test_replica_that_drifts_ends_the_run_and_is_named_by_every_rank(golden: GoldenMessages, runs: Path) -> None:

@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "local BatchNorm": {"train__model": f"{OWN}:norm_model", "batch__tail": "wrap", "train__precision": "fp32"},
     "fp16": {"train__precision": "fp16"},
-    "skip": {"train__nonfinite_loss": "skip", "train__noise_scale": True},
+    "skip": {"train__nonfinite_loss": "skip"},
 }
 # Where a rank dies, and the steps that are saved then. Batches: 4 in an epoch of 100 samples.
 PLACES = {"step:6": 6, "backward:6": 6, "update:6": 7, "evaluation:8": 8}

@@ -74,12 +74,6 @@ def test_a_number_that_does_not_fit_is_refused_with_its_sentence(
     assert_facts(sentence, *facts)
 
 
-def test_the_noise_scale_needs_two_ranks_with_each_number(refuse: Refuse) -> None:
-    train = "train: {model: resnet18, dataset: digits, noise_scale: true}\n"
-    (sentence,) = refuse(good=ranged("nodes: 1-4", work=train))
-    assert_facts(sentence, "train.noise_scale: is true", "the job has one rank")
-
-
 @pytest.mark.parametrize(
     ("launcher", "option", "facts"),
     [

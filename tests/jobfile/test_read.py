@@ -77,7 +77,6 @@ train:
   eval_every: 1
   nonfinite_loss: stop
   deterministic: false
-  noise_scale: false
   replica_check_every: null
   seed: 0
 checkpoint:

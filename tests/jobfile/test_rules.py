@@ -117,7 +117,6 @@ IN_TRAIN = {
         "train.loss",
         "smooth labels in it, and write 0",
     ),
-    "noise_scale: true": ("train.noise_scale: is true", "one rank", "ask for 2 ranks or more", "write false"),
 }
 
 
@@ -208,27 +207,6 @@ def test_a_launcher_that_does_not_fit_the_job_is_refused(more: str, facts: tuple
 def test_a_training_that_cannot_be_is_refused(more: str, facts: tuple[str, ...], refuse: Refuse) -> None:
     (line,) = refuse(good=train(more))
     assert_facts(line, f"job.yaml:3: {facts[0]}", *facts[1:])
-
-
-def test_the_noise_of_groups_is_not_measured(refuse: Refuse) -> None:
-    good = (
-        "name: a\nresources: {tasks_per_node: 2}\nbatch: {global_batch_size: 8, unit: group, group: a.b:c}\n"
-        "train: {model: resnet18, dataset: digits, noise_scale: true}\n"
-    )
-    (line,) = refuse(good=good)
-    assert_facts(line, "job.yaml:4: train.noise_scale: is true", "batch.unit is group")
-    assert_facts(line, "write false, or leave batch.unit out")
-
-
-@pytest.mark.parametrize("reduction", ["sum", "global"])
-def test_the_noise_of_a_loss_that_is_no_mean_is_not_measured(reduction: str, refuse: Refuse) -> None:
-    loss = f"loss: 'a.b:c', loss_reduction: {reduction}"
-    good = (
-        "name: a\nresources: {tasks_per_node: 2}\nbatch: {global_batch_size: 8}\n"
-        f"train: {{model: resnet18, dataset: digits, noise_scale: true, {loss}}}\n"
-    )
-    (line,) = refuse(good=good)
-    assert_facts(line, "job.yaml:4: train.noise_scale: is true", f"train.loss_reduction {reduction}", "write false")
 
 
 def test_a_synthetic_data_set_names_its_arguments(refuse: Refuse) -> None:

@@ -139,7 +139,7 @@ SWEPT = {
     },
     "": {"train.optimizer.name": ["sgd", "adamw"], "train.optimizer": [{"name": "sgd", "betas": [0.5, 0.6]}]},
     "environment: {pass_env: [A]}\n": {"environment.env.A": ["x"], "train.seed": [0, 1]},
-    "trackers: {use: [tensorboard]}\n": {"train.noise_scale": [True, False], "train.loss": [None, "m:f"]},
+    "trackers: {use: [tensorboard]}\n": {"train.label_smoothing": [0.0, 0.1], "train.loss": [None, "m:f"]},
 }
 
 

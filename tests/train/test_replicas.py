@@ -15,7 +15,6 @@ from hpcddp.batch.refusals import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.train.errors import ModelError, ResumeError, UserCodeError
 from hpcddp.train.model.guard import LEARNING_RATE, digest, drift_error
-from hpcddp.train.model.noise import NoiseScale
 from hpcddp.train.model.normalisation import NativeSyncBatchNorm, SyncBatchNorm, choose_batch_norm
 from hpcddp.train.model.replica import Ema
 from tests.distributed.norm_code import norm_net, own_forward
@@ -200,39 +199,3 @@ def test_drift_names_who_differs_from_most(
     message = golden.message(drift_error((LEARNING_RATE, "weight"), table, 7))
     assert message.startswith(f"after step 7 {ranks} ")
     assert names in message
-
-
-def test_noise_scale_is_unknown_until_there_is_a_signal(golden: GoldenMessages) -> None:
-    assert NoiseScale().samples is None
-    assert NoiseScale(trace=1.0, signal=-1.0, steps=3).samples is None
-    advice = golden.message(NoiseScale(trace=1.0, signal=-1.0, steps=3).advice(8))
-    assert "not known after 3 steps" in advice
-
-
-def test_steps_that_tell_nothing_are_left_out() -> None:
-    before = NoiseScale(trace=2.0, signal=1.0, steps=9)
-    assert before.observed(small=1.0, large=1.0, shares=[3, 0]) == before
-    assert before.observed(small=float("nan"), large=1.0, shares=[3, 3]) == before
-
-
-def test_estimate_solves_the_two_equations() -> None:
-    # |G|^2 = 4 and tr(S) = 12: ranks of 2 and 3 samples expect 4 + 6 and 4 + 4, the five samples 4 + 12/5.
-    found = NoiseScale().observed(small=10 + 8, large=6.4, shares=[2, 3, 0])
-    assert found.samples == pytest.approx(3, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("batch", "verdict"),
-    [
-        (32, ("would still pay", "43% fewer steps")),
-        (2000, ("would hardly pay", "only 5% fewer steps", "half of it 45% fewer samples")),
-    ],
-)
-def test_advice_says_what_another_batch_would_give(
-    golden: GoldenMessages, batch: int, verdict: tuple[str, ...]
-) -> None:
-    noise = NoiseScale(trace=200.0, signal=1.0, steps=400)
-    advice = golden.message(noise.advice(batch))
-    for fact in ("noise scale 200 samples", f"global batch {batch}:", *verdict):
-        assert fact in advice
-    assert "(of 3 steps, few for an estimate)" in NoiseScale(trace=200.0, signal=1.0, steps=3).advice(batch)

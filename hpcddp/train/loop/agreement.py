@@ -24,9 +24,7 @@ from hpcddp.train.waits import WAITS
 # The vector has these numbers of each step.
 _LOSS: Final = 0
 _NONFINITE: Final = 1
-_SMALL: Final = 2
-_LARGE: Final = 3
-_PER_STEP: Final = 4
+_PER_STEP: Final = 2
 # After those of all steps come these. The index of a reason to stop is ``_SAVE`` plus its number. If ranks have
 # different reasons, the largest wins.
 _SECONDS: Final = 0
@@ -66,12 +64,10 @@ class StepSums:
     Args:
         loss_sum: the sum of the losses of the global batch's samples.
         nonfinite: whether a gradient is infinite or not a number on any rank; False if gradients are not checked.
-        norms: (small, large) of the gradient noise scale; zeros if it is not measured.
     """
 
     loss_sum: float
     nonfinite: bool = False
-    norms: tuple[float, float] = (0.0, 0.0)
 
     @property
     def is_nonfinite(self) -> bool:
@@ -102,12 +98,10 @@ class StepPart:
     Args:
         loss_sum: this rank's sum of losses, a float64 scalar.
         nonfinite: a scalar that is not 0 if this rank's gradients are not finite; None = not checked.
-        norms: this rank's part of the lengths of gradients, float64 ``[2]``; None = not measured.
     """
 
     loss_sum: Tensor
     nonfinite: Tensor | None = None
-    norms: Tensor | None = None
 
     def numbers(self) -> list[float]:
         """Return the numbers of a step on the CPU, in the order of the vector."""
@@ -115,18 +109,14 @@ class StepPart:
         numbers[_LOSS] = self.loss_sum.item()
         if self.nonfinite is not None:
             numbers[_NONFINITE] = float(self.nonfinite)
-        if self.norms is not None:
-            numbers[_SMALL : _LARGE + 1] = self.norms.tolist()
         return numbers
 
     def vector(self) -> Tensor:
-        """Return the numbers as a tensor ``[4]``, without waiting for the device."""
+        """Return the numbers as a tensor ``[2]``, without waiting for the device."""
         vector = self.loss_sum.new_zeros(_PER_STEP)
         vector[_LOSS] = self.loss_sum
         if self.nonfinite is not None:
             vector[_NONFINITE] = self.nonfinite
-        if self.norms is not None:
-            vector[_SMALL : _LARGE + 1] = self.norms
         return vector
 
 
@@ -229,11 +219,7 @@ def _agreed_of(step_numbers: Sequence[float], request_numbers: Sequence[float]) 
 
 
 def _step_sums(numbers: Sequence[float]) -> StepSums:
-    return StepSums(
-        loss_sum=numbers[_LOSS],
-        nonfinite=numbers[_NONFINITE] != 0,
-        norms=(numbers[_SMALL], numbers[_LARGE]),
-    )
+    return StepSums(loss_sum=numbers[_LOSS], nonfinite=numbers[_NONFINITE] != 0)
 
 
 def agree_on_step(part: StepPart) -> PendingAgreement:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcddp.batch.noise_scale import larger_batch_pays
 from hpcddp.batch.order import CONTRACT_VERSION
 from hpcddp.batch.plan import BatchStart, Steps
 from hpcddp.errors import counted
@@ -216,8 +215,6 @@ def _origin_text(progress: TrainingProgress, unit: Unit) -> str:
 def _finish(context: TrainContext, replica: Replica, progress: TrainingProgress) -> None:
     raise_if_fenced(context.run, context.attempt)
     result = _write_result(context, replica.models, progress)
-    if progress.noise is not None:
-        context.print_on_rank_0(progress.noise.advice(context.spec.global_batch_size))
     accuracy_text = ""
     if result["val_accuracy"] is not None:
         accuracy_text = f", val_accuracy {result['val_accuracy']:.4f}"
@@ -350,11 +347,6 @@ def _write_result(context: TrainContext, models: Mapping[str, nn.Module], progre
     ema_sha256 = None
     if "ema" in models:
         ema_sha256 = parameters_sha256(models["ema"])
-    noise_scale = None
-    is_larger_batch_better = None
-    if progress.noise is not None and progress.noise.samples is not None:
-        noise_scale = progress.noise.samples
-        is_larger_batch_better = larger_batch_pays(noise_scale, context.spec.global_batch_size)
     facts = {
         "epochs": progress.epoch,
         "final_loss": progress.last_loss,
@@ -365,8 +357,6 @@ def _write_result(context: TrainContext, models: Mapping[str, nn.Module], progre
         "skipped_steps": progress.skipped_steps,
         "parameters_sha256": parameters_sha256(models["model"]),
         "ema_sha256": ema_sha256,
-        "noise_scale": noise_scale,
-        "larger_batch_pays": is_larger_batch_better,
         "threads": context.threads,
         "precision": context.train.precision,
         "device": _device_name(context.device),

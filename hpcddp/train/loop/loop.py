@@ -27,7 +27,6 @@ from hpcddp.train.loop.schedule import Position, Schedule
 from hpcddp.train.loop.state import TrainingProgress
 from hpcddp.train.loop.step import ComputedStep, Stepper
 from hpcddp.train.model.guard import ReplicaGuard
-from hpcddp.train.model.noise import NoiseScale
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.stopper import RunStopper, agree_on_stop
 from hpcddp.train.waits import WAITS
@@ -240,7 +239,7 @@ class Loop:
         loss = sums.loss_sum / position.samples
         # The GradScaler of fp16 skips steps with a nonfinite gradient itself.
         skipped = step.skipped or sums.nonfinite
-        self._progress = self._progress_after(position, sums, loss, skipped=skipped)
+        self._progress = self._progress_after(position, loss, skipped=skipped)
         self._stopper.add_step(step.seconds)
         self._write_metrics(step, loss, skipped=skipped)
         if not math.isfinite(loss) and not step.skipped:
@@ -251,14 +250,11 @@ class Loop:
                 step=position.step + 1,
             )
 
-    def _progress_after(self, position: Position, sums: StepSums, loss: float, *, skipped: bool) -> TrainingProgress:
+    def _progress_after(self, position: Position, loss: float, *, skipped: bool) -> TrainingProgress:
         progress = self._progress
         skipped_steps = progress.skipped_steps
-        noise = progress.noise
         if skipped:
             skipped_steps += 1
-        else:
-            noise = self._noise_after(position, sums)
         return replace(
             progress,
             step=position.step + 1,
@@ -266,15 +262,7 @@ class Loop:
             samples_seen=progress.samples_seen + position.samples,
             skipped_steps=skipped_steps,
             last_loss=loss if math.isfinite(loss) else None,
-            noise=noise,
         )
-
-    def _noise_after(self, position: Position, sums: StepSums) -> NoiseScale | None:
-        if not self._context.train.noise_scale:
-            return None
-        small, large = sums.norms
-        noise = self._progress.noise or NoiseScale()
-        return noise.observed(small=small, large=large, shares=self._schedule.shares(position.units))
 
     def _write_metrics(self, step: MadeStep, loss: float, *, skipped: bool) -> None:
         if self._metrics is None and not self._context.keeps_steps:
@@ -289,8 +277,6 @@ class Loop:
             "samples_per_s": position.samples / step.seconds if step.seconds > 0 else None,
             "time": step.ended_at,
         }
-        if self._progress.noise is not None:
-            record["noise_scale"] = self._progress.noise.samples
         if skipped:
             record["skipped"] = True
         self._add_record(record)

@@ -91,10 +91,6 @@ class Schedule:
             learning_rate=learning_rate,
         )
 
-    def shares(self, units: int) -> tuple[int, ...]:
-        """Return n_r of every rank, of a global batch of ``units`` samples or groups."""
-        return tuple(sum(micro_batches) for micro_batches in self.plan.share(units))
-
     def epochs_after(self, position: Position) -> int:
         """Return how many epochs are complete after this step."""
         if self.ends_epoch(position):

@@ -18,7 +18,6 @@ from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, ResumeError
 from hpcddp.train.loop.evaluation import EvaluationResult
 from hpcddp.train.model.merging import gather_differing, gather_samples, merge_from_rows, take_rows
-from hpcddp.train.model.noise import NoiseScale
 from hpcddp.train.model.replica import Replica
 
 # Names of objects in a checkpoint; each has a file of its name.
@@ -42,7 +41,6 @@ class TrainingProgress:
         last_loss: loss of the last step; None before the first, or if it was not finite.
         evaluation: the last evaluation; None before the first.
         evaluated_step: optimizer steps done at the last evaluation; None before the first.
-        noise: the gradient noise scale; None where it is not measured.
         batch_starts: where global batches of each size begin, in their order; empty if all have the same size.
         metrics_lines: the last lines of the metrics, which their file may lack because rank 0 has died.
     """
@@ -55,7 +53,6 @@ class TrainingProgress:
     last_loss: float | None = None
     evaluation: EvaluationResult | None = None
     evaluated_step: int | None = None
-    noise: NoiseScale | None = None
     batch_starts: tuple[BatchStart, ...] = ()
     metrics_lines: tuple[str, ...] = ()
 
@@ -80,8 +77,6 @@ class TrainingProgress:
             for name, value in document["evaluation"].items():
                 numbers[name] = math.nan if value is None else value
             fields["evaluation"] = EvaluationResult(**numbers)
-        if document["noise"] is not None:
-            fields["noise"] = NoiseScale(**document["noise"])
         fields["batch_starts"] = tuple(BatchStart(**start) for start in document.get("batch_starts", ()))
         fields["metrics_lines"] = tuple(str(line) for line in document.get("metrics_lines", ()))
         return cls(**fields)

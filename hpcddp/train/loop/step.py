@@ -6,6 +6,7 @@ The order of the operations is that of the batch contract, section 4.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from hpcddp.train.errors import UserCodeError
 from hpcddp.train.loop.agreement import StepPart
 from hpcddp.train.loop.schedule import Position
 from hpcddp.train.losses import Reduction, Share
-from hpcddp.train.model.noise import nonfinite_gradient
 from hpcddp.train.model.normalisation import synchronised_batch_norms
 from hpcddp.train.model.objective import ModelOutputs, choose_loss, no_rows, zero_loss
 from hpcddp.train.model.replica import Replica, set_learning_rate
@@ -88,7 +88,7 @@ class Stepper:
     @property
     def part_is_loss_alone(self) -> bool:
         """Whether this rank's part of the sums of a step is known before its last backward."""
-        return self._replica.norms is None and not self._checks_gradient
+        return not self._checks_gradient
 
     def compute(self, position: Position, on_loss: Callable[[Tensor], None] = _ignore) -> ComputedStep:
         """Take the micro-batches of a step, and compute the gradient of its global batch and this rank's sums.
@@ -98,8 +98,6 @@ class Stepper:
         """
         replica = self._replica
         self.timer.begin_step()
-        if replica.norms is not None:
-            replica.norms.begin()
         if replica.statistics is not None:
             replica.statistics.begin()
         seed_step(self._train.seed, position.step, self._rank, replica.placeholder.device)
@@ -111,8 +109,7 @@ class Stepper:
             replica.statistics.merge()
         replica.scaler.unscale_(replica.optimizer)
         nonfinite = self._nonfinite_gradient()
-        norms = self._gradient_norms(position)
-        return ComputedStep(part=StepPart(loss_sum, nonfinite, norms))
+        return ComputedStep(part=StepPart(loss_sum, nonfinite))
 
     def update(self, computed: ComputedStep) -> None:
         """Update the parameters with the gradient of a computed step."""
@@ -222,22 +219,17 @@ class Stepper:
             ) from error
 
     def _nonfinite_gradient(self) -> Tensor | None:
-        """Return whether a gradient is nonfinite; None if that does not skip the step."""
-        return nonfinite_gradient(self._replica.model) if self._checks_gradient else None
+        """Return a float64 scalar on the device: 1 if a gradient is not finite, else 0; None if that skips no step."""
+        if not self._checks_gradient:
+            return None
+        gradients = [parameter.grad for parameter in self._replica.model.parameters() if parameter.grad is not None]
+        # The maximum norm: a sum of squares could overflow although every entry is finite.
+        largest = nn.utils.get_total_norm(gradients, norm_type=math.inf)
+        return torch.isfinite(largest).logical_not().double()
 
     @property
     def _checks_gradient(self) -> bool:
         return self._train.nonfinite_loss == "skip" or self._replica.scaler.is_enabled()
-
-    def _gradient_norms(self, position: Position) -> Tensor | None:
-        """Return this rank's part of the squared lengths of gradients; None if they are not measured."""
-        replica = self._replica
-        if replica.norms is None:
-            return None
-        share = sum(self._shares(position.units, self._rank))
-        # get_scale() would wait for the device.
-        scale = replica.scaler.scale(torch.ones((), dtype=torch.float64, device=replica.placeholder.device))
-        return replica.norms.read(replica.model, share=share, samples=position.units, scale=scale)
 
 
 def _total(losses: Sequence[Tensor]) -> Tensor:

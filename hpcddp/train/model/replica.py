@@ -22,7 +22,6 @@ from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.model.average import average, use_hook
 from hpcddp.train.model.compiler import leave_compiler_out
 from hpcddp.train.model.merging import OrderedStatistics, SharedStatistics, merged_buffers
-from hpcddp.train.model.noise import GradientNorms
 from hpcddp.train.model.normalisation import absent, keep_uncompiled, local_batch_norms, synchronised_batch_norms
 from hpcddp.train.model.objective import ModelOutputs, zero_loss
 from hpcddp.train.precision import Precision
@@ -153,7 +152,6 @@ class Replica:
         precision: precision of the forward.
         placeholder: inputs ``[n, ...]``, n >= 2, on the device, for a micro-step without samples.
         ema: the averaged weights; None without ``train.ema_decay``.
-        norms: measures this rank's gradient; None without ``train.noise_scale``.
         samples: samples that this rank has trained on, which weight its running statistics in merges.
         statistics: merges running statistics in every step; None = only evaluations and checkpoints see them merged.
         shared_statistics: gathers running statistics in every step, so that each rank can save those of all ranks; None
@@ -168,7 +166,6 @@ class Replica:
     precision: Precision
     placeholder: Tensor
     ema: Ema | None = None
-    norms: GradientNorms | None = None
     samples: int = 0
     statistics: OrderedStatistics | None = None
     shared_statistics: SharedStatistics | None = None
@@ -280,12 +277,9 @@ def build_replica(
     # The averaged statistics of a dead rank are not known.
     shares_statistics = keeps_steps and ema is None and not fixed_micro_batch
     parallel: nn.Module = model
-    norms = None
     if dist.get_world_size() > 1:
         parallel = _in_ddp(model, device, unused_parameters=unused_parameters, takes_state=takes_state)
-        if train.noise_scale:
-            norms = GradientNorms(parallel)
-        elif keeps_steps:
+        if keeps_steps:
             use_hook(parallel, average)
     replica = Replica(
         model=model,
@@ -295,7 +289,6 @@ def build_replica(
         precision=precision,
         placeholder=placeholder,
         ema=ema,
-        norms=norms,
         statistics=OrderedStatistics(model) if fixed_micro_batch and dist.get_world_size() > 1 else None,
         shared_statistics=SharedStatistics(model) if shares_statistics and local_batch_norms(model) else None,
         needed=() if unused_parameters else tuple(p for p in model.parameters() if p.requires_grad),
