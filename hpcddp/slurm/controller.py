@@ -9,12 +9,14 @@ from typing import Final
 
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import moment_of
-from hpcddp.slurm.versions import REQUEUE_DELAY, version_of
+from hpcddp.slurm.versions import version_of
 
 DEFAULT_KILL_WAIT_S: Final = 30.0
 """Slurm's default of KillWait, in seconds (slurm.conf(5))."""
 # slurm.conf(5), AuthInfo: cred_expire.
 _DEFAULT_CRED_EXPIRE_S: Final = 120
+# The first version with SchedulerParameters=requeue_delay (slurm.conf(5)).
+_HAS_REQUEUE_DELAY: Final = (25, 11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def requeue_delay_s(config: Mapping[str, str]) -> int:
         config: the settings of the cluster.
     """
     delay = re.search(r"\brequeue_delay=([0-9]+)", config.get("SchedulerParameters", ""))
-    if delay is not None and REQUEUE_DELAY.applies_to(version_of(config.get("SLURM_VERSION", ""))):
+    if delay is not None and version_of(config.get("SLURM_VERSION", "")) >= _HAS_REQUEUE_DELAY:
         return int(delay[1]) + 1
     expire = re.search(r"\bcred_expire=([0-9]+)", config.get("AuthInfo", ""))
     return (_DEFAULT_CRED_EXPIRE_S if expire is None else int(expire[1])) + 1
