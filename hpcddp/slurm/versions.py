@@ -10,23 +10,17 @@ Version = tuple[int, ...]
 OLDEST: Final = "22.05"
 """The oldest version that hpcddp runs on."""
 # Each with the first version that does it, and the first that does it no more.
+_REQUEUED_IN_GRACE_TIME: Final = (
+    "a script that ends by itself within the grace time of a preemption is requeued, or is PREEMPTED with "
+    "PreemptMode=CANCEL; before, it was COMPLETED"
+)
+_STAYS_PREEMPTED: Final = (
+    "a job that was preempted with a grace time stays marked as preempted after its requeue: at its next end Slurm "
+    "requeues it once more, whatever its exit code, and a job that has finished shows PREEMPTED"
+)
 _VISIBLE: Final[tuple[tuple[Version, Version, str], ...]] = (
-    (
-        (24, 5),
-        (10_000,),
-        (
-            "a script that ends by itself within the grace time of a preemption is requeued, or is PREEMPTED with "
-            "PreemptMode=CANCEL; before, it was COMPLETED"
-        ),
-    ),
-    (
-        (24, 5),
-        (26, 5, 4),
-        (
-            "a job that was preempted with a grace time stays marked as preempted after its requeue: at its next end Slurm "
-            "requeues it once more, whatever its exit code, and a job that has finished shows PREEMPTED"
-        ),
-    ),
+    ((24, 5), (10_000,), _REQUEUED_IN_GRACE_TIME),
+    ((24, 5), (26, 5, 4), _STAYS_PREEMPTED),
 )
 
 

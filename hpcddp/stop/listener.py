@@ -99,12 +99,6 @@ class SignalListener:
         self._lock = threading.Lock()
         self._previous: dict[int, Any] = {}
         self._ends: tuple[socket.socket, socket.socket] | None = None
-        self._previous_descriptor = -1
-
-    @property
-    def installed(self) -> bool:
-        """Whether the listener is installed."""
-        return self._ends is not None
 
     def install(self) -> None:
         """Install the handlers and start the thread. Call it in the main thread; a second call changes nothing."""
@@ -113,7 +107,7 @@ class SignalListener:
         read_end, write_end = self._ends = socket.socketpair()
         write_end.settimeout(0)
         # Before the handlers: a signal between the two would be lost.
-        self._previous_descriptor = signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
         self._previous = {signum: signal.signal(signum, do_nothing) for signum in REASONS}
         os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._read, args=(read_end,), name="hpcddp-signals", daemon=True).start()
@@ -124,18 +118,6 @@ class SignalListener:
             signal.signal(signum, do_nothing)
         for signum in _RESET:
             signal.signal(signum, signal.SIG_DFL)
-
-    def close(self) -> None:
-        """Stop the thread, and install the handlers that were there before."""
-        if self._ends is None:
-            return
-        _, write_end = self._ends
-        for signum, handler in self._previous.items():
-            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
-        signal.set_wakeup_fd(self._previous_descriptor)
-        self._ends = None
-        # The thread reads the end of the stream and closes the other end.
-        write_end.close()
 
     def reason(self) -> StopReason:
         """Return the most important reason received so far."""

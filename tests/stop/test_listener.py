@@ -140,14 +140,6 @@ print(json.dumps([alive, os.WTERMSIG(status), LISTENER.reason().word]))
     assert answer == [True, signal.SIGTERM, "none"]
 
 
-def test_close_restores_the_handlers() -> None:
-    answer, _ = run("""
-LISTENER.close()
-print(json.dumps([signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, LISTENER.installed, signal.set_wakeup_fd(-1)]))
-""")
-    assert answer == [True, False, -1]
-
-
 def test_a_failing_callback_does_not_stop_the_listener() -> None:
     answer, _ = run("""
 threading.excepthook = lambda _: None
