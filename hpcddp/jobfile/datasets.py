@@ -64,6 +64,7 @@ DATASETS: Final[Mapping[str, Dataset]] = MappingProxyType(
             classes=10,
             samples=(50_000, 10_000),
             is_in_files=True,
+            packages=("torchvision",),
         ),
         "imagefolder": Dataset(
             arguments={
@@ -84,6 +85,11 @@ DATASETS: Final[Mapping[str, Dataset]] = MappingProxyType(
         ),
     }
 )
+
+
+def is_in_memory(name: str) -> bool:
+    """Return whether this is a built-in data set whose samples are made from memory."""
+    return name in DATASETS and not DATASETS[name].is_in_files
 
 
 def describe_arguments() -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -87,10 +86,6 @@ class SampleKeys:
             states = mix(states)
         return split_mix(states, draws)
 
-    def fractions(self, draws: int) -> NDArray[np.float64]:
-        """Return ``draws`` random numbers for each sample, ``[n, draws]``: multiples of 2^-53, uniform in [0, 1)."""
-        return (self.words(draws) >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
-
 
 @functools.lru_cache(maxsize=2)
 def _sample_keys(seed: int, split: DataSplit, epoch: int) -> list[np.uint64]:
@@ -117,24 +112,16 @@ def mix(words: Words) -> Words:
     return words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _States:
-    """States of generators before samples are read."""
-
-    python: tuple[object, ...]
-    torch: torch.Tensor
-
-
 class SampleSeeding:
     """Seeds torch's CPU generator, ``random`` and ``numpy.random`` for each sample that is read.
 
-    The last two are seeded only once a sample has drawn from them, as to seed them takes longer than to read a small
-    sample. Whether one has is checked after every batch; if so, the batch is read again. A sample that draws is
-    therefore always made with a seeded generator.
+    The last two are seeded only once a sample has drawn from one of them, as to seed them takes longer than to read a
+    small sample. Whether one has is checked after every batch; if so, the batch is read again. A sample that draws is
+    therefore always made with seeded generators.
     """
 
     def __init__(self) -> None:
-        self._random_used = self._numpy_used = False
+        self._seeds_all = False
         # It takes the place of numpy's own, whose state takes 0.1 ms to keep and restore.
         self._numpy = np.random.MT19937()
 
@@ -144,60 +131,37 @@ class SampleSeeding:
         Args:
             sample: returns the sample of an index.
         """
-        # One list for each generator.
-        for_python, for_numpy, for_torch = keys.words(_WORDS_PER_SAMPLE).T.tolist()
+        seeds = keys.words(_WORDS_PER_SAMPLE).tolist()
+        python_before, torch_before, numpy_before = random.getstate(), torch.get_rng_state(), get_bit_generator()
+        set_bit_generator(self._numpy)
+        try:
+            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002  the generator that transforms draw from
+            samples = self._read(keys.indices, seeds, sample)
+            if not self._seeds_all and (random.getstate() != python_before or self._numpy_has_drawn()):
+                self._seeds_all = True
+                samples = self._read(keys.indices, seeds, sample)
+            return samples
+        finally:
+            # numpy caches every second normal number: that of a sample is dropped.
+            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002  as above
+            random.setstate(python_before)
+            set_bit_generator(numpy_before)
+            torch.set_rng_state(torch_before)
+
+    def _read(
+        self, indices: Sequence[int], seeds: Sequence[Sequence[int]], sample: Callable[[int], object]
+    ) -> list[object]:
+        samples = []
         # torch.manual_seed would also seed the GPU's generators, which belong to the model.
         seed_torch = torch.default_generator.manual_seed
-        with self._generators_restored() as before:
-            while True:
-                np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002  the generator that transforms draw from
-                samples = []
-                for number, index in enumerate(keys.indices):
-                    seed_torch(for_torch[number])
-                    if self._random_used:
-                        random.seed(for_python[number])
-                    if self._numpy_used:
-                        np.random.seed(for_numpy[number] >> 32)  # noqa: NPY002  as above
-                    samples.append(sample(index))
-                random_is_new = not self._random_used and random.getstate() != before.python
-                numpy_is_new = not self._numpy_used and self._numpy_has_drawn()
-                if not (random_is_new or numpy_is_new):
-                    return samples
-                self._random_used |= random_is_new
-                self._numpy_used |= numpy_is_new
-
-    def read_unseeded(
-        self, indices: Sequence[int], samples: Callable[[list[int]], Sequence[object]]
-    ) -> Sequence[object] | None:
-        """Return several samples that draw no random numbers; None if they drew some. The generators are restored.
-
-        Args:
-            samples: returns the samples of indices.
-        """
-        with self._generators_restored() as before:
-            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002  as above
-            read = samples([*indices])
-            drew = (
-                random.getstate() != before.python
-                or not torch.equal(torch.get_rng_state(), before.torch)
-                or self._numpy_has_drawn()
-            )
-            return None if drew else read
+        for index, (for_python, for_numpy, for_torch) in zip(indices, seeds, strict=True):
+            seed_torch(for_torch)
+            if self._seeds_all:
+                random.seed(for_python)
+                np.random.seed(for_numpy >> 32)  # noqa: NPY002  as above
+            samples.append(sample(index))
+        return samples
 
     def _numpy_has_drawn(self) -> bool:
         """Return whether numbers were drawn from numpy's generator since it was seeded with ``_SEED_OF_UNUSED``."""
         return bool(self._numpy.random_raw(2).tolist() != _NEXT_OF_UNUSED)
-
-    @contextmanager
-    def _generators_restored(self) -> Iterator[_States]:
-        before = _States(python=random.getstate(), torch=torch.get_rng_state())
-        arrays = get_bit_generator()
-        set_bit_generator(self._numpy)
-        try:
-            yield before
-        finally:
-            # numpy caches every second normal number: that of a sample is dropped.
-            np.random.seed(_SEED_OF_UNUSED)  # noqa: NPY002  as above
-            random.setstate(before.python)
-            set_bit_generator(arrays)
-            torch.set_rng_state(before.torch)

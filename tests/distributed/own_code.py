@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hpcddp.train.data import parts
 from hpcddp.train.data.digits import load as load_digits
 
 SLOW_S = 0.02
@@ -25,7 +24,8 @@ class FewDigits(Dataset[Any]):
     def __init__(self, split: str, samples: int, *, first: int, poison: int | None) -> None:
         train, val = load_digits()
         part = train if split == "train" else val
-        self._images, self.labels = part.__getitems__(range(first, first + samples))
+        chosen = slice(first, first + samples)
+        self._images, self.labels = part.images[chosen].clone(), part.targets[chosen]
         if poison is not None and split == "train":
             self._images[poison] = torch.nan
 
@@ -124,8 +124,6 @@ def recorded_digits(split: str, record: str) -> FewDigits:
     """Return 203 digits; every rank adds the indices of those that it trains on to ``RECORD/rank-N``."""
     if split == "val":
         return FewDigits(split, 50, first=0, poison=None)
-    # A joint read of several batches that takes long, as on a busy machine, is dropped, and each is read again.
-    parts._LONGEST_READ_S = 60.0  # type: ignore[misc]
     Path(record).mkdir(parents=True, exist_ok=True)
     return RecordedDigits(split, 203, record=Path(record) / f"rank-{dist.get_rank()}")
 

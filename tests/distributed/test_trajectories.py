@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.sampler import GlobalBatches
@@ -20,7 +21,6 @@ from tests.distributed.training import (
     steps,
     without_times,
 )
-from tests.train.cifar10_files import write_binary
 
 WORLD_SIZES = (4, 3, 2, 1)
 SAMPLES, BATCH, EPOCHS = 203, 32, 4
@@ -58,7 +58,12 @@ BITWISE: dict[str, Any] = {
     "batch__tail": "drop",
 }
 KEYED: dict[str, dict[str, Any]] = {
-    "cifar10": {"train__dataset": "cifar10", "batch__global_batch_size": 8, "train__epochs": 3},
+    "images": {
+        "train__dataset": "imagefolder",
+        "train__dataset_args": {"image_size": 32},
+        "batch__global_batch_size": 8,
+        "train__epochs": 3,
+    },
     "own": {"train__dataset": "tests.distributed.own_code:noisy_digits", "train__epochs": 3},
 }
 
@@ -106,6 +111,16 @@ def digits(folder: Path, world_size: int) -> list[dict[str, Any]]:
     ]
 
 
+def write_images(folder: Path) -> None:
+    """Write an image folder of two classes, with 20 images to train and 6 to validate."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 10), ("val", 3)):
+        for name, number in itertools.product(("cat", "dog"), range(count)):
+            path = folder / split / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(path)
+
+
 def keyed(root: Path, world_size: int) -> list[dict[str, Any]]:
     """Return jobs that draw at random for each sample; odd numbers of ranks have loader workers, small ones a cap."""
     return [
@@ -114,7 +129,7 @@ def keyed(root: Path, world_size: int) -> list[dict[str, Any]]:
             "spec": job_document(
                 **changes,
                 **SELDOM,
-                train__data_dir=str(root / "cifar-10-batches-bin") if name == "cifar10" else None,
+                train__data_dir=str(root / "images") if name == "images" else None,
                 train__num_workers=2 * (world_size % 2),
                 batch__max_per_device_batch_size=2 if world_size == 2 else None,
             ),
@@ -144,7 +159,7 @@ def elastic(root: Path, world_size: int) -> dict[str, Any]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run every job on four ranks, then on three, two and one."""
     root = tmp_path_factory.mktemp("trajectories")
-    write_binary(root / "cifar-10-batches-bin")
+    write_images(root / "images")
     for world_size in WORLD_SIZES:
         folder = root / f"W{world_size}"
         jobs = [*trajectories(folder), *digits(folder, world_size), *keyed(root, world_size)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from hpcddp.train.data.parts import Data
 from hpcddp.train.data.synthetic import SyntheticImages
 from hpcddp.train.errors import DataError, TrainingError
 from tests.messages import GoldenMessages
-from tests.train.cifar10_files import cifar_batch, write_binary, write_pickled
 
 
 def open_dataset(dataset: str, **changes: Any) -> Data:
@@ -37,7 +36,6 @@ def test_digits_hold_out_every_fifth_image() -> None:
     data = open_dataset("digits")
     assert (len(data.train), len(data.val)) == DATASETS["digits"].samples == (1437, 360)
     assert data.classes == 10
-    assert data.in_memory
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
@@ -45,13 +43,13 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
     bunch = datasets.load_digits()
     train, val = load_digits()
-    pixels = torch.zeros(len(bunch.images), 8, 8, dtype=torch.uint8)
+    pixels = torch.zeros(len(bunch.images), 8, 8)
     labels = torch.zeros(len(bunch.images), dtype=torch.int64)
     held_out = torch.arange(len(labels)) % 5 == 0
     # One of the pixels that each became a square of 4 x 4.
-    pixels[held_out], pixels[~held_out] = (part._pixels[:, 0, ::4, ::4] for part in (val, train))
+    pixels[held_out], pixels[~held_out] = (part.images[:, 0, ::4, ::4] for part in (val, train))
     labels[held_out], labels[~held_out] = val.targets, train.targets
-    assert torch.equal(pixels, torch.from_numpy(bunch.images).to(torch.uint8))
+    assert torch.equal((pixels * 0.3763 * 16 + 0.3052 * 16).round(), torch.from_numpy(bunch.images).float())
     assert torch.equal(labels, torch.from_numpy(bunch.target).long())
 
 
@@ -62,7 +60,7 @@ def test_the_digits_are_read_without_scikit_learn() -> None:
 
 def test_digits_are_three_by_thirty_two_by_thirty_two_and_normalised() -> None:
     train, val = load_digits()
-    images, labels = train.__getitems__(range(len(train)))
+    images, labels = train.images, train.targets
     assert images.shape == (1437, 3, 32, 32)
     assert images.dtype == torch.float32
     assert labels.dtype == torch.int64
@@ -74,45 +72,67 @@ def test_digits_are_three_by_thirty_two_by_thirty_two_and_normalised() -> None:
     assert (image.shape, label) == ((3, 32, 32), 0)
 
 
-def test_one_sample_equals_its_place_in_a_batch() -> None:
-    train, _ = load_digits()
-    images, labels = train.__getitems__([5, 900])
-    assert torch.equal(images[1], train[900][0])
-    assert labels.tolist() == [train[5][1], train[900][1]]
+def write_cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch, *, samples: int = 4) -> Path:
+    """Write a small CIFAR-10, whose digests torchvision takes for the published ones."""
+    datasets = pytest.importorskip("torchvision.datasets")
+    files = folder / "cifar-10-batches-py"
+    files.mkdir(parents=True)
+
+    def written(name: str, content: object) -> list[str]:
+        (files / name).write_bytes(pickle.dumps(content))
+        return [name, hashlib.md5((files / name).read_bytes()).hexdigest()]
+
+    batches = []
+    for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
+        pixels = np.random.default_rng(number).integers(0, 256, (samples, 3072), dtype=np.uint8)
+        batches.append(written(name, {"data": pixels, "labels": [(number + i) % 10 for i in range(samples)]}))
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", batches[:5])
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", batches[5:])
+    _, digest = written("batches.meta", {"label_names": [str(number) for number in range(10)]})
+    monkeypatch.setattr(datasets.CIFAR10, "meta", {**datasets.CIFAR10.meta, "md5": digest})
+    return files
 
 
-@pytest.mark.parametrize("write", [write_pickled, write_binary])
 @pytest.mark.parametrize("parent", [False, True])
-def test_cifar10_is_read_from_either_layout_and_from_the_folder_around_it(
-    tmp_path: Path, write: Callable[[Path], Path], *, parent: bool
+def test_cifar10_is_read_from_its_folder_and_from_the_folder_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, parent: bool
 ) -> None:
-    folder = write(tmp_path / ("cifar-10-batches-py" if write is write_pickled else "cifar-10-batches-bin"))
-    data = open_dataset("cifar10", data_dir=str(tmp_path if parent else folder))
+    files = write_cifar10(tmp_path, monkeypatch)
+    data = open_dataset("cifar10", data_dir=str(tmp_path if parent else files), dataset_args={"augment": False})
     assert (len(data.train), len(data.val), data.classes) == (20, 4, 10)
-    pixels, labels = cifar_batch(1)
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 3072), dtype=np.uint8)
     image, label = data.train[4]
-    assert label == labels[0]
+    assert (image.shape, label) == ((3, 32, 32), 1)
     red = torch.from_numpy(pixels[0, :1024].astype(np.float32)).view(32, 32)
     assert torch.allclose(image[0], (red / 255 - 0.4914) / 0.2470, atol=1e-5)
 
 
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("convert", [list, np.asarray, lambda labels: list(np.asarray(labels))])
-def test_cifar10_written_by_today_s_python_is_read(
-    tmp_path: Path, protocol: int, convert: Callable[[Any], Any]
+def test_training_images_of_cifar10_are_cropped_and_flipped_and_validation_images_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_pickled(tmp_path)
-    pixels, labels = cifar_batch(1)
-    (folder / "data_batch_2").write_bytes(pickle.dumps({"data": pixels, "labels": convert(labels)}, protocol=protocol))
-    assert [label for _, label in (open_dataset("cifar10", data_dir=str(folder)).train[4 + n] for n in range(4))] == (
-        list(labels)
+    folder = str(write_cifar10(tmp_path, monkeypatch))
+    data, plain = (
+        open_dataset("cifar10", data_dir=folder, dataset_args={"augment": augment}) for augment in (True, False)
     )
-
-
-def test_both_layouts_of_cifar10_give_the_same_fingerprint(tmp_path: Path) -> None:
-    folders = write_pickled(tmp_path / "a"), write_binary(tmp_path / "b")
-    prints = {open_dataset("cifar10", data_dir=str(folder)).fingerprint for folder in folders}
-    assert len(prints) == 1
+    black = (-torch.tensor([0.4914, 0.4822, 0.4465]) / torch.tensor([0.2470, 0.2435, 0.2616])).view(3, 1, 1)
+    padded = black.expand(3, 40, 40).clone()
+    padded[:, 4:36, 4:36] = plain.train[5][0]
+    crops = [padded[:, top : top + 32, left : left + 32] for top in range(9) for left in range(9)]
+    places = set()
+    for _ in range(8):
+        image = data.train[5][0]
+        found = [
+            (place, flip)
+            for place, crop in enumerate(crops)
+            for flip in (False, True)
+            if torch.allclose(image, crop.flip(2) if flip else crop, atol=1e-5)
+        ]
+        assert len(found) == 1
+        places.update(found)
+    assert len(places) > 1
+    assert torch.equal(data.val[2][0], plain.val[2][0])
+    # The content that is read at random is no part of it.
+    assert data.fingerprint == plain.fingerprint
 
 
 class Payload:
@@ -125,68 +145,22 @@ class Payload:
         return Path.touch, (self.marker,)
 
 
-def test_cifar10_file_that_would_run_code_is_refused_and_runs_none(golden: GoldenMessages, tmp_path: Path) -> None:
-    folder, marker = write_pickled(tmp_path / "data"), tmp_path / "marker"
-    (folder / "data_batch_3").write_bytes(pickle.dumps({b"data": Payload(marker), b"labels": []}))
-    with pytest.raises(DataError) as caught:
-        open_dataset("cifar10", data_dir=str(folder))
-    # The module of Path has another name from one Python to the next.
-    message = golden.message(caught.value, {f"{Path.__module__}.Path": "PATH"})
-    assert "data_batch_3 is no CIFAR-10 batch" in message
-    assert "it asks for pathlib" in message
-    assert "only arrays are admitted" in message
-    assert not marker.exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "facts"),
-    [
-        (b"", ("is no CIFAR-10 batch",)),
-        (pickle.dumps([1]), ("is no CIFAR-10 batch",)),
-        (
-            pickle.dumps({b"data": np.zeros((2, 5), np.uint8), b"labels": [0, 1]}),
-            ("uint8 data of shape (2, 5) with 2", "(n, 3072)"),
-        ),
-        (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}), ("with n labels 0..9",)),
-    ],
-    ids=["empty", "no dictionary", "shape", "label"],
-)
-def test_damaged_cifar10_file_is_named(
-    golden: GoldenMessages, tmp_path: Path, content: bytes, facts: tuple[str, ...]
+def test_cifar10_file_that_would_run_code_is_refused_and_runs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_pickled(tmp_path / "data")
-    (folder / "data_batch_2").write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        open_dataset("cifar10", data_dir=str(folder))
-    message = golden.message(caught.value, {str(caught.value.__cause__): "REASON OF PYTHON"})
-    for fact in ("data_batch_2 ", *facts, "unpack it again"):
-        assert fact in message
-
-
-def test_torn_binary_cifar10_file_is_named(golden: GoldenMessages, tmp_path: Path) -> None:
-    folder = write_binary(tmp_path / "data")
-    (folder / "test_batch.bin").write_bytes(b"12345")
-    with pytest.raises(DataError) as caught:
-        open_dataset("cifar10", data_dir=str(folder))
-    message = golden.message(caught.value)
-    assert "test_batch.bin has 5 bytes" in message
-    assert "no multiple of the 3073" in message
-
-
-def test_missing_cifar10_file_is_named(tmp_path: Path) -> None:
-    folder = write_pickled(tmp_path / "data")
-    (folder / "data_batch_2").unlink()
-    with pytest.raises(DataError, match=r"data_batch_2 cannot be read .No such file"):
-        open_dataset("cifar10", data_dir=str(folder))
+    files, marker = write_cifar10(tmp_path, monkeypatch), tmp_path / "marker"
+    (files / "data_batch_3").write_bytes(pickle.dumps({"data": Payload(marker), "labels": []}))
+    with pytest.raises(DataError, match="damaged"):
+        open_dataset("cifar10", data_dir=str(files))
+    assert not marker.exists()
 
 
 def test_folder_without_cifar10_is_refused(golden: GoldenMessages, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         open_dataset("cifar10", data_dir=str(tmp_path))
-    message = golden.message(caught.value)
-    assert f"train.data_dir is {tmp_path}, which holds no CIFAR-10" in message
-    assert "cifar-10-batches-py nor cifar-10-batches-bin" in message
-    assert "unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz there" in message
+    message = golden.message(caught.value, {str(caught.value.__cause__): "REASON OF TORCHVISION"})
+    assert f"train.data_dir is {tmp_path}, and the files of cifar-10-batches-py there are missing" in message
+    assert "unpack cifar-10-python.tar.gz there" in message
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "imagefolder"])
@@ -222,15 +196,14 @@ def test_image_folder_gives_cropped_and_normalised_images(tmp_path: Path) -> Non
         "imagefolder", data_dir=str(write_folder(tmp_path)), dataset_args={"image_size": 16, "resize": 20}
     )
     assert (len(data.train), len(data.val), data.classes) == (6, 6, 2)
-    assert not data.in_memory
-    image, label = data.train[1]
-    assert (tuple(image.shape), label) == ((3, 16, 16), 0)
-    assert float(image[0, 0, 0]) == pytest.approx((40 / 255 - 0.485) / 0.229, abs=1e-5)
+    image, label = data.val[1]
+    assert (tuple(image.shape), image.dtype, label) == ((16, 16, 3), torch.uint8, 0)
+    assert float(data.to_inputs(image[None])[0, 0, 0, 0]) == pytest.approx((40 / 255 - 0.485) / 0.229, abs=1e-5)
 
 
 def test_image_folder_has_the_usual_sizes_by_default(tmp_path: Path) -> None:
     data = open_dataset("imagefolder", data_dir=str(write_folder(tmp_path)))
-    assert data.val[0][0].shape == (3, 224, 224)
+    assert data.to_inputs(data.val[0][0][None]).shape == (1, 3, 224, 224)
 
 
 def test_fingerprint_of_an_image_folder_moves_with_it_and_sees_its_files(tmp_path: Path) -> None:
@@ -280,17 +253,17 @@ def test_broken_image_is_named(golden: GoldenMessages, training: Any, tmp_path: 
 def test_synthetic_images_are_functions_of_their_index() -> None:
     data = open_dataset("synthetic", dataset_args={"samples": 1_000_000_000, "image_size": 16, "num_classes": 5})
     assert (len(data.train), len(data.val), data.classes) == (1_000_000_000, 256, 5)
-    images, labels = data.train.__getitems__([999_999_999, 3, 3])
-    assert images.shape == (3, 3, 16, 16)
-    assert torch.equal(images[1], images[2])
-    assert not torch.equal(images[0], images[1])
-    assert labels[1] == labels[2] == data.train[3][1]
+    image, label = data.train[999_999_999]
+    assert image.shape == (3, 16, 16)
+    assert torch.equal(data.train[3][0], data.train[3][0])
+    assert not torch.equal(image, data.train[3][0])
+    assert label < 5
     assert not torch.equal(data.train[0][0], data.val[0][0])
 
 
 def test_synthetic_labels_cover_all_classes_evenly() -> None:
-    _, labels = SyntheticImages(10_000, image_size=1, classes=10).__getitems__(range(10_000))
-    counts = torch.bincount(labels, minlength=10)
+    part = SyntheticImages(10_000, image_size=1, classes=10)
+    counts = torch.bincount(torch.tensor([part[index][1] for index in range(10_000)]), minlength=10)
     assert counts.min() > 850
     assert counts.max() < 1150
 
@@ -346,7 +319,7 @@ def test_more_classes_than_the_data_has_are_fine() -> None:
 def test_fingerprint_sees_content_labels_and_size() -> None:
     train, val = load_digits()
     changed, _ = load_digits()
-    changed._pixels[0, 0, 0, 0] += 1
+    changed.images[0, 0, 0, 0] += 1
     relabelled, _ = load_digits()
     relabelled.targets[700] = (relabelled.targets[700] + 1) % 10
     prints = {fingerprint("digits", part, 10) for part in (train, val, changed, relabelled)}

@@ -28,6 +28,12 @@ def load_imagefolder() -> object:
     return load(data_dir=PROJECT, augment=True, image_size=224, resize=None)
 
 
+def load_cifar10() -> object:
+    from hpcddp.train.data.cifar10 import load
+
+    return load(data_dir=PROJECT, augment=True)
+
+
 def build_model() -> object:
     from hpcddp.train.model.models import build_model
 
@@ -38,6 +44,7 @@ def build_model() -> object:
     ("use", "purpose", "package"),
     [
         (load_digits, "train.dataset: digits", "scikit-learn"),
+        (load_cifar10, "train.dataset: cifar10", "torchvision"),
         (load_imagefolder, "train.dataset: imagefolder", "torchvision"),
         (build_model, "train.model: resnet18", "torchvision"),
     ],

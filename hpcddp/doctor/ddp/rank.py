@@ -128,7 +128,7 @@ def _before_ddp(setting: Setting) -> dict[str, Any]:
     choose_batch_norm(model, train.batch_norm, "cpu")
     norms = {"local": len(local_batch_norms(model)), "sync": len(synchronised_batch_norms(model))}
     place_model(model, placement.device, placement.dtype, channels_last=False)
-    inputs = placement.place_inputs(first_samples(data.name, data.train, data.classes)[0])
+    inputs = placement.place_inputs(first_samples(data))
     fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
     unused = check_model_input(fit, model, inputs, Precision(train.precision, "cpu"))
     return {

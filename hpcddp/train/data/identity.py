@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import default_collate
 
+from hpcddp.jobfile.datasets import is_in_memory
 from hpcddp.train.data.own import known_labels
-from hpcddp.train.data.parts import Data, MapStyle, WholeBatches
+from hpcddp.train.data.parts import Data, MapStyle
 from hpcddp.train.errors import DataError
 from hpcddp.train.waits import WAITS
 
@@ -20,7 +22,8 @@ _MOST_SAMPLES = 64
 def fingerprint(name: str, train: MapStyle, classes: int) -> str:
     """Return a hex digest of the training part: its name, size, labels, and part of its content.
 
-    Content is used if reading it twice gives the same: up to 64 evenly spaced samples of a data set in memory, the
+    Content is used if reading it twice gives the same: up to 64 evenly spaced samples of a built-in data set in
+    memory, the
     relative paths of an image folder. Samples of the user's own data set are not used, since it may augment at random.
     The location of the data is not used, since it may move.
 
@@ -31,9 +34,9 @@ def fingerprint(name: str, train: MapStyle, classes: int) -> str:
     labels = known_labels(train)
     if labels is not None:
         digest.update(tensor_bytes(labels))
-    if isinstance(train, WholeBatches):
+    if is_in_memory(name):
         stride = max(1, len(train) // _MOST_SAMPLES)
-        for tensor in train.__getitems__(range(0, len(train), stride)):
+        for tensor in default_collate([train[index] for index in range(0, len(train), stride)]):
             digest.update(tensor_bytes(tensor))
     for path in _relative_paths(train):
         digest.update(f"{path}\n".encode())

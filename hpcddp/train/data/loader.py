@@ -8,17 +8,18 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
+from hpcddp.jobfile.datasets import is_in_memory
 from hpcddp.jobfile.fields import is_reference
 from hpcddp.stop.listener import signals_held
-from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Data, Keyed, KeyedPart, MapStyle, MicroBatch
+from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Data, MapStyle, MicroBatch
 from hpcddp.train.data.workers import lost_worker, register_workers, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.precision import kept_in
-from hpcddp.train.randomness import SampleKeys
+from hpcddp.train.randomness import SampleKeys, SampleSeeding
 from hpcddp.train.user_code import describe
 
 
@@ -72,11 +73,10 @@ class Placement:
         self.dtype = dtype
         self.channels_last = channels_last
 
-    def place(self, batch: MicroBatch, part: MapStyle) -> MicroBatch:
-        """Return a batch of a part of a data set on the device."""
+    def place(self, batch: MicroBatch, to_inputs: Callable[[Tensor], Tensor]) -> MicroBatch:
+        """Return a batch on the device, after ``to_inputs`` of its data set."""
         inputs, labels = batch
-        if isinstance(part, KeyedPart):
-            inputs = part.to_inputs(inputs.to(self.device, non_blocking=True))
+        inputs = to_inputs(inputs.to(self.device, non_blocking=True))
         return self.place_inputs(inputs), labels.to(self.device, torch.int64, non_blocking=True)
 
     def place_inputs(self, inputs: Tensor) -> Tensor:
@@ -86,11 +86,27 @@ class Placement:
         return inputs.to(self.device, kept_in(inputs, self.dtype), non_blocking=True, memory_format=layout)
 
 
+class Keyed(Dataset[Any]):
+    """A part of a data set, indexed by ``SampleKeys``.
+
+    Samples are read one by one, with ``random``, ``numpy.random`` and torch's CPU generator seeded for each. Other
+    generators are not seeded.
+    """
+
+    def __init__(self, part: MapStyle) -> None:
+        self._part = part
+        self._seeding = SampleSeeding()
+
+    def __getitems__(self, keys: SampleKeys) -> list[Any]:
+        """Return the samples."""
+        return self._seeding.read(keys, self._part.__getitem__)
+
+
 class Batches:
     """Batches of a part of a data set, on the device. Each iteration gives all of them, with the same loader processes.
 
     Args:
-        data: the data set; its name is used in errors.
+        data: the data set.
         part: its training or validation part.
         keys: the keys of each batch.
         placement: where batches are placed.
@@ -106,14 +122,10 @@ class Batches:
         *,
         workers: int,
     ) -> None:
-        self._name = data.name
-        self._classes = data.classes
-        self._part = part
+        self._data = data
         self._keys = keys
         self._placement = placement
         self._keyed = Keyed(part)
-        # A whole batch needs no collating.
-        self._collate: Callable[[Any], Any] = _unchanged if isinstance(part, KeyedPart) else default_collate
         # None where this process loads the batches for a CPU: a DataLoader adds a tenth to the time of a small batch.
         self._loader: DataLoader[Any] | None = None
         if workers > 0 or placement.device.type != "cpu":
@@ -125,7 +137,6 @@ class Batches:
             # torch's types ask for lists of indices; it passes on to the data set what it gets.
             batch_sampler=cast("Iterable[list[int]]", self._keys),
             num_workers=workers,
-            collate_fn=self._collate,
             pin_memory=self._placement.device.type == "cuda",
             worker_init_fn=start_worker if workers else None,
             # Its own generator: the DataLoader draws a seed for its workers, which must not advance the training's
@@ -137,7 +148,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[MicroBatch]:
         if self._loader is None:
-            batches = self._load(self._collate(samples) for samples in self._keyed.read_ahead(self._keys))
+            batches = self._load(default_collate(self._keyed.__getitems__(keys)) for keys in self._keys)
         else:
             with signals_held():
                 iterator = iter(self._loader)
@@ -149,7 +160,7 @@ class Batches:
         return map(self._place, batches)
 
     def _place(self, batch: MicroBatch) -> MicroBatch:
-        return self._placement.place(batch, self._part)
+        return self._placement.place(batch, self._data.to_inputs)
 
     def _load(self, iterator: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         while True:
@@ -161,28 +172,28 @@ class Batches:
                 worker_error = lost_worker(error)
                 if worker_error is not None:
                     raise worker_error from error
-                error_type = UserCodeError if is_reference(self._name) else DataError
+                error_type = UserCodeError if is_reference(self._data.name) else DataError
                 raise error_type(
-                    f"loading samples of dataset {self._name} failed: {describe(error)}",
+                    f"loading samples of dataset {self._data.name} failed: {describe(error)}",
                     traceback=traceback.format_exc(),
                 ) from error
-            if is_reference(self._name):
+            if is_reference(self._data.name):
                 self._check_labels(labels)
             yield inputs, labels
 
     def _check_labels(self, labels: Tensor) -> None:
         """Refuse labels outside 0..K-1: the loss silently ignores some, and others break the CUDA context."""
+        classes = self._data.classes
         smallest, largest = (int(label) for label in labels.aminmax())
         if smallest < 0:
             wrong_label = smallest
-        elif largest >= self._classes:
+        elif largest >= classes:
             wrong_label = largest
         else:
             return
         raise DataError(
-            f"dataset {self._name} has label {wrong_label}, and the model has "
-            f"{self._classes} classes, 0..{self._classes - 1}; write a larger train.num_classes, with labels from "
-            "0 on"
+            f"dataset {self._data.name} has label {wrong_label}, and the model has {classes} classes, "
+            f"0..{classes - 1}; write a larger train.num_classes, with labels from 0 on"
         )
 
 
@@ -222,8 +233,4 @@ def choose_workers(num_workers: int | None, data: Data, cpus: int) -> int:
     """
     if num_workers is not None:
         return num_workers
-    return 0 if data.in_memory else max(0, cpus - 1)
-
-
-def _unchanged(batch: object) -> object:
-    return batch
+    return 0 if is_in_memory(data.name) else max(0, cpus - 1)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hpcddp.jobfile.datasets import DATASETS, Argument
+from hpcddp.errors import nearest
+from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.data.identity import fingerprint
 from hpcddp.train.data.own import count_classes, load_own
-from hpcddp.train.data.parts import Data, refuse_unknown
+from hpcddp.train.data.parts import Data, unchanged
 from hpcddp.train.errors import DataError
 
 
@@ -27,7 +28,15 @@ def open_data(train: Train) -> Data:
         DataError: the data is missing, damaged, or not what the job says.
         UserCodeError: the user's data set failed.
     """
-    parts = dict(zip(("train", "val"), _open_parts(train), strict=True))
+    to_inputs = unchanged
+    if is_reference(train.dataset):
+        both = load_own(train.dataset, train.dataset_args)
+    else:
+        arguments = _arguments(train)
+        module = import_module(f"hpcddp.train.data.{train.dataset}")
+        both = module.load(**arguments)
+        to_inputs = getattr(module, "to_inputs", unchanged)
+    parts = dict(zip(("train", "val"), both, strict=True))
     for split, part in parts.items():
         if len(part) == 0:
             raise DataError(f"dataset {train.dataset} has no samples in split {split}; give it some")
@@ -38,39 +47,44 @@ def open_data(train: Train) -> Data:
         val=parts["val"],
         classes=classes,
         fingerprint=fingerprint(train.dataset, parts["train"], classes),
+        to_inputs=to_inputs,
     )
 
 
-def _open_parts(train: Train) -> tuple[Any, Any]:
-    if is_reference(train.dataset):
-        return load_own(train.dataset, train.dataset_args)
+def _arguments(train: Train) -> dict[str, Any]:
+    """Return the arguments of ``load`` of a built-in data set: as they are given, else the defaults.
+
+    Raises:
+        DataError: the data set or an argument is unknown, a value is of another type, or the folder is missing.
+    """
     dataset = DATASETS.get(train.dataset)
     if dataset is None:
         raise DataError(
             f"train.dataset is {train.dataset}, which is no data set of hpcddp; write {', '.join(DATASETS)} or "
             "pkg.module:function"
         )
-    values = _argument_values(train, dataset.arguments)
-    if dataset.is_in_files:
-        values["data_dir"] = _data_dir(train)
-    parts: tuple[Any, Any] = import_module(f"hpcddp.train.data.{train.dataset}").load(**values)
-    return parts
-
-
-def _argument_values(train: Train, arguments: Mapping[str, Argument]) -> dict[str, Any]:
-    """Return the value of each argument, as it is given or its default.
-
-    Raises:
-        DataError: an argument is unknown, or its value is of another type.
-    """
-    refuse_unknown(train.dataset, train.dataset_args, tuple(arguments))
-    values: dict[str, Any] = {name: argument.default for name, argument in arguments.items()}
+    values: dict[str, Any] = {name: argument.default for name, argument in dataset.arguments.items()}
     for name, value in train.dataset_args.items():
-        problem = arguments[name].problem_of(value)
+        if name not in values:
+            raise _unknown_argument(train.dataset, name, values)
+        problem = dataset.arguments[name].problem_of(value)
         if problem is not None:
             raise DataError(f"train.dataset_args.{name} is {value!r}, which {problem}")
         values[name] = value
+    if dataset.is_in_files:
+        values["data_dir"] = _data_dir(train)
     return values
+
+
+def _unknown_argument(dataset: str, name: str, known: Collection[str]) -> DataError:
+    near = nearest(name, known)
+    if near is not None:
+        advice = f"did you mean {near}"
+    elif known:
+        advice = f"write one of {', '.join(known)}"
+    else:
+        advice = "leave it out"
+    return DataError(f"train.dataset_args.{name} is given, but dataset {dataset} has no such argument; {advice}")
 
 
 def _data_dir(train: Train) -> Path:

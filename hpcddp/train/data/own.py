@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor
 
-from hpcddp.train.data.parts import MapStyle, MicroBatch
+from hpcddp.train.data.parts import Data, MapStyle
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.user_code import as_user_error, call_function
 
@@ -92,25 +92,25 @@ def _own_classes(train: MapStyle) -> int | None:
     return None if labels is None else int(labels.max()) + 1
 
 
-def first_samples(name: str, part: MapStyle, classes: int, *, split: str = "train") -> MicroBatch:
-    """Return the first two samples of a split as a batch (one sample twice when there is no other).
+def first_samples(data: Data, split: Literal["train", "val"] = "train") -> Tensor:
+    """Return the inputs of the first two samples of a split (one sample twice when there is no other).
 
     Raises:
         UserCodeError: the data set raises, or a sample is not a pair (tensor, int label).
         DataError: a label is not in 0..K-1.
     """
-    source = f"split {split} of dataset {name}"
-    samples = [_sample(source, part, index, classes) for index in (0, min(1, len(part) - 1))]
-    shapes = [tuple(image.shape) for image, _ in samples]
-    if shapes[0] != shapes[1]:
+    part = data.train if split == "train" else data.val
+    source = f"split {split} of dataset {data.name}"
+    first, second = (_checked_input(source, part, index, data.classes) for index in (0, min(1, len(part) - 1)))
+    if first.shape != second.shape:
         raise DataError(
-            f"{source} gives tensors of different shapes ({shapes[0]}, {shapes[1]}), which make no "
+            f"{source} gives tensors of different shapes ({tuple(first.shape)}, {tuple(second.shape)}), which make no "
             "batch; give all samples the same shape"
         )
-    return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
+    return data.to_inputs(torch.stack([first, second]))
 
 
-def _sample(source: str, part: MapStyle, index: int, classes: int) -> tuple[Tensor, int]:
+def _checked_input(source: str, part: MapStyle, index: int, classes: int) -> Tensor:
     with as_user_error(f"{source} failed at sample {index}"):
         sample: Any = part[index]
     is_pair = isinstance(sample, tuple | list) and len(sample) == _PAIR
@@ -122,7 +122,7 @@ def _sample(source: str, part: MapStyle, index: int, classes: int) -> tuple[Tens
             f"{source} has label {int(sample[1])} at sample {index}, and the model has {classes} "
             f"classes, 0..{classes - 1}; write a larger train.num_classes, with labels from 0 on"
         )
-    return sample[0], int(sample[1])
+    return sample[0]
 
 
 def _is_label(value: object) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
-from hpcddp.train.data.parts import MicroBatch, WholeBatches
 from hpcddp.train.randomness import GOLDEN, mix
 
 # Images are windows into one strip of noise, with this many different offsets.
@@ -23,7 +22,7 @@ def load(
     return train, SyntheticImages(val_samples, image_size=image_size, classes=num_classes, first=samples)
 
 
-class SyntheticImages(WholeBatches):
+class SyntheticImages(Dataset[tuple[Tensor, int]]):
     """Noise images whose content and label are functions of the index; memory does not grow with their number.
 
     Args:
@@ -44,10 +43,9 @@ class SyntheticImages(WholeBatches):
     def __len__(self) -> int:
         return self._samples
 
-    def __getitems__(self, indices: Sequence[int]) -> MicroBatch:
-        """Return images ``[n, 3, image_size, image_size]``, float32, and labels ``[n]``."""
-        words = mix((np.asarray(indices, dtype=np.uint64) + np.uint64(self._first)) * GOLDEN)
-        pixels = 3 * self._size * self._size
-        images = [self._strip[start : start + pixels] for start in (words % np.uint64(_OFFSETS)).tolist()]
-        labels = (words >> np.uint64(32)) % np.uint64(len(self.classes))
-        return torch.stack(images).view(-1, 3, self._size, self._size), torch.from_numpy(labels.astype(np.int64))
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image ``[3, image_size, image_size]``, float32, and its label."""
+        word = int(mix(np.array([index + self._first], dtype=np.uint64) * GOLDEN)[0])
+        start = word % _OFFSETS
+        image = self._strip[start : start + 3 * self._size * self._size]
+        return image.view(3, self._size, self._size), (word >> 32) % len(self.classes)

@@ -178,10 +178,9 @@ def make_replica(setting: Setting) -> Replica:
     for plan in setting.schedule.steps.plans:
         _refuse_single(model, plan)
     place_model(model, placement.device, placement.dtype, channels_last=train.channels_last)
-    training_inputs, _ = first_samples(data.name, data.train, data.classes)
-    inputs = placement.place_inputs(training_inputs)
+    inputs = placement.place_inputs(first_samples(data))
     # Else the first validation batch would fail after an epoch.
-    first_samples(data.name, data.val, data.classes, split="val")
+    first_samples(data, "val")
 
     fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
     unused_names = check_model_input(fit, model, inputs, Precision(train.precision, placement.device.type))
