@@ -107,7 +107,7 @@ def loss(
             metavar="MODULE:FUNCTION|FILE",
             help="Your own batches: a function that returns (outputs, targets) or a list of such pairs, or a file "
             "with them, written by torch.save. Everything that has one entry per sample is split.  "
-            "[default: random batches]",
+            "[default: plain batches]",
         ),
     ] = None,
     batch_dim: Annotated[
@@ -121,15 +121,17 @@ def loss(
     batches and on their parts: even, uneven, permuted. The command compares values and gradients in float64 with
     f(batch) = sum over shares of n_r/b * f(share). It takes seconds and needs no GPU.
 
-    Without --data, the loss gets random batches of every kind that it accepts. The worst verdict counts, and the
-    command prints the batch of this verdict. A loss that is a mean only on your own batches is MEAN with --data.
+    Without --data, the loss gets plain random batches: classification (logits and class indices), regression (values
+    and values) and maps (logits and 0/1 masks). Of those that it accepts, the worst verdict counts. A loss that needs
+    other batches, or is a mean only on your own, gets them with --data.
 
-    The exit code is 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), NOT
-    DECOMPOSABLE, ORDER-DEPENDENT; 2 if the loss could not run.
+    The exit code is 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), WEIGHTED
+    MEAN, NOT DECOMPOSABLE; 2 if the loss cannot be judged: it could not run, calls collectives, draws random numbers,
+    or depends on the calls before.
 
     Example: hpcddp doctor loss losses:dice_loss --world-size 8 --batch 256
     """
-    # The loss is called hundreds of times, and its output is not part of the result.
+    # What the loss prints is not part of the result.
     with contextlib.redirect_stdout(io.StringIO()):
         from hpcddp.doctor.loss.examination import examine
         from hpcddp.doctor.loss.report import as_json as document_of

@@ -25,8 +25,8 @@ class NoLossError(UnusableError):
     """The loss runs, but its result is not a finite scalar with a gradient, or it fails on some share."""
 
 
-class NoisyLossError(NoLossError):
-    """The loss gives different values for the same batch."""
+class CannotJudgeError(NoLossError):
+    """Nothing can be compared on any batch: the loss calls collectives, draws random numbers or keeps state."""
 
 
 class ComparisonError(UserError):

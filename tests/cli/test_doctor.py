@@ -54,8 +54,7 @@ def test_a_defect_exits_1_and_json_is_one_document(capsys: pytest.CaptureFixture
     assert (document["verdict"], document["defect"]) == ("SUM", True)
     assert document["plain_ddp"]["shares"] == [4, 3, 3]
     assert document["plain_ddp"]["gradient_ratio"] == pytest.approx(1 / 3)
-    assert document["repair"]["helper"] == "DeclaredLoss"
-    assert len(document["repair"]["code"]) == 2
+    assert (document["helpers"], document["loss_reduction"]) == (["DeclaredLoss"], "sum")
 
 
 def test_own_batches_are_used(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +66,7 @@ def test_own_batches_are_used(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_loss_that_cannot_be_run_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "missing")
     assert (code, out) == (2, "")
-    assert err.startswith("hpcddp: losses_of_the_command:missing is not there: ")
+    assert err.startswith("hpcddp: importing losses_of_the_command:missing failed ")
     code, out, _ = run(capsys, "missing", "--json")
     assert (code, json.loads(out)["error"]["kind"]) == (2, "doctor")
 

@@ -159,12 +159,6 @@ class _Shard(torch.utils.data.Dataset[Any]):
         return self._images[index], index % 10
 
 
-def one_class(split: str) -> list[tuple[Tensor, int]]:
-    """Return noise of one class, so that a weight for it cancels."""
-    g = torch.Generator().manual_seed(len(split))
-    return [(torch.randn(3, 32, 32, generator=g), 3) for _ in range(100)]
-
-
 def shard(split: str) -> torch.utils.data.Dataset[Any]:
     return _Shard(split)
 
@@ -251,19 +245,3 @@ def other_samples(split: str) -> torch.utils.data.Dataset[Any]:
 def unscaled(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean over this rank's own samples, declared as that of the global batch."""
     return nn.functional.cross_entropy(logits[: len(logits) // 2 + 1], labels[: len(labels) // 2 + 1])
-
-
-class Counting(nn.Module):
-    """Keeps the number of its calls; the first calls of a training must be the first ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        self.calls += 1
-        warm = 1.0 if self.calls <= 40 else 2.0
-        return warm * nn.functional.cross_entropy(logits, labels)
-
-
-counting = Counting()

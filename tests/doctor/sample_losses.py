@@ -347,6 +347,11 @@ def two_batches() -> list[tuple[dict[str, Tensor], list[dict[str, Tensor]]]]:
     ]
 
 
+def few_positives() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(5)
+    return torch.randn(8, generator=g), torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0])
+
+
 def mask_pairs() -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(5)
     return torch.randn(12, 1, 6, 6, generator=g), torch.randint(0, 2, (12, 1, 6, 6), generator=g).double()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from hpcddp.doctor.ddp.job import Comparison, Report
@@ -17,8 +17,6 @@ _SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 # Relative errors by precision: sums in another order differ by less than the first, and one single-precision layer in a
 # double-precision model by less than the second.
 _TOLERANCES: Final = {"fp64": (1e-9, 1e-5), "fp32": (1e-4, 1e-4)}
-# The verdict that the user's loss must have, by its declared reduction.
-_DECLARED: Final = {"mean": "MEAN", "sum": "SUM", "per_sample": "MEAN"}
 # Findings that explain wrong gradients, so that no other cause is looked for.
 _CAUSES_OF_GRADIENTS: Final = ("initialisation_by_world_size", "other_samples", "drift")
 
@@ -215,12 +213,6 @@ def _judge_gradients(alone: Report, ranks: Sequence[Report], comparison: Compari
             if not is_noisy:
                 yield from _causes(number, step["gradients"], wrong, alone, comparison)
             return
-    declaration = _wrong_declaration(alone, comparison)
-    if _steps_of(ranks[0]) and declaration is not None:
-        sentence = (
-            f"{declaration.sentence} on random outputs and labels, though the samples of these steps do not show it."
-        )
-        yield replace(declaration, sentence=sentence)
     error = worst_error(ranks)
     if error is not None and error > exact and not is_noisy:
         yield _note(
@@ -236,11 +228,6 @@ def _causes(
     alone: Report,
     comparison: Comparison,
 ) -> Iterator[DdpFinding]:
-    declaration = _wrong_declaration(alone, comparison)
-    if declaration is not None:
-        off = f"the gradient of {_named_worst_first(wrong)} is off by {percent(_worst(wrong))} in step {step + 1}"
-        yield replace(declaration, sentence=f"{declaration.sentence}: {off}.")
-        return
     ranks = comparison.world_size
     divided = []
     multiplied = []
@@ -268,23 +255,6 @@ def _causes(
         )
     if other_errors:
         yield _other_cause(step, gradients, other_errors, alone, comparison)
-
-
-def _wrong_declaration(alone: Report, comparison: Comparison) -> DdpFinding | None:
-    """Return the finding about a loss with a wrong reduction, its sentence without its end; None if it is right."""
-    train = comparison.job.train
-    verdict = alone["loss"]
-    if train is None or verdict is None or verdict == _DECLARED[train.loss_reduction]:
-        return None
-    sentence = f"train.loss {train.loss} is declared {train.loss_reduction}, and it is {verdict}"
-    for reduction, declared in _DECLARED.items():
-        if declared == verdict:
-            return _defect("loss_declared_otherwise", sentence, f"Write train.loss_reduction: {reduction}.")
-    return _defect(
-        "loss_not_decomposable",
-        sentence,
-        f"hpcddp doctor loss {train.loss} names the helper that repairs it; with that, train.loss_reduction is global.",
-    )
 
 
 def _is_multiple(gradient: Mapping[str, float], factor: float, comparison: Comparison) -> bool:
@@ -315,7 +285,7 @@ def _other_cause(
     train = comparison.job.train
     where = "the model"
     if train is not None and train.loss is not None:
-        where = f"the loss {train.loss}, then in the model,"
+        where = f"the loss {train.loss} (hpcddp doctor loss {train.loss}), then in the model,"
     return _defect(
         "gradient",
         f"{off}.",
@@ -387,10 +357,6 @@ def _wrong_gradients(step: Mapping[str, Any], comparison: Comparison) -> dict[st
 def _named_worst_first(wrong: Mapping[str, float]) -> str:
     """Return the names of the parameters, the one with the largest error first."""
     return _named(sorted(wrong, key=lambda name: _size(wrong[name]), reverse=True))
-
-
-def _worst(wrong: Mapping[str, float]) -> float:
-    return max(wrong.values(), key=_size)
 
 
 def _size(error: float) -> float:

@@ -16,16 +16,11 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, not marked so
 
 from hpcddp.doctor.ddp.observe import digest, digests, forward, freeze_batch_norm, observe_steps
-from hpcddp.doctor.errors import DoctorError
-from hpcddp.doctor.loss.batches import Batch
-from hpcddp.doctor.loss.call import Loss
-from hpcddp.doctor.loss.verdict import Verdict, judge
 from hpcddp.errors import HpcddpError
-from hpcddp.jobfile.sections import Train
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import write_json
@@ -34,18 +29,13 @@ from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.own import first_samples
 from hpcddp.train.loop.assembly import Setting, derive_setting
-from hpcddp.train.losses import DeclaredLoss, Reduction
 from hpcddp.train.model.models import Fit, build_model, check_model_input, place_model
 from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
-from hpcddp.train.model.objective import choose_loss
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.randomness import seed_initialisation, seed_step
 from hpcddp.train.user_code import describe
 
 _LIVE_STEPS: Final = 1
-# The batch and the ranks on which the user's loss is judged.
-_SAMPLES: Final = 32
-_RANKS: Final = 4
 # Larger than rounding errors of sums in different orders.
 _SAME: Final = 1e-4
 
@@ -136,7 +126,6 @@ def _before_ddp(setting: Setting) -> dict[str, Any]:
         "unused": [*unused],
         "finds_unused": bool(getattr(model, "find_unused_parameters", False)),
         "batch_norm": norms,
-        "loss": verdict_on_loss(train, data.classes) if setting.context.world_size == 1 else None,
         "noise": _noise(setting, model, inputs),
     }
 
@@ -176,32 +165,6 @@ def _noise(setting: Setting, model: nn.Module, inputs: torch.Tensor) -> Mapping[
         "only_dropout": torch.equal(frozen_0, frozen_1),
         "mixes_samples": not torch.allclose(first, first_alone, rtol=_SAME, atol=_SAME * scale),
     }
-
-
-def verdict_on_loss(train: Train, classes: int) -> Verdict | None:
-    """Return the verdict on the user's loss; a loss per sample is judged by its mean.
-
-    Returns:
-        None if there is no verdict: the job has no loss of its own, the loss uses a helper, or it cannot be run on
-        random logits.
-    """
-    if train.loss is None or train.loss_reduction == "global":
-        return None
-    declared = choose_loss(train, torch.device("cpu"))
-    g = torch.Generator().manual_seed(0)
-    arguments = (torch.randn(_SAMPLES, classes, generator=g), torch.randint(0, classes, (_SAMPLES,), generator=g))
-    batch = Batch(arguments=arguments, differentiable=1, samples=_SAMPLES)
-    dtype = torch.float64 if train.precision == "fp64" else torch.float32
-    try:
-        loss = Loss(name=train.loss, function=lambda outputs, labels: _scalar(declared, outputs, labels))
-        return judge(loss, batch.to(dtype), world_size=_RANKS).verdict
-    except DoctorError:
-        return None
-
-
-def _scalar(declared: DeclaredLoss, outputs: Tensor, labels: Tensor) -> Tensor:
-    loss = declared.function(outputs, labels)
-    return loss.mean() if declared.reduction is Reduction.PER_SAMPLE else loss
 
 
 if __name__ == "__main__":

@@ -1,24 +1,25 @@
-"""Batches of a loss as trees of tensors, and their splits over ranks."""
+"""Batches of a loss as trees of tensors: plain ones, the user's own, and their splits over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
 
 import torch
 from torch import Generator, Tensor
-from torch.nn import functional
 
 from hpcddp.batch.split import divide
 from hpcddp.doctor.errors import DoctorError
 
 _PAIR: Final = 2  # (outputs, targets)
-_RANDOM_SPLITS: Final = 4
-_SPLITS_OVER_ALL_RANKS: Final = 2
 # A loss of one sample may be undefined (a variance, a comparison of samples), and few trainings have such a share.
 _SMALLEST_SHARE: Final = 2
+_SEEDS: Final = (0, 1)
+_CLASSES: Final = 10
+_VALUES: Final = 12
+_SIDE: Final = 6  # height and width of a map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +27,14 @@ class Batch:
     """The arguments of a loss.
 
     Args:
+        data: what they are, for the report.
         arguments: outputs first, then targets; trees of tensors in tuples, lists and mappings.
-        differentiable: number of outputs, which have gradients.
         samples: n.
         dimension: the dimension of the outputs that counts samples; 1 for outputs ``[T, n, C]``.
     """
 
+    data: str
     arguments: tuple[Any, ...]
-    differentiable: int
     samples: int
     dimension: int = 0
 
@@ -43,14 +44,14 @@ class Batch:
         Args:
             rows: indices of the samples in their new order, int64.
         """
-        arguments = []
-        for position, argument in enumerate(self.arguments):
-            # If both dimensions have n entries, the first one of these counts samples.
-            dimensions = (self.dimension, 0) if position < self.differentiable else (0, self.dimension)
-            arguments.append(map_tree(argument, partial(self._select_rows, rows=rows, dimensions=dimensions)))
-        return replace(self, arguments=tuple(arguments), samples=len(rows))
+        # If both dimensions have n entries, the first one of these counts samples.
+        of_outputs = partial(self._select_rows, rows=rows, dimensions=(self.dimension, 0))
+        of_targets = partial(self._select_rows, rows=rows, dimensions=(0, self.dimension))
+        outputs, *targets = self.arguments
+        arguments = (map_tree(outputs, of_outputs), *(map_tree(target, of_targets) for target in targets))
+        return replace(self, arguments=arguments, samples=len(rows))
 
-    def _select_rows(self, leaf: object, *, rows: Tensor, dimensions: Sequence[int]) -> object:
+    def _select_rows(self, leaf: object, *, rows: Tensor, dimensions: tuple[int, int]) -> object:
         if isinstance(leaf, Tensor):
             for dimension in dimensions:
                 if self._counts_samples(leaf, dimension):
@@ -62,77 +63,23 @@ class Batch:
     def _counts_samples(self, tensor: Tensor, dimension: int) -> bool:
         return tensor.dim() > dimension and tensor.shape[dimension] == self.samples
 
-    @property
-    def outputs(self) -> list[Tensor]:
-        """The outputs that have gradients."""
-        return [output for output in tensors_in(self.arguments[: self.differentiable]) if _can_have_gradient(output)]
-
-    def with_outputs(self, outputs: Sequence[Tensor]) -> Batch:
-        """Return the batch with other tensors in place of ``outputs``, in the same order."""
-        remaining = iter(outputs)
-
-        def next_output(leaf: object) -> object:
-            return next(remaining) if _can_have_gradient(leaf) else leaf
-
-        changed = [map_tree(argument, next_output) for argument in self.arguments[: self.differentiable]]
-        return replace(self, arguments=(*changed, *self.arguments[self.differentiable :]))
-
-    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with ``change`` applied to each of its tensors."""
-
-        def changed(leaf: object) -> object:
-            return change(leaf) if isinstance(leaf, Tensor) else leaf
-
-        return replace(self, arguments=tuple(map_tree(argument, changed) for argument in self.arguments))
-
     def to(self, dtype: torch.dtype) -> Batch:
         """Return the batch with its floating-point tensors in ``dtype``."""
-        return self.with_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
-    def scaled(self, factors: Tensor) -> Batch:
-        """Return the batch with the outputs of each sample times a factor ``[n]``."""
-        outputs = []
-        for output in self.outputs:
-            if self._counts_samples(output, self.dimension):
-                shape = [1] * output.dim()
-                shape[self.dimension] = self.samples
-                outputs.append(output * factors.to(output.real.dtype).view(shape))
-            else:
-                outputs.append(output)
-        return self.with_outputs(outputs)
+        def convert(leaf: object) -> object:
+            return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    def near_targets(self, factors: Tensor) -> Batch | None:
-        """Return the batch with outputs that fit their targets, but for a deviation times a factor ``[n]``.
-
-        None where the outputs are neither of the shape of the targets nor scores of classes.
-        """
-        if len(self.arguments) != _PAIR or self.dimension != 0:
-            return None
-        output, target = self.arguments
-        if not isinstance(output, Tensor) or not isinstance(target, Tensor) or not output.is_floating_point():
-            return None
-        if target.is_floating_point() and target.shape == output.shape:
-            shape = (self.samples, *[1] * (output.dim() - 1))
-            return self.with_outputs([target + factors.view(shape).to(output) * (output - target)])
-        if target.dtype == torch.int64 and output.dim() == _PAIR and target.shape == output.shape[:1]:
-            strength = (1 / factors).to(output)[:, None]
-            one_hot = functional.one_hot(target.clamp(min=0), output.shape[1]).to(output)
-            return self.with_outputs([output + strength * one_hot])
-        return None
+        return replace(self, arguments=tuple(map_tree(argument, convert) for argument in self.arguments))
 
     def rows_first(self, output: Tensor) -> Tensor:
         """Return an output, or its gradient, with the samples in dimension 0."""
         return output.movedim(self.dimension, 0) if self._counts_samples(output, self.dimension) else output
 
     def describe(self) -> str:
-        """Return the shapes, such as ``outputs [32, 10], targets [32] int64``."""
-        outputs = ", ".join(_describe_tree(argument) for argument in self.arguments[: self.differentiable])
-        targets = ", ".join(_describe_tree(argument) for argument in self.arguments[self.differentiable :])
-        return f"outputs {outputs}, targets {targets}" if targets else f"outputs {outputs}"
-
-
-def _can_have_gradient(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+        """Return the shapes, such as ``outputs [32, 10], targets [32]``."""
+        shapes = [", ".join(str(list(tensor.shape)) for tensor in tensors_in(tree)) for tree in self.arguments]
+        outputs, *targets = shapes
+        return f"outputs {outputs}, targets {', '.join(targets)}" if targets else f"outputs {outputs}"
 
 
 def map_tree(tree: object, function: Callable[[object], object]) -> object:
@@ -148,10 +95,10 @@ def map_tree(tree: object, function: Callable[[object], object]) -> object:
             # A named tuple takes its values one by one.
             return cast("Callable[..., object]", type(tree))(*values)
         return tuple(values)
-    if isinstance(tree, list):
-        result = function(tree)
-        return [map_tree(value, function) for value in tree] if result is tree else result
-    return function(tree)
+    result = function(tree)
+    if isinstance(tree, list) and result is tree:
+        return [map_tree(value, function) for value in tree]
+    return result
 
 
 def tensors_in(tree: object) -> list[Tensor]:
@@ -167,7 +114,30 @@ def tensors_in(tree: object) -> list[Tensor]:
     return tensors
 
 
-def make_batch(given: object, *, name: str, arguments: int | None = None, dimension: int = 0) -> Batch:
+def plain_batches(samples: int) -> Iterator[Batch]:
+    """Yield a random batch of each plain kind: classification, regression, maps."""
+    g = Generator().manual_seed(0)
+    labels = torch.randint(0, _CLASSES, (samples,), generator=g)
+    yield Batch(
+        data="logits and class indices",
+        arguments=(torch.randn(samples, _CLASSES, generator=g), labels),
+        samples=samples,
+    )
+    values = torch.randn(samples, _VALUES, generator=g)
+    yield Batch(
+        data="values and values",
+        arguments=(values, values + 0.5 * torch.randn(samples, _VALUES, generator=g)),
+        samples=samples,
+    )
+    shape = (samples, 1, _SIDE, _SIDE)
+    yield Batch(
+        data="logits and 0/1 masks",
+        arguments=(torch.randn(shape, generator=g), torch.randint(0, 2, shape, generator=g).to(values)),
+        samples=samples,
+    )
+
+
+def make_batch(given: object, *, name: str, arguments: int | None, dimension: int) -> Batch:
     """Return the user's ``(outputs, targets)``, or all arguments of a loss of more, as a batch.
 
     Args:
@@ -196,24 +166,10 @@ def make_batch(given: object, *, name: str, arguments: int | None = None, dimens
             f"--batch-dim is {dimension}, and {name} gives outputs of shape {tuple(outputs[0].shape)}, which have "
             f"{outputs[0].dim()} dimensions; write the one, counted from 0, that counts samples"
         )
-    batch = Batch(arguments=tuple(given), differentiable=1, samples=outputs[0].shape[dimension], dimension=dimension)
-    return batch.with_tensors(lambda tensor: tensor.detach())
-
-
-def _describe_tree(tree: object) -> str:
-    """Return the shapes of the tensors of a tree, and the dtypes that are not floating-point ones."""
-    if isinstance(tree, Mapping):
-        entries = ", ".join(f"{key}: {_describe_tree(value)}" for key, value in tree.items())
-        return f"{{{entries}}}"
-    if isinstance(tree, tuple):
-        return f"({', '.join(_describe_tree(value) for value in tree)})"
-    if isinstance(tree, list):
-        return f"a {type(tree).__name__} of {len(tree)}"
-    if not isinstance(tree, Tensor):
-        return f"a {type(tree).__name__}"
-    if tree.is_floating_point():
-        return f"{list(tree.shape)}"
-    return f"{list(tree.shape)} {str(tree.dtype).removeprefix('torch.')}"
+    # A loss of one argument takes the outputs alone.
+    taken = given[:1] if arguments == 1 else given
+    samples = outputs[0].shape[dimension]
+    return Batch(data=f"your own, {name}", arguments=tuple(taken), samples=samples, dimension=dimension)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +177,7 @@ class Split:
     """A split of a batch over ranks.
 
     Args:
-        name: ``even``, ``uneven`` or ``permuted``.
+        name: ``order``, ``even``, ``uneven`` or ``permuted``.
         rows: the samples of each rank, int64.
     """
 
@@ -234,33 +190,20 @@ class Split:
         return tuple(len(rows) for rows in self.rows)
 
 
-def even_split(samples: int, parts: int, *, seed: int | None = None) -> Split:
-    """Return the split of the batch contract: shares whose sizes differ by one sample at most.
+def judged_splits(samples: int, world_size: int) -> Iterator[Split]:
+    """Yield the splits on which a loss is judged, the one of the batch contract (shares of equal size) first.
 
-    Args:
-        samples: n.
-        parts: number of shares.
-        seed: seed of a permutation of the samples; None = the samples stay in order.
+    The split ``order`` has one share: all samples in another order.
     """
-    rows = torch.arange(samples) if seed is None else torch.randperm(samples, generator=Generator().manual_seed(seed))
-    return Split(name="even", rows=torch.split(rows, list(divide(samples, parts))))
-
-
-def random_splits(samples: int, world_size: int, seed: int) -> list[Split]:
-    """Return uneven splits, in order and permuted, over 2 to ``world_size`` ranks."""
-    g = Generator().manual_seed(seed)
-    splits = []
-    for number in range(_RANDOM_SPLITS):
-        ranks = world_size
-        if number >= _SPLITS_OVER_ALL_RANKS:
-            ranks = int(torch.randint(2, world_size + 1, (), generator=g))
-        sizes = _uneven_sizes(samples, ranks, g)
-        if number % 2 == 0:
-            splits.append(Split(name="uneven", rows=torch.split(torch.arange(samples), sizes)))
-        else:
-            order = torch.randperm(samples, generator=g)
-            splits.append(Split(name="permuted", rows=torch.split(order, sizes)))
-    return splits
+    in_order = torch.arange(samples)
+    yield Split(name="even", rows=torch.split(in_order, list(divide(samples, world_size))))
+    for seed in _SEEDS:
+        g = Generator().manual_seed(seed)
+        sizes = _uneven_sizes(samples, world_size, g)
+        permuted = torch.randperm(samples, generator=g)
+        yield Split(name="order", rows=(permuted,))
+        yield Split(name="uneven", rows=torch.split(in_order, sizes))
+        yield Split(name="permuted", rows=torch.split(permuted, sizes))
 
 
 def _uneven_sizes(samples: int, ranks: int, g: Generator) -> list[int]:

@@ -1,34 +1,28 @@
-"""``hpcddp doctor loss``: examine a loss on the user's batches or on random ones."""
+"""``hpcddp doctor loss``: examine a loss on plain batches or on the user's own."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from hpcddp.doctor.errors import DoctorError, UnusableError, percent
-from hpcddp.doctor.loss.batches import even_split, make_batch
-from hpcddp.doctor.loss.call import (
-    Loss,
-    as_doctor_error,
-    collective_of,
-    first_on_path,
-    float64_by_default,
-    load_loss,
-    load_object,
-    parameters_needed,
-)
-from hpcddp.doctor.loss.finding import Finding, judge_all
-from hpcddp.doctor.loss.random_examination import examine_random
-from hpcddp.doctor.loss.repairs import Repair, repair_for
-from hpcddp.doctor.loss.verdict import Verdict, judged_splits, tolerance_of
+from hpcddp.doctor.errors import CannotJudgeError, DoctorError, NoLossError, UnusableError
+from hpcddp.doctor.loss.batches import Batch, make_batch, plain_batches
+from hpcddp.doctor.loss.call import Loss, arguments_needed, as_doctor_error, first_on_path, load_loss, load_object
+from hpcddp.doctor.loss.verdict import Judgement, Verdict, judge
 
 _LEAST_RANKS: Final = 2
-_RANDOM_SAMPLES: Final = 32
+_PLAIN_SAMPLES: Final = 32
+# Words of torch's errors about tensors of different dtypes.
+_DTYPE_WORDS: Final = ("dtype", "scalar type", "Double")
+_PLAIN_NOTE: Final = (
+    "If some labels are ignored or padded, give batches like your own with --data: the verdict may be another one."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,26 +30,18 @@ class Diagnosis:
     """Result of ``hpcddp doctor loss``.
 
     Args:
-        finding: the finding that decides.
-        repair: what makes the loss exact; None if it is exact.
+        judgement: the one that decides: the worst of all batches.
         notes: further observations, one sentence each.
     """
 
     loss: str
-    finding: Finding
-    world_size: int
-    repair: Repair | None
+    judgement: Judgement
     notes: tuple[str, ...]
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the loss."""
-        return self.finding.verdict
-
-    @property
-    def shares(self) -> tuple[int, ...]:
-        """Samples per rank of the batch that decides."""
-        return even_split(self.finding.batch.samples, self.world_size).sizes
+        return self.judgement.verdict
 
 
 def examine(
@@ -66,64 +52,98 @@ def examine(
     Args:
         name: ``module:function``.
         world_size: W, number of ranks that share a batch.
-        samples: samples of a random batch; None = 32, or the size of the user's batches.
-        data: ``module:function`` or a file with the user's own batches; None = random batches.
+        samples: samples of a plain batch; None = 32, or the size of the user's batches.
+        data: ``module:function`` or a file with the user's own batches; None = plain batches.
         directory: where modules and files are searched first.
         batch_dim: the dimension of the outputs of the user's batches that counts samples.
 
     Raises:
-        DoctorError: the loss or the data cannot be loaded, or the loss cannot be run on them.
+        DoctorError: the loss or the data cannot be loaded, or the loss cannot be judged on them.
     """
     if world_size < _LEAST_RANKS:
         raise DoctorError(f"--world-size is {world_size}, and one rank has the whole batch; write 2 or more")
-    with _one_thread(), first_on_path(directory), float64_by_default():
+    if data is None and batch_dim:
+        raise DoctorError(f"--batch-dim is {batch_dim}, and says how batches of --data lie; give some, or leave it out")
+    if data is not None and samples is not None:
+        raise DoctorError(f"--batch is {samples}, but the batches of --data {data} have a size; leave it out")
+    with _torch_settings(), first_on_path(directory):
         loss = Loss(name=name, function=load_loss(name))
-        _refuse_collective(name)
-        if data is None and batch_dim:
-            raise DoctorError(
-                f"--batch-dim is {batch_dim}, and says how batches of --data lie; give some, or leave it out"
-            )
-        if data is not None and samples is not None:
-            raise DoctorError(f"--batch is {samples}, but the batches of --data {data} have a size; leave it out")
-        if data is not None:
-            finding = _examine_user_batches(loss, data, directory, batch_dim, world_size)
-        else:
-            size = _RANDOM_SAMPLES if samples is None else samples
+        if data is None:
+            size = _PLAIN_SAMPLES if samples is None else samples
             _refuse_small(size, world_size, "--batch")
-            finding = examine_random(loss, size, world_size)
-        splits = judged_splits(finding.batch.samples, world_size, finding.worst)
-        repair = repair_for(loss, finding.batch, finding.verdict, splits=splits)
-    return Diagnosis(
-        loss=name,
-        finding=finding,
-        world_size=world_size,
-        repair=repair,
-        notes=(*finding.notes, *_notes(finding, world_size)),
-    )
+            judgements = _judge_plain(loss, size, world_size)
+        else:
+            batches = _own_batches(loss, data, directory, batch_dim, world_size)
+            judgements = [_judge_in_some_dtype(loss, batch, world_size) for batch in batches]
+    # Of equal verdicts the first one decides.
+    worst = max(judgements, key=lambda judgement: judgement.verdict.severity)
+    return Diagnosis(loss=name, judgement=worst, notes=tuple(_notes(worst, judgements, is_plain=data is None)))
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread within the block, which is faster for hundreds of small calls."""
+def _torch_settings() -> Iterator[None]:
+    """Compute in float64, and on one thread, which is faster for many small calls."""
     threads = torch.get_num_threads()
+    dtype = torch.get_default_dtype()
+    # The process group of one process, with which collectives are noticed, needs no network.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
 
 
-def _refuse_collective(name: str) -> None:
-    collective = collective_of(name)
-    if collective is not None:
-        raise UnusableError(
-            f"{name} calls {collective}, in which all ranks take part, so one process cannot judge it; write "
-            "train.loss_reduction: global, and check it with hpcddp doctor ddp JOB"
-        )
+def _judge_plain(loss: Loss, samples: int, world_size: int) -> list[Judgement]:
+    """Judge a loss on the plain kinds of batch that it accepts.
+
+    Raises:
+        UnusableError: it accepts none, or nothing can be compared on any.
+    """
+    judgements: list[Judgement] = []
+    refused: dict[str, UnusableError] = {}
+    for batch in plain_batches(samples):
+        try:
+            judgements.append(_judge_in_some_dtype(loss, batch, world_size))
+        except CannotJudgeError:
+            raise
+        except UnusableError as error:
+            refused[batch.data] = error
+    if judgements:
+        return judgements
+    kinds: dict[str, str] = {}
+    for kind, error in refused.items():
+        if isinstance(error, NoLossError):
+            # It runs, and what it returns is wrong.
+            raise error
+        kinds.setdefault(error.message.removeprefix(f"{loss.name} failed: "), kind)
+    reasons = "; ".join(f"on {kind}: {reason}" for reason, kind in kinds.items())
+    raise UnusableError(
+        f"{loss.name} takes none of the plain kinds of batch ({reasons}); give it batches like your own with --data "
+        "module:function, which returns (outputs, targets)"
+    )
 
 
-def _examine_user_batches(loss: Loss, data: str, directory: Path, dimension: int, world_size: int) -> Finding:
-    """Judge a loss on the user's own batches.
+def _judge_in_some_dtype(loss: Loss, batch: Batch, world_size: int) -> Judgement:
+    """Judge a loss on a batch in float64, or in float32 if it requires that dtype.
+
+    Raises:
+        UnusableError: the loss accepts neither, or its results cannot be compared.
+    """
+    try:
+        return judge(loss, batch.to(torch.float64), world_size=world_size)
+    except NoLossError:
+        raise
+    except UnusableError as error:
+        if not any(word in error.message for word in _DTYPE_WORDS):
+            raise
+    return judge(loss, batch.to(torch.float32), world_size=world_size)
+
+
+def _own_batches(loss: Loss, data: str, directory: Path, dimension: int, world_size: int) -> list[Batch]:
+    """Return the user's own batches.
 
     Args:
         dimension: the dimension of the outputs that counts samples.
@@ -131,18 +151,15 @@ def _examine_user_batches(loss: Loss, data: str, directory: Path, dimension: int
     Raises:
         DoctorError: they cannot be loaded, are not pairs (outputs, targets), or are too small.
     """
-    needed = parameters_needed(loss.function)
     given = _load_data(data, directory)
     pairs = given if isinstance(given, list) else [given]
     if not pairs:
         raise DoctorError(f"{data} gives no batches; return (outputs, targets) or a list of such pairs")
+    needed = arguments_needed(loss.function)
     batches = [make_batch(pair, name=data, arguments=needed, dimension=dimension) for pair in pairs]
     for number, batch in enumerate(batches):
         _refuse_small(batch.samples, world_size, f"batch {number} of {data}")
-    if needed == 1:
-        # The loss takes the outputs alone.
-        batches = [replace(batch, arguments=batch.arguments[:1]) for batch in batches]
-    return judge_all(loss, batches, f"your own, {data}", world_size)
+    return batches
 
 
 def _load_data(data: str, directory: Path) -> object:
@@ -172,21 +189,11 @@ def _refuse_small(samples: int, world_size: int, where: str) -> None:
         )
 
 
-def _notes(finding: Finding, world_size: int) -> Iterator[str]:
-    judgement = finding.judgement
-    bad_shares = [other.bad_share for other in finding.judgements if other.bad_share is not None]
-    if bad_shares:
-        yield (
-            f"On a share of {bad_shares[0]} samples it is not finite, though it is on the whole batch: a rank with "
-            "such a share makes every parameter NaN."
-        )
-    if judgement.verdict is Verdict.MEAN and finding.batch.samples % world_size:
-        yield (
-            f"{world_size} ranks do not divide {finding.batch.samples} samples: plain DDP would be off by "
-            f"{percent(judgement.ddp.deviation.gradient)} in the gradient; hpcddp weights the shares and is exact."
-        )
-    if judgement.changes_arguments:
-        yield "It changes its arguments in place, so that outputs and targets are others after the call."
-    if judgement.dtype is not torch.float64:
-        name = str(judgement.dtype).removeprefix("torch.")
-        yield f"It computes in {name}, so that deviations below {tolerance_of(judgement.dtype):g} are not seen."
+def _notes(worst: Judgement, judgements: Sequence[Judgement], *, is_plain: bool) -> Iterator[str]:
+    for judgement in judgements:
+        if judgement.verdict is not worst.verdict:
+            data = judgement.batch.data
+            yield f"On {data} it is {judgement.verdict}: give batches like your own with --data to be sure."
+            return
+    if is_plain and worst.verdict is Verdict.MEAN:
+        yield _PLAIN_NOTE
