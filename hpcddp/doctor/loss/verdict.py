@@ -99,10 +99,11 @@ def judge(loss: Loss, batch: Batch, *, world_size: int) -> Judgement:
     Raises:
         UnusableError: the loss calls collectives, fails on a part, draws random numbers, or keeps state.
     """
+    # The first calls show the most of a state.
+    _refuse_state(loss, batch)
     loss.refuse_collectives(batch)
     whole = loss.evaluate(batch)
     _refuse_useless(loss, batch, whole)
-    _refuse_state(loss, batch)
     _refuse_noise(loss, batch, whole)
 
     splits = list(judged_splits(batch.samples, world_size))
@@ -164,7 +165,7 @@ def _refuse_state(loss: Loss, batch: Batch) -> None:
     try:
         repeated = repeat_call(lambda: loss.evaluate(batch).value, lambda: loss.evaluate(half).value)
     except UnusableError:
-        # It fails on half of the batch, which the shares show.
+        # It takes no such batch, or not half of it: the calls below show that.
         return
     if not repeated.is_equal:
         raise CannotJudgeError(
