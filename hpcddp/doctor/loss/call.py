@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, not marked so
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcddp.doctor.errors import CannotJudgeError, DoctorError, NoLossError, UnusableError
@@ -105,9 +106,9 @@ class Loss:
         Raises:
             CannotJudgeError: it does.
         """
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         try:
-            with _CollectivesRefused():
+            with _CollectivesRefused():  # type: ignore[no-untyped-call]  # torch leaves its base class without types
                 self.evaluate(batch)
         except UnusableError as error:
             if isinstance(error.__cause__, _CollectiveError):
@@ -123,7 +124,7 @@ class _CollectiveError(Exception):
     """A collective was called."""
 
 
-class _CollectivesRefused(TorchDispatchMode):
+class _CollectivesRefused(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as above
     def __torch_dispatch__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401  of any operation
         if function.namespace == "c10d":
             raise _CollectiveError

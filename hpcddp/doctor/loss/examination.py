@@ -114,11 +114,11 @@ def _judge_plain(loss: Loss, samples: int, world_size: int) -> list[Judgement]:
     if judgements:
         return judgements
     kinds: dict[str, str] = {}
-    for kind, error in refused.items():
-        if isinstance(error, NoLossError):
+    for kind, refusal in refused.items():
+        if isinstance(refusal, NoLossError):
             # It runs, and what it returns is wrong.
-            raise error
-        kinds.setdefault(error.message.removeprefix(f"{loss.name} failed: "), kind)
+            raise refusal
+        kinds.setdefault(refusal.message.removeprefix(f"{loss.name} failed: "), kind)
     reasons = "; ".join(f"on {kind}: {reason}" for reason, kind in kinds.items())
     raise UnusableError(
         f"{loss.name} takes none of the plain kinds of batch ({reasons}); give it batches like your own with --data "
