@@ -21,11 +21,13 @@ def buffers_restored(model: nn.Module, *, exclude: Collection[nn.Module] = ()) -
     """
     kept = {id(buffer) for layer in exclude for buffer in layer.buffers(recurse=False)}
     values = copy_buffers(model)
-    yield
-    with torch.no_grad():
-        for buffer, value in zip(model.buffers(), values, strict=True):
-            if id(buffer) not in kept:
-                buffer.copy_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), values, strict=True):
+                if id(buffer) not in kept:
+                    buffer.copy_(value)
 
 
 def copy_buffers(model: nn.Module) -> list[torch.Tensor]:

@@ -16,7 +16,8 @@ from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.train.errors import ModelError, ResumeError, UserCodeError
 from hpcddp.train.model.guard import LEARNING_RATE, digest, drift_error
 from hpcddp.train.model.normalisation import NativeSyncBatchNorm, SyncBatchNorm, choose_batch_norm
-from hpcddp.train.model.replica import Ema
+from hpcddp.train.model.replica import Ema, Replica
+from hpcddp.train.precision import Precision
 from tests.distributed.norm_code import norm_net, own_forward
 from tests.distributed.training import evaluations, result, steps
 from tests.messages import GoldenMessages
@@ -37,6 +38,27 @@ def test_synchronised_layers_keep_names_values_and_objects() -> None:
     assert list(model.state_dict()) == list(state)
     norm_net(3).load_state_dict(model.state_dict())
     choose_batch_norm(model, "sync", "cpu")
+
+
+@pytest.mark.usefixtures("group")
+def test_model_is_in_training_mode_after_an_evaluation_that_was_stopped() -> None:
+    model = norm_net(3)
+    replica = Replica(
+        model=model,
+        parallel=model,
+        optimizer=torch.optim.SGD(model.parameters()),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        precision=Precision("fp32", "cpu"),
+        placeholder=torch.zeros(2, 3, 8, 8),
+    )
+    with pytest.raises(KeyboardInterrupt), replica.evaluated():
+        _stop_in_evaluation_mode(model)
+    assert model.training
+
+
+def _stop_in_evaluation_mode(model: nn.Module) -> None:
+    assert not model.training
+    raise KeyboardInterrupt
 
 
 def test_gpus_take_torchs_own_layer() -> None:

@@ -29,7 +29,7 @@ from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.own import first_samples
 from hpcddp.train.loop.assembly import Setting, derive_setting
-from hpcddp.train.model.models import Fit, build_model, check_model_input, place_model
+from hpcddp.train.model.models import build_model, check_model_input, place_model
 from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.randomness import seed_initialisation, seed_step
@@ -119,8 +119,7 @@ def _before_ddp(setting: Setting) -> dict[str, Any]:
     norms = {"local": len(local_batch_norms(model)), "sync": len(synchronised_batch_norms(model))}
     place_model(model, placement.device, placement.dtype, channels_last=False)
     inputs = placement.place_inputs(first_samples(data))
-    fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
-    unused = check_model_input(fit, model, inputs, Precision(train.precision, "cpu"))
+    unused = check_model_input(train, model, inputs, Precision(train.precision, "cpu"), classes=data.classes)
     return {
         "initial": initial,
         "unused": [*unused],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -15,12 +15,15 @@ from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
 from hpcddp.jobfile.datasets import is_in_memory
 from hpcddp.jobfile.fields import is_reference
 from hpcddp.stop.listener import signals_held
-from hpcddp.train.data.parts import IMAGE_DIMENSIONS, Data, MapStyle, MicroBatch
+from hpcddp.train.data.parts import Data, MapStyle, MicroBatch
 from hpcddp.train.data.workers import lost_worker, register_workers, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.precision import kept_in
 from hpcddp.train.randomness import SampleKeys, SampleSeeding
 from hpcddp.train.user_code import describe
+
+# Of a batch of images, [n, C, H, W].
+_IMAGE_DIMENSIONS: Final = 4
 
 
 class MicroBatchKeys:
@@ -81,7 +84,7 @@ class Placement:
 
     def place_inputs(self, inputs: Tensor) -> Tensor:
         """Return the inputs on the device."""
-        are_images = inputs.ndim == IMAGE_DIMENSIONS
+        are_images = inputs.ndim == _IMAGE_DIMENSIONS
         layout = torch.channels_last if self.channels_last and are_images else torch.contiguous_format
         return inputs.to(self.device, kept_in(inputs, self.dtype), non_blocking=True, memory_format=layout)
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
 from hpcddp.batch.sampler import GroupTable
-
-IMAGE_DIMENSIONS: Final = 4
-"""Dimensions of a batch of images, ``[n, C, H, W]``."""
 
 MicroBatch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs ``[n, ...]`` and integer labels ``[n]``."""

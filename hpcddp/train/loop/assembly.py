@@ -30,7 +30,7 @@ from hpcddp.train.loop.loop import Loop
 from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.loop.state import TrainingProgress
 from hpcddp.train.loop.step import Stepper
-from hpcddp.train.model.models import Fit, build_model, check_model_input, place_model
+from hpcddp.train.model.models import build_model, check_model_input, place_model
 from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norms, synchronised_batch_norms
 from hpcddp.train.model.replica import Replica, build_replica
 from hpcddp.train.precision import Precision
@@ -182,8 +182,8 @@ def make_replica(setting: Setting) -> Replica:
     # Else the first validation batch would fail after an epoch.
     first_samples(data, "val")
 
-    fit = Fit(model_name=train.model, model_args=train.model_args, dataset=train.dataset, classes=data.classes)
-    unused_names = check_model_input(fit, model, inputs, Precision(train.precision, placement.device.type))
+    precision = Precision(train.precision, placement.device.type)
+    unused_names = check_model_input(train, model, inputs, precision, classes=data.classes)
     has_unused = bool(getattr(model, "find_unused_parameters", False))
     if unused_names:
         has_unused = True

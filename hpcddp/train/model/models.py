@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hpcddp.jobfile.fields import is_reference
+from hpcddp.jobfile.sections import Train
 from hpcddp.packages import require
 from hpcddp.train.buffers import buffers_restored
-from hpcddp.train.data.parts import IMAGE_DIMENSIONS
 from hpcddp.train.errors import ModelError, UserCodeError
 from hpcddp.train.model.objective import check_outputs, zero_loss
 from hpcddp.train.precision import Precision, kept_in
@@ -81,33 +79,19 @@ def place_model(model: nn.Module, device: torch.device, dtype: torch.dtype, *, c
         model.to(memory_format=torch.channels_last)
 
 
-# Side lengths that published models are made for, and a few between.
-_SIDES: Final = (8, 16, 28, 32, 48, 64, 96, 128, 160, 192, 224, 240, 256, 299, 320, 384, 480, 512, 518)
-# Arguments that make a model smaller, so that it takes smaller images.
-_LESS: Final = {"aux_logits": False}
-_FAILURES: Final = (RuntimeError, ValueError, AssertionError, TypeError, IndexError, AttributeError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """The settings of a model and its data set, from the section ``train`` of the job."""
-
-    model_name: str
-    model_args: Mapping[str, Any]
-    dataset: str
-    classes: int
-
-
-def check_model_input(fit: Fit, model: nn.Module, inputs: Tensor, precision: Precision) -> tuple[str, ...]:
+def check_model_input(
+    train: Train, model: nn.Module, inputs: Tensor, precision: Precision, *, classes: int
+) -> tuple[str, ...]:
     """Run two samples through the model: forward in evaluation mode, forward and backward in training mode.
 
     Buffers are restored and gradients cleared; the model is left in training mode.
 
     Args:
-        fit: the settings, for the error messages.
+        train: the job's training.
         model: the model on its device.
         inputs: two samples on the device.
         precision: the precision of the forward.
+        classes: K.
 
     Returns:
         Names of the parameters that get no gradient.
@@ -118,99 +102,32 @@ def check_model_input(fit: Fit, model: nn.Module, inputs: Tensor, precision: Pre
     """
     try:
         with buffers_restored(model):
-            _try(fit, model, inputs, precision)
-    except torch.OutOfMemoryError:
-        raise
-    except ModelError:
+            model.eval()
+            with torch.no_grad(), precision.autocast():
+                check_outputs(train.model, model(inputs), len(inputs), classes)
+            model.train()
+            with precision.autocast():
+                outputs = model(inputs)
+                check_outputs(train.model, outputs, len(inputs), classes)
+                loss = zero_loss(outputs)
+            torch.autograd.backward(loss)
+    except (torch.OutOfMemoryError, ModelError):
         raise
     except Exception as error:
-        if is_reference(fit.model_name):
+        if is_reference(train.model):
             raise UserCodeError(
-                f"train.model is {fit.model_name}, which failed on two samples of dataset {fit.dataset}, a tensor of "
+                f"train.model is {train.model}, which failed on two samples of dataset {train.dataset}, a tensor of "
                 f"shape {tuple(inputs.shape)}: {describe(error)}; make it take them, or give it other data",
                 traceback=traceback.format_exc(),
             ) from error
+        size = " x ".join(str(number) for number in inputs.shape[1:])
         raise ModelError(
-            f"train.model is {fit.model_name}, which does not take the {_shape(inputs)} images of dataset "
-            f"{fit.dataset} ({describe(error)}); {_advice(fit, inputs)}"
+            f"train.model is {train.model}, which does not take inputs of {size} of dataset {train.dataset} "
+            f"({describe(error)}); give it images of another size, another model, or the argument in train.model_args "
+            "that sets their size"
         ) from error
-    unused = tuple(name for name, parameter in model.named_parameters() if _is_unused(parameter))
+    unused = tuple(
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
+    )
     model.zero_grad(set_to_none=True)
     return unused
-
-
-def _is_unused(parameter: nn.Parameter) -> bool:
-    return parameter.requires_grad and parameter.grad is None
-
-
-def _try(fit: Fit, model: nn.Module, inputs: Tensor, precision: Precision) -> None:
-    model.eval()
-    with torch.no_grad(), precision.autocast():
-        check_outputs(fit.model_name, model(inputs), len(inputs), fit.classes)
-    model.train()
-    with precision.autocast():
-        outputs = model(inputs)
-        check_outputs(fit.model_name, outputs, len(inputs), fit.classes)
-        loss = zero_loss(outputs)
-    torch.autograd.backward(loss)
-
-
-def _shape(inputs: Tensor) -> str:
-    return " x ".join(str(size) for size in inputs.shape[1:])
-
-
-def _advice(fit: Fit, inputs: Tensor) -> str:
-    """Return what would work; every advice has been tried on meta tensors."""
-    if inputs.ndim != IMAGE_DIMENSIONS:
-        return "torchvision's models take images of shape channels x height x width; give it those"
-    channels = inputs.shape[1]
-    side = int(inputs.shape[-1])
-    for name, value in (("image_size", side), ("input_size", [side, side]), *_LESS.items()):
-        if _works(fit, {**fit.model_args, name: value}, channels=channels, side=side):
-            return f"set train.model_args.{name} to {_yaml(value)}"
-    sizes = []
-    smallest = _smallest_side(fit, fit.model_args, channels=channels)
-    if smallest is not None:
-        sizes.append(f"{smallest} x {smallest}")
-    for name, value in _LESS.items():
-        less = _smallest_side(fit, {**fit.model_args, name: value}, channels=channels)
-        if less is not None and (smallest is None or less < smallest):
-            sizes.append(f"{less} x {less} with train.model_args.{name} {_yaml(value)}")
-    if not sizes:
-        return "use another model, or other images"
-    return f"the smallest images that it takes are {', or '.join(sizes)}: use another model, or larger images"
-
-
-def _yaml(value: object) -> str:
-    return json.dumps(value)
-
-
-def _smallest_side(fit: Fit, arguments: Mapping[str, Any], *, channels: int) -> int | None:
-    """Return the smallest side that works: the first in ``_SIDES``, then bisection down to the one before it."""
-    too_small = 0
-    for side in _SIDES:
-        if _works(fit, arguments, channels=channels, side=side):
-            break
-        too_small = side
-    else:
-        return None
-    while side - too_small > 1:
-        middle = (too_small + side) // 2
-        if _works(fit, arguments, channels=channels, side=middle):
-            side = middle
-        else:
-            too_small = middle
-    return side
-
-
-def _works(fit: Fit, arguments: Mapping[str, Any], *, channels: int, side: int) -> bool:
-    """Return whether a model with these arguments takes images of this side; tried on the meta device."""
-    try:
-        with torch.device("meta"), torch.no_grad():
-            model = build_model(fit.model_name, arguments, fit.classes)
-            inputs = torch.empty(2, channels, side, side)
-            model.eval()(inputs)
-            model.train()(inputs)
-    except (ModelError, *_FAILURES):
-        return False
-    return True

@@ -211,8 +211,10 @@ class Replica:
         model = self.model if self.ema is None else self.ema.model
         with merged_buffers(model, self._weight):
             model.eval()
-            yield model
-        self.model.train()
+            try:
+                yield model
+            finally:
+                self.model.train()
 
     def backward_placeholder(
         self, *, others_have_samples: bool = False, loss_of: Callable[[ModelOutputs], Tensor] = zero_loss
