@@ -19,14 +19,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks import command_line, data, sampler, save, start, step, sweep
-from benchmarks.turns import report
+from benchmarks import command_line, data, report, sampler, save, start, step, sweep
+from benchmarks.turns import report as measure
 
 COMPARISONS: Final = {
     "step": step, "start": start, "sampler": sampler, "data": data, "save": save, "command_line": command_line,
-    "sweep": sweep,
+    "sweep": sweep, "report": report,
 }  # fmt: skip
-ROUNDS: Final = {"step": 5, "start": 3, "sampler": 3, "data": 9, "save": 15, "command_line": 20, "sweep": 7}
+ROUNDS: Final = {
+    "step": 5,
+    "start": 3,
+    "sampler": 3,
+    "data": 9,
+    "save": 15,
+    "command_line": 20,
+    "sweep": 7,
+    "report": 5,
+}
 RESULTS: Final = Path(__file__).with_name("results")
 README: Final = Path(__file__).parents[1] / "README.md"
 PAGE: Final = README.parent / "docs" / "measurements.md"
@@ -174,7 +183,7 @@ def main() -> None:
     # A comparison is part of the load of the next one.
     load = os.getloadavg()[0]
     for name in () if options.tables else options.only:
-        document = report(lambda name=name: COMPARISONS[name].cases(ROUNDS[name]), load=load)  # type: ignore[misc]
+        document = measure(lambda name=name: COMPARISONS[name].cases(ROUNDS[name]), load=load)  # type: ignore[misc]
         path = RESULTS / f"{name}.json"
         if path.exists():
             sentences += worse(name, json.loads(path.read_text()), document)

@@ -447,7 +447,6 @@ def _write_run(generator: random.Random, root: Path) -> RunDirectory:
     of_attempt: dict[Path, object] = {
         attempt.start: {"job_id": "7", "host": "n1", "time": _NOW + 10, "is_local": False, "restart_count": 1},
         attempt.ranks: {"ranks": [{"host": "n1"}, {"host": "n2"}]},
-        attempt.step_times: {"steps": 9, "step_s": 0.5, "data_wait_s": [0.1, 0.2], "forward_s": [0.1, 0.1]},
         attempt.decision: {"attempt": 0, "step": 4, "reason": "terminated", "cause": "preemption", "saved": True,
                            "save_s": 0.1, "time": _NOW + 30},
         attempt.rank_error(1): {"rank": 1, "host": "n2", "time": _NOW + 20, "kind": "ValueError", "message": "no",

@@ -52,7 +52,6 @@ def report(
     """Write a page about runs: curves, goodput, attempts, errors.
 
     The page is one HTML file that needs no network. It draws several runs together, and ranks the elements of a sweep.
-    The page needs matplotlib; --json prints the numbers and needs no matplotlib.
 
     Example: hpcddp report 20260314-1544 -o report.html
 

@@ -1,21 +1,23 @@
 """Divide the time of each attempt of a run into phases, from its records: pure functions of values.
 
 An attempt has up to five moments: its job was queued, its batch script began, its first step began, its training
-ended, it ended. The phases are what lies between them.
+ended, it ended. The phases are what lies between them. What the time from the first step to a save went into, rank 0
+of the built-in training has recorded at the save (``Account``). Of a program of the user's own, the times of its lines
+of metrics tell it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Final
 
-from hpcddp.manage.attempt_records import RunRecords
-from hpcddp.manage.attempt_steps import Attempt, Recorder, attempts_of, count_lost_steps
-from hpcddp.run.attempt_end import AttemptEnd
-from hpcddp.run.events import Event
+from hpcddp.manage.run_metrics import AttemptLog, RunMetrics
+from hpcddp.run.attempt_end import AttemptEnd, NextStart, attempt_end, events_of_attempt
+from hpcddp.run.events import Account, Event, accounts_of, first_train_event, newest_saved_step
 from hpcddp.stop.reasons import Cause
 
 
@@ -27,7 +29,7 @@ class Phase(StrEnum):
     START_UP = "start_up"
     """From the start of the batch script to the first step, or to the first record of a program of the user's own."""
     TRAINING = "training"
-    """Steps that count."""
+    """Steps that count; while an attempt runs, also its time since its last save."""
     LOST = "lost"
     """Steps that are not saved and are, or will be, repeated; a wait for ranks that have failed."""
     HANG = "hang"
@@ -40,12 +42,10 @@ class Phase(StrEnum):
     PROGRAM = "program"
     """A program of the user's own that records no steps."""
     OTHER = "other"
-    """All else between the first step and the last: evaluations and saves whose duration was not recorded."""
+    """All else between the first step and the last."""
 
 
 ON_NODES: Final = tuple(phase for phase in Phase if phase is not Phase.QUEUE)
-# A gap in the records is shown if it is at least this part of the attempt.
-_SHOWN_GAP: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,51 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecords:
+    """What the records say of one attempt, but for the event log and the metrics.
+
+    Args:
+        began: when its batch script began, in seconds since the epoch.
+        queued: when its job was queued; None if that is not known.
+        submit_time: Slurm's SubmitTime of its start, renewed at every requeue.
+        ranks: how many it has; None if that is not known.
+        alive_times: other times at which it was alive: its records of failures and exits.
+        failed_at: when its first failure was recorded; None if none was.
+        failure_step: the last step that a record of a failure names.
+        is_hang: whether a rank failed because it, or another one, no longer made steps.
+    """
+
+    number: int
+    began: float
+    queued: float | None = None
+    submit_time: str | None = None
+    ranks: int | None = None
+    alive_times: tuple[float, ...] = ()
+    failed_at: float | None = None
+    failure_step: int | None = None
+    is_hang: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecords:
+    """What the records say of a run.
+
+    Args:
+        attempts: its attempts, in their order.
+        is_alive: whether its newest attempt runs.
+        is_finished: whether it has come to its own end.
+        now: seconds since the epoch.
+    """
+
+    attempts: Sequence[AttemptRecords]
+    events: Sequence[Event]
+    metrics: RunMetrics
+    is_alive: bool
+    is_finished: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTimes:
     """The time of one attempt.
 
@@ -75,6 +120,7 @@ class AttemptTimes:
         last_step: the last of its steps that counts; None without one.
         lost_steps: how many of its steps do not count; None if that is not known.
         outcome: how it ended, in a few words.
+        account: its last account that counts; None without one.
         seconds: the duration of each phase; a phase that is not there took no time, or is not known.
         spans: the phases in the order of time, for a picture.
     """
@@ -89,6 +135,7 @@ class AttemptTimes:
     last_step: int | None
     lost_steps: int | None
     outcome: str
+    account: Account | None
     seconds: Mapping[Phase, float]
     spans: tuple[Span, ...]
 
@@ -115,209 +162,279 @@ class AttemptTimes:
 
 def attempt_times(run: RunRecords) -> tuple[AttemptTimes, ...]:
     """Return the time of each attempt of a run."""
-    return tuple(_times_of(attempt, run.now) for attempt in attempts_of(run))
+    logs = run.metrics.logs([records.began for records in run.attempts])
+    train_events = [first_train_event(run.events, records.number) for records in run.attempts]
+    resumed_steps = [_resumed_step(run, logs, index, train_event) for index, train_event in enumerate(train_events)]
+    # The duration of a step of a program is the time between two of its lines.
+    has_step_durations = any(log.first_time != log.last_time for log in logs)
+    times = []
+    for index, records in enumerate(run.attempts):
+        next_start = None
+        if index + 1 < len(run.attempts):
+            next_attempt = run.attempts[index + 1]
+            next_start = NextStart(time=next_attempt.began, submit_time=next_attempt.submit_time)
+            # The steps after the lowest one that a later attempt went on from are repeated.
+            later_steps = [step for step in resumed_steps[index + 1 :] if step is not None]
+            last_counted_step = min(later_steps, default=None)
+        else:
+            last_counted_step = _step_kept_at_end(run, train_events[index])
+        end = None
+        if next_start is not None or not run.is_alive:
+            last_sign = max([records.began, *records.alive_times, logs[index].last_time or 0.0])
+            end = attempt_end(run.events, records.number, last_sign=last_sign, next_start=next_start)
+        attempt = _Attempt(
+            records=records,
+            events=events_of_attempt(run.events, records.number, next_start),
+            log=logs[index],
+            train_event=train_events[index],
+            has_step_durations=has_step_durations,
+            resumed_from=resumed_steps[index],
+            last_counted_step=last_counted_step,
+            end=end,
+            ended=max(run.now, records.began) if end is None else end.time,
+        )
+        times.append(attempt.times())
+    return tuple(times)
 
 
-def _times_of(attempt: Attempt, now: float) -> AttemptTimes:
-    moments = _moments(attempt, now)
-    lost_steps = count_lost_steps(attempt) if moments.has_trained else None
-    seconds = _phases(attempt, moments, lost_steps)
-    spans = _spans(attempt, moments, seconds)
-    is_end_known = attempt.end is None or attempt.end.is_time_known
-    return AttemptTimes(
-        number=attempt.records.number,
-        began=moments.began,
-        ended=moments.ended,
-        is_end_known=is_end_known,
-        is_running=attempt.end is None,
-        ranks=attempt.records.ranks,
-        resumed_from=attempt.resumed_from,
-        last_step=max((stretch.highest_step for stretch in attempt.counted_stretches), default=None),
-        lost_steps=lost_steps if is_end_known else None,
-        outcome="running" if attempt.end is None else _outcome(attempt.end),
-        seconds=seconds,
-        spans=tuple(spans),
-    )
+def _resumed_step(run: RunRecords, logs: Sequence[AttemptLog], index: int, train_event: Event | None) -> int | None:
+    """Return the step that an attempt went on from; None if it did not begin to train, or recorded no step."""
+    if train_event is not None and train_event.step is not None:
+        return train_event.step
+    if not logs[index].steps:
+        return None
+    first_step = logs[index].steps[0]
+    number = run.attempts[index].number
+    saved_step = newest_saved_step(event for event in run.events if event.attempt < number)
+    is_first_training = not any(log.steps for log in logs[:index])
+    # A program may record every tenth step only: what it saved, and that a run begins at 0, is more exact.
+    if saved_step < first_step and (saved_step or is_first_training):
+        return saved_step
+    return max(0, first_step - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Moments:
-    """The moments between the phases of an attempt, in seconds since the epoch, in the order of time.
+def _step_kept_at_end(run: RunRecords, train_event: Event | None) -> int | None:
+    """Return the last step that counts in the newest attempt of a run; None if all count, or that is not known.
+
+    If the run has ended before its work was done, that is the newest step that was saved. A program of which no save
+    is recorded may save by itself.
+    """
+    if run.is_alive or run.is_finished:
+        return None
+    has_saves = any(event.kind == "save" for event in run.events)
+    is_built_in = train_event is not None and train_event.step is not None
+    return newest_saved_step(run.events) if has_saves or is_built_in else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    """All records of one attempt, and what the other attempts of its run say of it.
 
     Args:
-        queued: when its job was queued, which may seem to be later than its begin; None if that is not known.
-        began: when its batch script began.
-        trained: when its first step began; its end if it did not begin to train.
-        training_ended: when its training ended; its end if it did not begin to train.
+        records: those in its directory.
+        events: what it has written to the event log itself, without what a later start or submission wrote about it.
+        log: its lines of metrics.
+        train_event: the event with which it began to train; None if there is none.
+        has_step_durations: whether the duration of a step is known in any attempt of its run.
+        resumed_from: the step that it went on from; None if it did not begin to train, or recorded no step.
+        last_counted_step: the last of its steps that counts; None if all count, or that is not known.
+        end: how and when it ended; None while it runs.
         ended: when it ended; now for one that runs.
-        has_trained: whether it began to train.
+        seconds: the duration of each phase.
+        spans: the phases in the order of time.
     """
 
-    queued: float | None
-    began: float
-    trained: float
-    training_ended: float
+    records: AttemptRecords
+    events: Sequence[Event]
+    log: AttemptLog
+    train_event: Event | None
+    has_step_durations: bool
+    resumed_from: int | None
+    last_counted_step: int | None
+    end: AttemptEnd | None
     ended: float
-    has_trained: bool
+    seconds: dict[Phase, float] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
 
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the built-in training ran, which records the step that it went on from."""
+        return self.train_event is not None and self.train_event.step is not None
 
-def _moments(attempt: Attempt, now: float) -> _Moments:
-    queued = attempt.records.queued
-    began = attempt.records.began
-    ended = max(now, began) if attempt.end is None else attempt.end.time
-    first_step_began = _first_step_began(attempt)
-    if first_step_began is None:
-        trained = ended
-        training_ended = ended
-    else:
-        # The ranks and the batch script may run on hosts whose clocks differ a little.
-        trained = _within(first_step_began, began, ended)
-        training_ended = _within(_training_ended(attempt, ended), trained, ended)
-    return _Moments(
-        queued=queued,
-        began=began,
-        trained=trained,
-        training_ended=training_ended,
-        ended=ended,
-        has_trained=first_step_began is not None,
-    )
+    def times(self) -> AttemptTimes:
+        """Return its times."""
+        began = self.records.began
+        first_step_began = self._first_step_began()
+        trained = self.ended
+        training_ended = self.ended
+        if first_step_began is not None:
+            # The ranks and the batch script may run on hosts whose clocks differ a little.
+            trained = _within(first_step_began, began, self.ended)
+            training_ended = _within(self._training_ended(), trained, self.ended)
+        if self.records.queued is not None:
+            self._add(Phase.QUEUE, min(self.records.queued, began), began)
+        self._add(Phase.START_UP, began, trained)
+        account = None
+        last_step = None
+        if first_step_began is not None:
+            if self.is_built_in:
+                account = self._add_training(trained, training_ended)
+                if account is not None:
+                    last_step = account.step
+                if self.end is None:
+                    last_step = self._highest_step()
+            elif self.has_step_durations:
+                last_step = max(self._add_records(trained, training_ended).steps, default=None)
+            else:
+                self._add(Phase.PROGRAM, trained, training_ended)
+        self._add(Phase.STOP, training_ended, self.ended)
+        is_end_known = self.end is None or self.end.is_time_known
+        lost_steps = None
+        if first_step_began is not None and is_end_known:
+            lost_steps = self._count_lost_steps()
+        return AttemptTimes(
+            number=self.records.number,
+            began=began,
+            ended=self.ended,
+            is_end_known=is_end_known,
+            is_running=self.end is None,
+            ranks=self.records.ranks,
+            resumed_from=self.resumed_from,
+            last_step=last_step,
+            lost_steps=lost_steps,
+            outcome="running" if self.end is None else _outcome(self.end),
+            account=account,
+            seconds={phase: self.seconds[phase] for phase in Phase if self.seconds.get(phase)},
+            spans=tuple(self.spans),
+        )
 
+    def _add(self, phase: Phase, began: float, ended: float) -> None:
+        """Add a phase to the durations and to the picture."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, ended - began)
+        self.spans.append(Span(phase=phase, began=began, ended=ended))
 
-def _first_step_began(attempt: Attempt) -> float | None:
-    """Return when the first step of an attempt began; None if it did not begin to train."""
-    train_event = attempt.train_event
-    if train_event is not None and attempt.recorder is not Recorder.PROGRAM_WITH_STEPS:
-        return train_event.time
-    # A program starts up until its first step whose duration is known; it records no other moment before.
-    program_began = -math.inf if train_event is None else train_event.time
-    for stretch in attempt.stretches:
-        if stretch.began > -math.inf:
-            return max(program_began, stretch.began)
-    return None
+    def _first_step_began(self) -> float | None:
+        """Return when the first step began; None if it did not begin to train."""
+        if self.train_event is not None and (self.is_built_in or not self.has_step_durations):
+            return self.train_event.time
+        # A program starts up until its first line; it records no other moment before.
+        first_time = self.log.first_time
+        if first_time is None or self.train_event is None:
+            return first_time
+        return max(self.train_event.time, first_time)
 
+    def _training_ended(self) -> float:
+        """Return when the training of an attempt that began to train ended."""
+        stop_event = self._stop_event_of_ranks()
+        if stop_event is not None:
+            return stop_event.time
+        failed_at = self.records.failed_at
+        last_time = self.log.last_time
+        is_program = not self.is_built_in and self.has_step_durations
+        if is_program and self.end is not None and failed_at is None and last_time is not None:
+            # What a program does after its last record is not known; most of it is its exit.
+            return last_time
+        for event in self.events:
+            if event.kind == "finish":
+                return event.time
+        return self.ended if failed_at is None else failed_at
 
-def _training_ended(attempt: Attempt, ended: float) -> float:
-    """Return when the training of an attempt that began to train ended; ``ended`` is when the attempt did."""
-    stop_event = _stop_event_of_ranks(attempt)
-    if stop_event is not None:
-        return stop_event.time
-    failed_at = attempt.records.failed_at
-    has_ended_well = attempt.end is not None and failed_at is None
-    if has_ended_well and attempt.recorder is Recorder.PROGRAM_WITH_STEPS:
-        # What a program does after its last record is not known; most of it is its exit.
-        return attempt.stretches[-1].ended
-    for event in attempt.events:
-        if event.kind == "finish":
-            return event.time
-    return ended if failed_at is None else failed_at
+    def _stop_event_of_ranks(self) -> Event | None:
+        """Return the event that the ranks wrote when they stopped; None if they did not."""
+        for event in self.events:
+            if event.kind == "stop" and event.saved is not None:
+                return event
+        return None
 
-
-def _stop_event_of_ranks(attempt: Attempt) -> Event | None:
-    """Return the event that the ranks wrote when they stopped; None if they did not."""
-    for event in attempt.events:
-        if event.kind == "stop" and event.saved is not None:
-            return event
-    return None
-
-
-def _phases(attempt: Attempt, moments: _Moments, lost_steps: int | None) -> dict[Phase, float]:
-    """Return the duration of each phase in seconds, without those that took no time."""
-    seconds: dict[Phase, float] = {}
-    if moments.queued is not None:
-        seconds[Phase.QUEUE] = max(0.0, moments.began - moments.queued)
-    seconds[Phase.START_UP] = moments.trained - moments.began
-    if moments.has_trained and attempt.recorder is Recorder.PROGRAM_WITHOUT_STEPS:
-        seconds[Phase.PROGRAM] = moments.training_ended - moments.trained
-    elif moments.has_trained:
-        seconds.update(_phases_of_training(attempt, moments, lost_steps))
-    seconds[Phase.STOP] = moments.ended - moments.training_ended
-    return {phase: seconds[phase] for phase in Phase if seconds.get(phase)}
-
-
-def _phases_of_training(attempt: Attempt, moments: _Moments, lost_steps: int | None) -> dict[Phase, float]:
-    """Return what the time from the first step to the last went into, in seconds."""
-    length = moments.training_ended - moments.trained
-    training = sum(stretch.step_s for stretch in attempt.counted_stretches)
-    evaluation = sum(stretch.eval_s for stretch in attempt.counted_stretches)
-    save = min(_save_s(attempt, moments.training_ended), length)
-    lost = 0.0
-    hang = 0.0
-    has_hung = _has_hung(attempt)
-    if lost_steps or has_hung or _is_failed_program(attempt):
-        lost = _within(_lost_s(attempt, moments), 0.0, length)
-    if has_hung:
-        last_step_ended = moments.trained
-        if attempt.stretches:
-            last_step_ended = max(last_step_ended, attempt.stretches[-1].ended)
-        hang = _within(moments.training_ended - last_step_ended, 0.0, lost)
-        lost -= hang
-    other = length - training - evaluation - save - lost - hang
-    if other < 0:
+    def _add_training(self, trained: float, ended: float) -> Account | None:
+        """Add the phases of the built-in training, and return its last account that counts; None without one."""
+        start = Account(step=self.resumed_from or 0, time=trained, train_s=0.0, eval_s=0.0, save_s=0.0, wait_s=0.0)
+        accounts = accounts_of(self.events)
+        if self.last_counted_step is not None:
+            accounts = [account for account in accounts if account.step <= self.last_counted_step]
+        last = accounts[-1] if accounts else start
+        last_ended = _within(last.time, trained, ended)
         # The clock of the steps and that of the events differ a little.
-        training = max(0.0, training + other)
-        other = 0.0
-    return {
-        Phase.TRAINING: training,
-        Phase.LOST: lost,
-        Phase.HANG: hang,
-        Phase.EVALUATION: evaluation,
-        Phase.SAVE: save,
-        Phase.OTHER: other,
-    }
-
-
-def _has_hung(attempt: Attempt) -> bool:
-    """Whether its training ended with a hang: not if a later stop, or the end of the run, was recorded."""
-    has_finished = any(event.kind == "finish" for event in attempt.events)
-    has_stopped = _stop_event_of_ranks(attempt) is not None
-    return attempt.records.is_hang and not has_finished and not has_stopped
-
-
-def _is_failed_program(attempt: Attempt) -> bool:
-    """Whether it is a program that failed: it has lost its time since its last record, whose steps are not known."""
-    return attempt.recorder is Recorder.PROGRAM_WITH_STEPS and attempt.records.failed_at is not None
-
-
-def _lost_s(attempt: Attempt, moments: _Moments) -> float:
-    """Return the time from the last step that counts to the end of the training, without evaluations and saves."""
-    last_step_ended = moments.trained
-    pause_s = 0.0
-    if attempt.counted_stretches:
-        last_stretch = attempt.counted_stretches[-1]
-        last_step_ended = max(last_stretch.ended, moments.trained)
-        if last_stretch.lines == 1:
-            # The evaluation after the step of this line; those of several lines lie before their end.
-            pause_s = last_stretch.eval_s
-        last_step = max(stretch.highest_step for stretch in attempt.counted_stretches)
-        pause_s += sum(_recorded_s(event, "blocked_s") for event in attempt.events if event.step == last_step)
-    stop_save_s = sum(_recorded_s(event, "save_s") for event in attempt.events if event.kind == "stop")
-    return moments.training_ended - last_step_ended - pause_s - stop_save_s
-
-
-def _save_s(attempt: Attempt, training_ended: float) -> float:
-    """Return how long the training waited for saves, in seconds."""
-    stop_event = _stop_event_of_ranks(attempt)
-    stop_save_s = 0.0 if stop_event is None else _recorded_s(stop_event, "save_s")
-    last_step = max((event.step or 0 for event in attempt.events if event.kind == "finish"), default=0)
-    total = stop_save_s
-    for save_event in _save_events(attempt, training_ended):
-        if stop_event is not None and stop_save_s and save_event.step == stop_event.step:
-            # The stop has counted it.
-            continue
-        if last_step and save_event.step == last_step:
-            # After the last step nothing else is left to do meanwhile.
-            total += _recorded_s(save_event, "seconds")
+        training_s = max(0.0, min(last.train_s, last_ended - trained - last.eval_s - last.save_s))
+        self.spans.append(Span(phase=Phase.TRAINING, began=trained, ended=ended))
+        for before, account in pairwise([start, *accounts]):
+            save_began = max(before.time, account.time - (account.save_s - before.save_s))
+            evaluation_began = max(before.time, save_began - (account.eval_s - before.eval_s))
+            self.spans.append(Span(phase=Phase.EVALUATION, began=evaluation_began, ended=save_began))
+            self.spans.append(Span(phase=Phase.SAVE, began=save_began, ended=account.time))
+        self.seconds.update({Phase.TRAINING: training_s, Phase.EVALUATION: last.eval_s, Phase.SAVE: last.save_s})
+        self.seconds[Phase.OTHER] = max(0.0, last_ended - trained - training_s - last.eval_s - last.save_s)
+        if self.end is None:
+            self.seconds[Phase.TRAINING] += ended - last_ended
+        elif last.step == self._last_step_of_ranks():
+            # After the last step, the ranks wait until it is saved.
+            save_times = [event.time for event in self.events if event.kind == "save" and event.step == last.step]
+            saved = _within(max(save_times, default=last_ended), last_ended, ended)
+            self._add(Phase.SAVE, last_ended, saved)
+            self.seconds[Phase.OTHER] += ended - saved
         else:
-            total += _recorded_s(save_event, "blocked_s")
-    return total
+            self._add_loss(last_ended, ended)
+        return accounts[-1] if accounts else None
 
+    def _last_step_of_ranks(self) -> int | None:
+        """Return the step after which the ranks finished or stopped with a saved state; None if they did neither."""
+        for event in self.events:
+            if event.kind == "finish" or event.saved:
+                return event.step
+        return None
 
-def _save_events(attempt: Attempt, training_ended: float) -> list[Event]:
-    """Return the saves of the training; those of a program after its last record are a part of its end."""
-    save_events = [event for event in attempt.events if event.kind == "save"]
-    if attempt.recorder is not Recorder.PROGRAM_WITH_STEPS:
-        return save_events
-    return [event for event in save_events if event.time - _recorded_s(event, "seconds") < training_ended]
+    def _add_loss(self, began: float, ended: float) -> None:
+        """Add the time after the last step that counts: lost steps, and a hang."""
+        hang_began = ended
+        if self._has_hung():
+            last_line = self.log.last_time
+            hang_began = began if last_line is None else _within(last_line, began, ended)
+        self._add(Phase.LOST, began, hang_began)
+        self._add(Phase.HANG, hang_began, ended)
+
+    def _has_hung(self) -> bool:
+        """Whether its training ended with a hang: not if a later stop, or the end of the run, was recorded."""
+        has_finished = any(event.kind == "finish" for event in self.events)
+        return self.records.is_hang and not has_finished and self._stop_event_of_ranks() is None
+
+    def _add_records(self, trained: float, ended: float) -> AttemptLog:
+        """Add the phases of a program that records its steps, and return its lines that count."""
+        counted = self.log.until(self.last_counted_step)
+        counted_ended = _within(counted.last_time or trained, trained, ended)
+        if self.end is None:
+            counted_ended = ended
+        self.spans.append(Span(phase=Phase.TRAINING, began=trained, ended=ended))
+        save_s = 0.0
+        for event in self.events:
+            began = event.time - _recorded_s(event, "seconds")
+            # The save after its last record is a part of its end.
+            if event.kind == "save" and began < ended:
+                blocked_s = _recorded_s(event, "blocked_s")
+                save_s += blocked_s
+                self.spans.append(Span(phase=Phase.SAVE, began=began, ended=began + blocked_s))
+        save_s = min(save_s, counted_ended - trained)
+        self.seconds.update({Phase.TRAINING: counted_ended - trained - save_s, Phase.SAVE: save_s})
+        if self._count_lost_steps() or self._has_hung() or self.records.failed_at is not None:
+            self._add_loss(counted_ended, ended)
+        else:
+            self.seconds[Phase.OTHER] = ended - counted_ended
+        return counted
+
+    def _count_lost_steps(self) -> int | None:
+        """Return how many of its steps do not count; None if nothing is known of its steps."""
+        highest_step = self._highest_step()
+        if highest_step is None and self.last_counted_step is None:
+            return None
+        if highest_step is None or self.last_counted_step is None:
+            return 0
+        return max(0, highest_step - self.last_counted_step)
+
+    def _highest_step(self) -> int | None:
+        """Return the highest step that a record names; None if none names one."""
+        steps = [*self.log.steps, *(event.step for event in self.events if event.step is not None)]
+        if self.records.failure_step is not None:
+            steps.append(self.records.failure_step)
+        return max(steps, default=None)
 
 
 def _recorded_s(event: Event, name: str) -> float:
@@ -330,60 +447,6 @@ def _recorded_s(event: Event, name: str) -> float:
 
 def _within(value: float, lowest: float, highest: float) -> float:
     return min(max(value, lowest), highest)
-
-
-def _spans(attempt: Attempt, moments: _Moments, seconds: Mapping[Phase, float]) -> Iterator[Span]:
-    """Return the phases in the order of time; what interrupts the training follows it, to be drawn over it."""
-    if moments.queued is not None:
-        yield Span(phase=Phase.QUEUE, began=min(moments.queued, moments.began), ended=moments.began)
-    yield Span(phase=Phase.START_UP, began=moments.began, ended=moments.trained)
-    if moments.training_ended > moments.trained:
-        if Phase.PROGRAM in seconds:
-            yield Span(phase=Phase.PROGRAM, began=moments.trained, ended=moments.training_ended)
-        else:
-            yield Span(phase=Phase.TRAINING, began=moments.trained, ended=moments.training_ended)
-            yield from _spans_between_steps(attempt, moments)
-        ended = moments.training_ended
-        for phase in (Phase.HANG, Phase.LOST):
-            began = ended - seconds.get(phase, 0.0)
-            if began < ended:
-                yield Span(phase=phase, began=began, ended=ended)
-            ended = began
-        yield from _save_spans(attempt, moments.training_ended)
-    yield Span(phase=Phase.STOP, began=moments.training_ended, ended=moments.ended)
-
-
-def _spans_between_steps(attempt: Attempt, moments: _Moments) -> Iterator[Span]:
-    """Return the evaluations, and the gaps that are neither in them nor in steps and long enough to be seen."""
-    shortest_gap_s = _SHOWN_GAP * (moments.ended - moments.began)
-    covered_until = moments.trained
-    for stretch in attempt.counted_stretches:
-        if stretch.eval_s and stretch.lines == 1:
-            # No time is known before the first line that has one.
-            evaluation_began = max(covered_until, stretch.ended)
-            covered_until = evaluation_began + stretch.eval_s
-            evaluation_ended = min(covered_until, moments.training_ended)
-            yield Span(phase=Phase.EVALUATION, began=evaluation_began, ended=evaluation_ended)
-        elif stretch.began - covered_until > shortest_gap_s:
-            yield Span(phase=Phase.OTHER, began=covered_until, ended=stretch.began)
-        covered_until = max(covered_until, stretch.ended)
-    # Once the attempt has ended, lost time, a last save or the stop fills the rest.
-    is_running = attempt.end is None
-    if is_running and moments.training_ended - covered_until > shortest_gap_s:
-        yield Span(phase=Phase.OTHER, began=covered_until, ended=moments.training_ended)
-
-
-def _save_spans(attempt: Attempt, training_ended: float) -> Iterator[Span]:
-    """Return when the training waited for saves: the beginning of each save, and the saves at a stop."""
-    for event in _save_events(attempt, training_ended):
-        blocked_s = _recorded_s(event, "blocked_s")
-        if blocked_s:
-            began = event.time - _recorded_s(event, "seconds")
-            yield Span(phase=Phase.SAVE, began=began, ended=began + blocked_s)
-    for event in attempt.events:
-        stop_save_s = _recorded_s(event, "save_s")
-        if event.kind == "stop" and stop_save_s:
-            yield Span(phase=Phase.SAVE, began=event.time - stop_save_s, ended=event.time)
 
 
 def _outcome(end: AttemptEnd) -> str:

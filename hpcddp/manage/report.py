@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import median_low
 from typing import Any, Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.manage.advice import Advice, advice_for
-from hpcddp.manage.attempt_records import (
-    AttemptRecords,
-    RunRecords,
-    attempt_start,
-    queue_time,
-    read_attempt_records,
-    start_in_log,
-)
-from hpcddp.manage.attempt_times import AttemptTimes, attempt_times
+from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, RunRecords, attempt_times
 from hpcddp.manage.damaged_records import T, closed_directory_sentence, lines_or_damage, record_or_damage
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.goodput import Goodput
@@ -34,17 +26,9 @@ from hpcddp.manage.sweep_values import values_now
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import RECOVERIES, Event, read_event_log
+from hpcddp.run.failure import is_hang, read_failures
 from hpcddp.run.job_file import read_submitted_job
-from hpcddp.run.job_records import (
-    Rank,
-    RankStepTimes,
-    Start,
-    SubmissionRecord,
-    read_ranks,
-    read_start,
-    read_step_times,
-    read_submission,
-)
+from hpcddp.run.job_records import Rank, Start, SubmissionRecord, read_exits, read_ranks, read_start, read_submission
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
 from hpcddp.slurm.states import State
@@ -52,7 +36,6 @@ from hpcddp.slurm.states import State
 # What has a curve, and is not a metric of the training.
 _BOOKKEEPING: Final = frozenset({"lr", "samples_per_s"})
 _RANKED_BY: Final = ("val_accuracy", "val_loss", "loss")
-_NOTICEABLY_SLOWER: Final = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,49 +53,6 @@ class CheckpointFiles:
     time: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataWait:
-    """How long the steps waited for the data of the rank that waited longest.
-
-    Args:
-        seconds: in all measured steps of the run; in each attempt, the wait of the rank that waited longest.
-        share: the part of the duration of these steps, 0..1.
-    """
-
-    seconds: float
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowestRank:
-    """The rank of an attempt that needed most time for its data and its forward, in which it waits for no other rank.
-
-    Args:
-        attempt: the newest one that was measured.
-        host: its host; None if it is not known.
-        data_wait_s: its wait for data in a step, the mean in seconds.
-        forward_s: its forward in a step, the mean in seconds; None if it was not measured.
-        median_s: both of the median rank; of two ranks, that of the faster one.
-    """
-
-    attempt: int
-    rank: int
-    host: str | None
-    data_wait_s: float
-    forward_s: float | None
-    median_s: float
-
-    @property
-    def seconds(self) -> float:
-        """Both together."""
-        return self.data_wait_s + (self.forward_s or 0.0)
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether it is a fifth slower than the median rank, or more."""
-        return self.seconds >= _NOTICEABLY_SLOWER * self.median_s
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
     """What is known of a run.
@@ -128,8 +68,7 @@ class RunReport:
         damaged: a sentence for each record that cannot be read.
         has_gpus: whether its ranks are GPUs.
         missing: which record is missing for the times of its attempts, a sentence; None if none is.
-        data_wait: how long it waited for its data; None if that was not measured.
-        slowest_rank: its slowest rank; None if that was not measured, or if there is one rank.
+        hosts: the host of each rank of an attempt, by the number of the attempt.
     """
 
     status: RunStatus
@@ -146,8 +85,7 @@ class RunReport:
     damaged: tuple[str, ...] = ()
     has_gpus: bool = False
     missing: str | None = None
-    data_wait: DataWait | None = None
-    slowest_rank: SlowestRank | None = None
+    hosts: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @property
     def run(self) -> RunDirectory:
@@ -184,17 +122,7 @@ class RunReport:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of what it measured, without the bookkeeping."""
-        return tuple(name for name in sorted(self.measured.metrics) if name not in _BOOKKEEPING)
-
-    def last(self, name: str) -> Extreme | None:
-        """Return the last value of a metric."""
-        metric = self.measured.metrics.get(name)
-        return None if metric is None else metric.last
-
-    def best(self, name: str) -> Extreme | None:
-        """Return the best value of a metric: the smallest of a loss or an error, else the largest."""
-        metric = self.measured.metrics.get(name)
-        return None if metric is None else metric.best
+        return tuple(name for name in self.measured.names if name not in _BOOKKEEPING)
 
     @property
     def began(self) -> float | None:
@@ -204,11 +132,35 @@ class RunReport:
     @property
     def throughput(self) -> dict[str, float] | None:
         """Samples per second of its steps: the median, and the tenth and the ninetieth percentile; None if unknown."""
-        rates = sorted(self.measured.rates)
+        rates = sorted(self.measured.values("samples_per_s"))
         if not rates:
             return None
         last = len(rates) - 1
         return {"p10": rates[round(0.1 * last)], "median": rates[round(0.5 * last)], "p90": rates[round(0.9 * last)]}
+
+    @property
+    def data_wait(self) -> dict[str, float] | None:
+        """How long the steps waited for data, in seconds, and the part of their duration; None if unknown.
+
+        In each attempt, the wait of the rank that waited longest.
+        """
+        accounts = [attempt.account for attempt in self.attempts if attempt.account is not None]
+        train_s = sum(account.train_s for account in accounts)
+        if not train_s:
+            return None
+        wait_s = sum(account.wait_s for account in accounts)
+        return {"seconds": wait_s, "share": min(1.0, wait_s / train_s)}
+
+    @property
+    def slowest_rank(self) -> dict[str, Any] | None:
+        """The slowest rank of the newest attempt that measured it, with the attempt and the host; None if unknown."""
+        for attempt in reversed(self.attempts):
+            if attempt.account is not None and attempt.account.slowest is not None:
+                slowest = attempt.account.slowest
+                hosts = self.hosts.get(attempt.number, ())
+                host = hosts[slowest.rank] if 0 <= slowest.rank < len(hosts) else None
+                return {"attempt": attempt.number, "host": host, **asdict(slowest)}
+        return None
 
     @property
     def saves(self) -> list[float]:
@@ -229,7 +181,7 @@ class RunReport:
     @property
     def advice(self) -> Advice:
         """The one change that would help most."""
-        data_wait_share = 0.0 if self.data_wait is None else self.data_wait.share
+        data_wait_share = 0.0 if self.data_wait is None else self.data_wait["share"]
         return advice_for(
             self.run.run_id,
             self.goodput,
@@ -254,7 +206,10 @@ class RunReport:
             "step": self.status.step,
             "total_steps": self.status.files.total_steps,
             "metrics": {
-                name: {"last": _document_or_none(self.last(name)), "best": _document_or_none(self.best(name))}
+                name: {
+                    "last": _extreme_document(self.measured.last(name)),
+                    "best": _extreme_document(self.measured.best(name)),
+                }
                 for name in self.metrics
             },
             "attempts": [self._attempt_document(attempt) for attempt in self.attempts],
@@ -265,8 +220,8 @@ class RunReport:
             "goodput_unknown": goodput.unknown,
             "advice": self.advice.as_json(),
             "samples_per_s": self.throughput,
-            "data_wait": _document_or_none(self.data_wait),
-            "slowest_rank": _document_or_none(self.slowest_rank),
+            "data_wait": self.data_wait,
+            "slowest_rank": self.slowest_rank,
             "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
             "recoveries": [_recovery_document(event) for event in self.recoveries],
             "first_error": None if self.error is None else self.error.as_json(),
@@ -283,8 +238,8 @@ class RunReport:
         return document
 
 
-def _document_or_none(value: Extreme | DataWait | SlowestRank | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
+def _extreme_document(extreme: Extreme | None) -> dict[str, Any] | None:
+    return None if extreme is None else asdict(extreme)
 
 
 def _recovery_document(event: Event) -> dict[str, Any]:
@@ -320,7 +275,7 @@ def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:
     metric = next((name for name in _RANKED_BY if name in names), names[0])
 
     def key(report: RunReport) -> float:
-        best = report.best(metric)
+        best = report.measured.best(metric)
         return sort_key(metric, None if best is None else best.value)
 
     return metric, sorted(reports, key=key)
@@ -343,16 +298,34 @@ def _report_of(status: RunStatus) -> RunReport:
     spec = reader.read(lambda: read_submitted_job(run)) if run.job_file.exists() else None
     submission = reader.read(lambda: read_submission(run))
     sources: tuple[Source, ...] = reader.read(lambda: read_sources(run)) or ()
-    attempt_files = _read_attempt_files(run, events, reader)
-    attempts = _read_attempts(attempt_files, events, spec, submission, sources)
-    starts = [attempt_start(attempt, events) for attempt in attempts]
-    measured: RunMetrics = reader.read(lambda: read_run_metrics(run.metrics, starts)) or RunMetrics(starts=starts)
+    attempts: list[AttemptRecords] = []
+    hosts = {}
+    has_gpus = spec is not None and spec.uses_gpus
+    missing = None if events_damage is None else "lines of its event log are damaged"
+    for number in sorted(run.attempt_numbers()):
+        directory = run.attempt(number)
+        start = reader.read(partial(read_start, directory)) or _start_in_log(events, number)
+        ranks: Sequence[Rank] = reader.read(partial(read_ranks, directory)) or ()
+        hosts[number] = [rank.host for rank in ranks]
+        has_gpus = has_gpus or any(rank.gpu for rank in ranks)
+        if start is None:
+            missing = missing or f"the start of attempt {number} cannot be read"
+            continue
+        times = [source.time for source in sources if source.attempt == number]
+        if number == 0 and submission is not None and submission.job_id == start.job_id:
+            times.append(submission.time)
+        times += [event.time for event in events if event.kind in {"requeue", "resume"}]
+        # Its job was queued by the last of these between the start before and its own.
+        previous_began = attempts[-1].began if attempts else -math.inf
+        queued = max((time for time in times if previous_began < time <= start.time), default=None)
+        attempts.append(_attempt_records(directory, start, queued=queued, ranks=_count_ranks(ranks, start, spec)))
+    measured = reader.read(lambda: read_run_metrics(run.metrics)) or RunMetrics()
     metrics_lines: Lines[Event] = Lines(records=(), damaged=measured.damaged)
     reader.add_damage(metrics_lines.sentence(run.metrics))
     records = RunRecords(
         attempts=attempts,
         events=events,
-        stretches=measured.stretches,
+        metrics=measured,
         is_alive=status.state.has_nodes,
         is_finished=status.state is State.FINISHED,
         now=status.now,
@@ -368,10 +341,9 @@ def _report_of(status: RunStatus) -> RunReport:
         error=_first_error(run),
         sources=sources,
         damaged=tuple(reader.damage),
-        has_gpus=_has_gpus(spec, attempt_files),
-        missing=_missing_record(events_damage, attempt_files),
-        data_wait=_data_wait(attempt_files),
-        slowest_rank=_newest_slowest_rank(attempt_files),
+        has_gpus=has_gpus,
+        missing=missing,
+        hosts=hosts,
     )
 
 
@@ -398,84 +370,45 @@ class _RecordReader:
             self.damage[sentence] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AttemptFiles:
-    """Records in the directory of an attempt.
-
-    Args:
-        start: None if neither its record nor the event log can be read.
-        ranks: None if their record cannot be read, or they have not met.
-        step_times: what its ranks measured of their steps; None without a measurement.
-    """
-
-    directory: AttemptDirectory
-    start: Start | None
-    ranks: Sequence[Rank] | None
-    step_times: RankStepTimes | None
+def _start_in_log(events: Sequence[Event], number: int) -> Start | None:
+    """Return the start of an attempt whose own record of it cannot be read, from the event log; None without one."""
+    for event in events:
+        if event.kind == "start" and event.attempt == number:
+            return Start(job_id=None, host=event.host or "", time=event.time, is_local=False)
+    return None
 
 
-def _read_attempt_files(run: RunDirectory, events: Sequence[Event], reader: _RecordReader) -> list[_AttemptFiles]:
-    attempt_files = []
-    for number in sorted(run.attempt_numbers()):
-        directory = run.attempt(number)
-        start = reader.read(partial(read_start, directory)) or start_in_log(events, number)
-        ranks = reader.read(partial(read_ranks, directory))
-        step_times = reader.read(partial(read_step_times, directory))
-        attempt_files.append(_AttemptFiles(directory=directory, start=start, ranks=ranks, step_times=step_times))
-    return attempt_files
+def _attempt_records(
+    attempt: AttemptDirectory, start: Start, *, queued: float | None, ranks: int | None
+) -> AttemptRecords:
+    """Return what the records say of an attempt; records of exits that cannot be read are left out."""
+    failures = read_failures(attempt)
+    exits = []
+    with suppress(HpcddpError):
+        exits = read_exits(attempt)
+    failure_times = [failure.time for failure in failures]
+    exit_times = [program_exit.time for program_exit in exits]
+    return AttemptRecords(
+        number=attempt.number,
+        began=start.time,
+        queued=queued,
+        submit_time=start.submit_time,
+        ranks=ranks,
+        alive_times=(*failure_times, *exit_times),
+        failed_at=min(failure_times, default=None),
+        failure_step=max((failure.step for failure in failures if failure.step is not None), default=None),
+        is_hang=is_hang(attempt, failures),
+    )
 
 
-def _read_attempts(
-    attempt_files: Sequence[_AttemptFiles],
-    events: Sequence[Event],
-    spec: JobSpec | None,
-    submission: SubmissionRecord | None,
-    sources: Sequence[Source],
-) -> list[AttemptRecords]:
-    """Return what the records say of the attempts; one without a start is left out."""
-    attempts: list[AttemptRecords] = []
-    for files in attempt_files:
-        if files.start is None:
-            continue
-        queued = queue_time(
-            files.directory.number,
-            files.start,
-            previous_began=attempts[-1].began if attempts else None,
-            events=events,
-            submission=submission,
-            sources=sources,
-        )
-        ranks = _count_ranks(files.ranks, files.start, spec)
-        attempts.append(read_attempt_records(files.directory, files.start, queued=queued, ranks=ranks))
-    return attempts
-
-
-def _count_ranks(ranks: Sequence[Rank] | None, start: Start | None, spec: JobSpec | None) -> int | None:
+def _count_ranks(ranks: Sequence[Rank], start: Start, spec: JobSpec | None) -> int | None:
     """Return how many ranks an attempt has; None if that is not known."""
     if ranks and ranks[0].launcher is None:
         return len(ranks)
     # Where a launcher such as torchrun starts the ranks, the record is about the tasks.
     if spec is None:
         return None
-    nodes = None if start is None else start.nodes
-    return spec.world_size if nodes is None else spec.sized(nodes).world_size
-
-
-def _has_gpus(spec: JobSpec | None, attempt_files: Sequence[_AttemptFiles]) -> bool:
-    """Return whether the ranks of a run are GPUs."""
-    if spec is not None and spec.uses_gpus:
-        return True
-    return any(rank.gpu for files in attempt_files for rank in files.ranks or ())
-
-
-def _missing_record(events_damage: str | None, attempt_files: Sequence[_AttemptFiles]) -> str | None:
-    """Return which record is missing for the times of the attempts, a sentence; None if none is."""
-    if events_damage is not None:
-        return "lines of its event log are damaged"
-    for files in attempt_files:
-        if files.start is None:
-            return f"the start of attempt {files.directory.number} cannot be read"
-    return None
+    return spec.world_size if start.nodes is None else spec.sized(start.nodes).world_size
 
 
 def _first_error(run: RunDirectory) -> FirstError | None:
@@ -484,43 +417,6 @@ def _first_error(run: RunDirectory) -> FirstError | None:
         attempt = failed_attempt(run)
         return None if attempt is None else first_error(attempt)
     return None
-
-
-def _data_wait(attempt_files: Sequence[_AttemptFiles]) -> DataWait | None:
-    steps_s = 0.0
-    waited_s = 0.0
-    for files in attempt_files:
-        times = files.step_times
-        if times is not None:
-            steps_s += times.steps * times.step_s
-            waited_s += times.steps * max(times.data_wait_s)
-    return DataWait(seconds=waited_s, share=min(1.0, waited_s / steps_s)) if steps_s else None
-
-
-def _newest_slowest_rank(attempt_files: Sequence[_AttemptFiles]) -> SlowestRank | None:
-    """Return the slowest rank of the newest attempt that was measured; None if none was, or of one rank."""
-    for files in reversed(attempt_files):
-        if files.step_times is not None:
-            slowest = _slowest_rank(files.directory.number, files.step_times, files.ranks)
-            if slowest is not None:
-                return slowest
-    return None
-
-
-def _slowest_rank(attempt: int, times: RankStepTimes, ranks: Sequence[Rank] | None) -> SlowestRank | None:
-    forwards = times.forward_s or [0.0] * len(times.data_wait_s)
-    sums = [data_wait_s + forward_s for data_wait_s, forward_s in zip(times.data_wait_s, forwards, strict=True)]
-    if len(sums) == 1:
-        return None
-    rank = sums.index(max(sums))
-    return SlowestRank(
-        attempt=attempt,
-        rank=rank,
-        host=ranks[rank].host if ranks and rank < len(ranks) else None,
-        data_wait_s=times.data_wait_s[rank],
-        forward_s=None if times.forward_s is None else times.forward_s[rank],
-        median_s=median_low(sums),
-    )
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[CheckpointFiles]:

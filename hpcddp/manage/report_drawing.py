@@ -1,52 +1,38 @@
-"""The drawings of a report as SVG, by matplotlib."""
+"""The drawings of a report as SVG."""
 
 from __future__ import annotations
 
-import io
-import logging
 import math
-import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain, groupby
+from typing import Final
 
 from markupsafe import Markup
 
-from hpcddp.errors import UserError
 from hpcddp.manage.attempt_times import AttemptTimes, Phase
-from hpcddp.manage.run_metrics import Piece
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from hpcddp.manage.run_metrics import Point
 
 _ATTEMPTS_DRAWN: Final = 40
 _MARKS: Final = 200
 _MARKED_POINTS: Final = 40
+_TICKS: Final = 6
 _UNITS: Final = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"))
-# Colours that stand for variables of the page's style sheet, so that one drawing is light and dark.
-_CURVE_COLOR: Final = "#e001"
-_PHASE_COLOR: Final = "#e002"
-_INK: Final = "#e00300"
-_GRID: Final = "#e00400"
-_COLOR: Final = re.compile("(?P<kind>#e0[0-9a-f]{2})(?P<number>[0-9a-f]{2})")
-_TAG: Final = re.compile("<[^>]+>")
-_DECIMALS: Final = re.compile(r"(\d\.\d\d)\d+")
-_STYLE: Final[Mapping[Any, Any]] = MappingProxyType(
-    {
-        "svg.fonttype": "none", "font.size": 8.5, "text.color": _INK,
-        "axes.edgecolor": _GRID, "axes.labelcolor": _INK, "xtick.color": _GRID, "ytick.color": _GRID,
-        "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "axes.spines.top": False, "axes.spines.right": False,
-        "axes.unicode_minus": False, "text.parse_math": False, "axes.formatter.limits": (-4, 6),
-    }
-)  # fmt: skip
-
-
-class NoMatplotlibError(UserError):
-    """The library that draws is not installed."""
-
-    kind = "no_matplotlib"
+_LOGARITHMIC_FROM: Final = 1000
+# A logarithmic axis cannot reach down to the smallest numbers of the machine.
+_SMALLEST_LOGARITHMIC: Final = 1e-100
+# Values that differ by less are drawn as one.
+_SAME: Final = 1e-9
+# Whole numbers below are written with all their digits.
+_LARGEST_WHOLE: Final = 1e7
+# Where the axes of a chart are, in pixels.
+_LEFT: Final = 58
+_RIGHT: Final = 455
+_TOP: Final = 10
+_BOTTOM: Final = 188
+_CHART: Final = (480, 210)
+_TIMELINE_WIDTH: Final = 860
+_ROW: Final = 28
 
 
 def time_unit(seconds: float) -> tuple[int, str]:
@@ -59,190 +45,184 @@ def time_unit(seconds: float) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A curve with few points: the mean of each group of neighbours, and their smallest and largest values.
+    """A curve of a chart.
 
     Args:
-        x: the mean position of each group on the horizontal axis; not a number at a gap.
-        mean: the mean of each group.
-        low: the smallest value of each group.
-        high: the largest value of each group.
-        color: the number of the colour of the curve.
+        color: the number of its colour.
+        parts: what a line connects: points, each with its place on the horizontal axis.
     """
 
-    x: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
     color: int
+    parts: Sequence[Sequence[tuple[float, Point]]]
 
     @classmethod
-    def over_steps(cls, pieces: Sequence[Piece], color: int) -> Curve:
-        """Return the curve of pieces over steps."""
-        return cls(
-            x=[piece.steps / piece.lines for piece in pieces],
-            mean=[piece.total / piece.lines for piece in pieces],
-            low=[piece.low for piece in pieces],
-            high=[piece.high for piece in pieces],
-            color=color,
-        )
+    def over_steps(cls, points: Sequence[Point], color: int) -> Curve:
+        """Return the curve of a metric over steps."""
+        return cls(color=color, parts=[[(float(point.step), point) for point in points]])
 
     @classmethod
-    def over_time(cls, pieces: Sequence[Piece], color: int, *, began: float, unit_s: float) -> Curve:
-        """Return the curve of pieces over the wall time; it is interrupted between attempts.
+    def over_time(cls, points: Sequence[Point], color: int, *, began: float, unit_s: float) -> Curve:
+        """Return the curve of a metric over the wall time; it is interrupted between attempts.
 
         Args:
             began: when the run began, in seconds since the epoch.
             unit_s: the unit of the wall time, in seconds.
         """
-        curve = cls(x=[], mean=[], low=[], high=[], color=color)
-        previous_attempt = None
-        for piece in pieces:
-            time = piece.times / piece.lines
-            if not math.isfinite(time):
-                continue
-            if previous_attempt is not None and previous_attempt != piece.attempt_index:
-                curve.add(math.nan, math.nan, math.nan, math.nan)
-            curve.add((time - began) / unit_s, piece.total / piece.lines, piece.low, piece.high)
-            previous_attempt = piece.attempt_index
-        return curve
+        parts = []
+        for _, points_of_attempt in groupby(points, key=lambda point: point.attempt_index):
+            part = [((point.time - began) / unit_s, point) for point in points_of_attempt]
+            parts.append([(x, point) for x, point in part if math.isfinite(x)])
+        return cls(color=color, parts=parts)
 
-    def add(self, x: float, mean: float, low: float, high: float) -> None:
-        """Add a point, or a gap."""
-        self.x.append(x)
-        self.mean.append(mean)
-        self.low.append(low)
-        self.high.append(high)
+    def points(self) -> list[tuple[float, Point]]:
+        """Return all points."""
+        return list(chain.from_iterable(self.parts))
 
 
-class Drawer:
-    """Draws with matplotlib.
+class _Axis:
+    """An axis: the range of values that it shows, and where they are.
 
-    Raises:
-        NoMatplotlibError: it is not installed.
+    Args:
+        low: the smallest value.
+        high: the largest value.
+        first: where the smallest value is, in pixels.
+        last: where the largest value is, in pixels.
     """
 
-    def __init__(self) -> None:
-        # Its notes about fonts and its cache are not for the users of a command.
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
-        try:
-            import matplotlib.backends.backend_svg
-            import matplotlib.figure
-        except ImportError as error:
-            raise NoMatplotlibError(
-                f"the page of a report needs matplotlib ({error}); install it: {sys.executable} -m pip install "
-                "'matplotlib>=3.9', or print the numbers: hpcddp report --json"
-            ) from error
-        self._matplotlib = matplotlib
-        self._drawn = 0
+    def __init__(self, low: float, high: float, first: float, last: float, *, is_logarithmic: bool = False) -> None:
+        self._is_logarithmic = is_logarithmic
+        self._low = self._scaled(low)
+        self._high = self._scaled(high)
+        self._first = first
+        self._last = last
 
-    def chart(self, curves: Sequence[Curve], marks: Sequence[float], *, width: float, is_logarithmic: bool) -> Markup:
-        """Return the drawing of curves, with a line at each mark; empty if no curve has points.
+    def _scaled(self, value: float) -> float:
+        return math.log10(value) if self._is_logarithmic else value
 
-        Args:
-            marks: positions on the horizontal axis.
-            width: the end of that axis, which is the same for all metrics.
-            is_logarithmic: whether the vertical axis is logarithmic; all values are positive.
-        """
-        if not any(curve.x for curve in curves):
-            return Markup()
+    def place(self, value: float) -> str:
+        """Return where a value is, in pixels, as a text."""
+        part = (self._scaled(value) - self._low) / (self._high - self._low)
+        return f"{self._first + part * (self._last - self._first):.1f}"
 
-        def draw(axes: Axes) -> None:
-            for mark in marks[:_MARKS]:
-                axes.axvline(mark, color=_INK, linewidth=0.7, linestyle=(0, (2, 3)), alpha=0.6)
-            for curve in curves:
-                _draw_curve(axes, curve, has_band=len(curves) == 1)
-            axes.set_xlim(-0.02 * width, 1.02 * width or 1)
-            if is_logarithmic:
-                axes.set_yscale("log")
-                axes.yaxis.set_major_formatter("{x:g}")
-            axes.grid(visible=True, color=_GRID, linewidth=0.7)
-
-        return self._svg(draw, width=4.9, height=2.15)
-
-    def timeline(self, attempts: Sequence[AttemptTimes]) -> Markup:
-        """Return the drawing of the newest attempts of a run, a row for each; empty without one."""
-        attempts = attempts[-_ATTEMPTS_DRAWN:]
-        if not attempts:
-            return Markup()
-        began = min(span.began for attempt in attempts for span in attempt.spans)
-        ended = max(attempt.ended for attempt in attempts)
-        unit_s, unit = time_unit(ended - began)
-
-        def draw(axes: Axes) -> None:
-            for row, attempt in enumerate(attempts):
-                _draw_attempt(axes, row, attempt, began=began, unit_s=unit_s)
-            axes.set_ylim(len(attempts) - 0.4, -0.6)
-            axes.set_yticks(range(len(attempts)), [f"attempt {attempt.number}" for attempt in attempts])
-            axes.set_xlim(0, max((ended - began) / unit_s, 1e-9))
-            axes.set_xlabel(unit)
-            axes.grid(visible=True, axis="x", color=_GRID, linewidth=0.7)
-            axes.set_axisbelow(True)
-
-        return self._svg(draw, width=8.6, height=0.6 + 0.3 * len(attempts), left=0.95, below=0.45)
-
-    def _svg(
-        self, draw: Callable[[Axes], None], *, width: float, height: float, left: float = 0.6, below: float = 0.25
-    ) -> Markup:
-        """Return a drawing as SVG for a page; nothing in it comes from a run but numbers.
-
-        Args:
-            width: inches.
-            height: inches.
-            left: inches for the labels at the left.
-            below: inches for the labels below the axes.
-        """
-        self._drawn += 1
-        with self._matplotlib.rc_context({**_STYLE, "svg.hashsalt": str(self._drawn)}):
-            figure = self._matplotlib.figure.Figure(figsize=(width, height))
-            # A layout that adapts itself takes longer than the drawing.
-            edges = {"left": left / width, "right": 1 - 0.28 / width, "top": 1 - 0.1 / height, "bottom": below / height}
-            figure.subplots_adjust(**edges)
-            figure.patch.set_visible(False)
-            axes = figure.add_subplot()
-            axes.patch.set_visible(False)
-            draw(axes)
-            text = io.StringIO()
-            figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        return Markup(_for_page(text.getvalue()))  # noqa: S704  drawn here
+    def ticks(self) -> Iterator[float]:
+        """Yield the round values at which the axis has a label."""
+        spacing = (self._high - self._low) / _TICKS
+        power = 10.0 ** math.floor(math.log10(spacing))
+        step = next((factor * power for factor in (1, 2, 5) if factor * power >= spacing), 10 * power)
+        if self._is_logarithmic:
+            step = math.ceil(step)
+        for number in range(math.ceil(self._low / step), math.floor(self._high / step) + 1):
+            yield 10.0 ** (number * step) if self._is_logarithmic else number * step
 
 
-def _draw_curve(axes: Axes, curve: Curve, *, has_band: bool) -> None:
-    """Draw a curve; a band around it reaches from the smallest to the largest value of each group."""
-    color = f"{_CURVE_COLOR}{curve.color:02x}"
-    if has_band and curve.low != curve.high:
-        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.22, linewidth=0)
-    marker = "." if len(curve.x) <= _MARKED_POINTS else None
-    axes.plot(curve.x, curve.mean, color=color, linewidth=1.5, marker=marker, markersize=5)
+def _tick_text(value: float) -> str:
+    if value == round(value) and abs(value) < _LARGEST_WHOLE:
+        return f"{value:.0f}"
+    return f"{value:.6g}"
 
 
-def _draw_attempt(axes: Axes, row: int, attempt: AttemptTimes, *, began: float, unit_s: float) -> None:
-    for color, phase in enumerate(Phase):
-        spans = [span for span in attempt.spans if span.phase is phase and span.ended > span.began]
-        bars = [((span.began - began) / unit_s, (span.ended - span.began) / unit_s) for span in spans]
-        if bars:
-            # Short parts lie on the training that they interrupt.
-            level = 1 if phase is Phase.TRAINING else 2
-            axes.broken_barh(bars, (row - 0.36, 0.72), facecolors=f"{_PHASE_COLOR}{color:02x}", zorder=level)
+def _value_axis(low: float, high: float, *, is_logarithmic: bool) -> _Axis:
+    """Return the vertical axis of a chart, with a margin around its values."""
+    if is_logarithmic:
+        margin = (high / low) ** 0.04
+        return _Axis(low / margin, high * margin, _BOTTOM, _TOP, is_logarithmic=True)
+    size = max(abs(low), abs(high))
+    margin = 0.04 * (high - low)
+    if high - low <= _SAME * size or size < _SMALLEST_LOGARITHMIC:
+        margin = 0.1 * size if size > _SMALLEST_LOGARITHMIC else 1.0
+    return _Axis(low - margin, high + margin, _BOTTOM, _TOP)
 
 
-def _for_page(svg: str) -> str:
-    """Return the SVG of matplotlib for a page: with variables as colours, and in the width of its place."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
-    svg = re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", svg)
-    svg = re.sub(r'^(<svg[^>]*?) height="[^"]*"', r"\1", svg)
-    svg = svg.replace("<svg ", '<svg role="img" ', 1)
-    svg = _COLOR.sub(_variable_of_color, svg)
-    # Numbers in paths need no more; those on the axes stay as they are.
-    return _TAG.sub(lambda tag: _DECIMALS.sub(r"\1", tag[0]), svg)
+def spans_powers_of_ten(points: Sequence[Point]) -> bool:
+    """Return whether all values are positive, and span more than three powers of ten."""
+    lowest = min((point.low for point in points), default=0.0)
+    highest = max((point.high for point in points), default=0.0)
+    return lowest > _SMALLEST_LOGARITHMIC and highest > _LOGARITHMIC_FROM * lowest
 
 
-def _variable_of_color(match: re.Match[str]) -> str:
-    if match[0] == _GRID:
-        return "var(--grid)"
-    if match["kind"] == _CURVE_COLOR:
-        return f"var(--c{int(match['number'], 16)})"
-    if match["kind"] == _PHASE_COLOR:
-        return f"var(--p{int(match['number'], 16)})"
-    return "var(--ink)"
+def chart(curves: Sequence[Curve], marks: Sequence[float], *, width: float, is_logarithmic: bool) -> Markup:
+    """Return the drawing of curves, with a line at each mark; empty if no curve has points.
+
+    Args:
+        curves: around one that is alone, a band reaches from the smallest to the largest values.
+        marks: places on the horizontal axis.
+        width: the largest value on the horizontal axis, at least.
+    """
+    points = list(chain.from_iterable(curve.points() for curve in curves))
+    if not points:
+        return Markup()
+    across = _Axis(0.0, max(width, *(x for x, _ in points)) or 1.0, _LEFT, _RIGHT)
+    lowest = min(point.low for _, point in points)
+    highest = max(point.high for _, point in points)
+    upwards = _value_axis(lowest, highest, is_logarithmic=is_logarithmic)
+    parts = [*_horizontal_labels(across, _BOTTOM)]
+    for value in upwards.ticks():
+        y = upwards.place(value)
+        parts.append(f'<path d="M{_LEFT} {y}H{_RIGHT}" stroke="var(--grid)"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y}" dy="3.5" text-anchor="end">{_tick_text(value)}</text>')
+    mark_places = map(across.place, marks[:_MARKS])
+    parts += (f'<path d="M{x} {_TOP}V{_BOTTOM}" stroke="var(--ink)" stroke-dasharray="1 3"/>' for x in mark_places)
+    for curve in curves:
+        parts += _curve_parts(curve, across, upwards, has_band=len(curves) == 1)
+    return _svg(parts, *_CHART)
+
+
+def _curve_parts(curve: Curve, across: _Axis, upwards: _Axis, *, has_band: bool) -> Iterator[str]:
+    """Yield the band and the line of each part of a curve, and a dot at each point of a short curve."""
+    paint = f"var(--c{curve.color})"
+    has_dots = len(curve.points()) <= _MARKED_POINTS
+    for part in filter(None, curve.parts):
+        line = []
+        above = []
+        below = []
+        for x, point in part:
+            place = across.place(x)
+            line.append(f"{place} {upwards.place(point.mean)}")
+            above.append(f"{place} {upwards.place(point.high)}")
+            below.append(f"{place} {upwards.place(point.low)}")
+        if has_band and above != below:
+            below.reverse()
+            yield f'<path d="M{"L".join(above + below)}Z" fill="{paint}" opacity=".22"/>'
+        yield f'<path d="M{"L".join(line)}" fill="none" stroke="{paint}" stroke-width="1.5"/>'
+        if has_dots:
+            for place in line:
+                yield f'<path d="M{place}h0" stroke="{paint}" stroke-width="4" stroke-linecap="round"/>'
+
+
+def _horizontal_labels(across: _Axis, bottom: float) -> Iterator[str]:
+    for value in across.ticks():
+        x = across.place(value)
+        yield f'<path d="M{x} {_TOP}V{bottom}" stroke="var(--grid)"/>'
+        yield f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{_tick_text(value)}</text>'
+
+
+def timeline(attempts: Sequence[AttemptTimes]) -> Markup:
+    """Return the drawing of the newest attempts of a run, a row for each; empty without one."""
+    attempts = attempts[-_ATTEMPTS_DRAWN:]
+    if not attempts:
+        return Markup()
+    began = min(span.began for attempt in attempts for span in attempt.spans)
+    ended = max(attempt.ended for attempt in attempts)
+    unit_s, unit = time_unit(ended - began)
+    left = 90
+    right = _TIMELINE_WIDTH - 20
+    bottom = _TOP + _ROW * len(attempts)
+    across = _Axis(0.0, max((ended - began) / unit_s, _SAME), left, right)
+    parts = [*_horizontal_labels(across, bottom)]
+    parts.append(f'<text x="{(left + right) / 2}" y="{bottom + 32}" text-anchor="middle">{unit}</text>')
+    for row, attempt in enumerate(attempts):
+        top = _TOP + _ROW * row + 4
+        parts.append(f'<text x="{left - 8}" y="{top + 14}" text-anchor="end">attempt {attempt.number}</text>')
+        for span in attempt.spans:
+            if span.ended > span.began:
+                x = across.place((span.began - began) / unit_s)
+                end = across.place((span.ended - began) / unit_s)
+                color = list(Phase).index(span.phase)
+                parts.append(f'<path d="M{x} {top}H{end}v20H{x}Z" fill="var(--p{color})"/>')
+    return _svg(parts, _TIMELINE_WIDTH, bottom + 40)
+
+
+def _svg(parts: Sequence[str], width: int, height: int) -> Markup:
+    """Return a drawing for a page; nothing in it comes from a run but numbers."""
+    head = f'<svg role="img" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
+    return Markup(f"{head}{''.join(parts)}</svg>")  # noqa: S704  drawn here

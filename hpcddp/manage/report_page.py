@@ -1,17 +1,14 @@
-"""The page of a report: one HTML file without scripts, whose curves matplotlib draws as SVG in the page."""
+"""The page of a report: one HTML file without scripts, with its curves as SVG."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
 
 from hpcddp.errors import printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
@@ -20,8 +17,7 @@ from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, 
 from hpcddp.manage.history import event_text
 from hpcddp.manage.ranking import best_extreme
 from hpcddp.manage.report import RunReport, ranked
-from hpcddp.manage.report_drawing import Curve, Drawer, time_unit
-from hpcddp.manage.run_metrics import joined_pieces
+from hpcddp.manage.report_drawing import Curve, chart, spans_powers_of_ten, time_unit, timeline
 from hpcddp.run.find import token_of
 from hpcddp.version import __version__
 
@@ -40,10 +36,7 @@ _LOG_LINES: Final = 60
 _LONGEST_LINE: Final = 400
 _FIRST_CHARTS: Final = ("loss", "val_loss", "val_accuracy", "val_top5")
 _LAST_CHARTS: Final = ("samples_per_s", "lr")
-_LOGARITHMIC_FROM: Final = 1000
 _WHOLE_RATES_FROM: Final = 100
-# A logarithmic axis cannot reach down to the smallest numbers of the machine.
-_SMALLEST_LOGARITHMIC: Final = 1e-100
 # A time that is later is damage (the year 5138).
 _LATEST: Final = 1e11
 PHASES: Final[Mapping[Phase, str]] = {
@@ -60,25 +53,6 @@ PHASES: Final[Mapping[Phase, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A metric of all runs, over steps and over wall time.
-
-    Args:
-        title: the name of the metric.
-        over_steps: the SVG over steps.
-        over_time: the SVG over wall time; empty where no times are known.
-        unit: the unit of the wall time.
-        is_logarithmic: whether the values have a logarithmic axis.
-    """
-
-    title: str
-    over_steps: Markup
-    over_time: Markup
-    unit: str
-    is_logarithmic: bool
-
-
 def page(
     reports: Sequence[RunReport], *, title: str, now: float, is_sweep: bool = False, sorted_by: str | None = None
 ) -> str:
@@ -89,9 +63,6 @@ def page(
         now: seconds since the epoch.
         is_sweep: whether the runs are the elements of a sweep.
         sorted_by: the metric by whose last values the runs are sorted; None sorts them by their best values.
-
-    Raises:
-        NoMatplotlibError: matplotlib is not installed.
     """
     is_single = len(reports) == 1
     heading = None
@@ -111,15 +82,14 @@ def page(
         ranking = [_row(rank, report, metric) for rank, report in enumerate(order, start=1)]
 
     detailed = order[:_RUNS_DETAILED]
-    with_curves = [report for report in order if report.measured.lines]
+    with_curves = [report for report in order if report.measured.steps]
     drawn = with_curves[:_RUNS_DRAWN]
-    drawer = Drawer()
     texts = _Texts()
     return _template().render(
         title=title,
         made=_moment(now),
         version=__version__,
-        runs=[_run_values(report, drawer, texts) for report in detailed],
+        runs=[_run_values(report, texts) for report in detailed],
         left_out=len(order) - len(detailed),
         is_single=is_single,
         is_sweep=is_sweep,
@@ -127,7 +97,7 @@ def page(
         ranking=ranking,
         legend=[{"color": f"--c{color}", "label": label} for color, label in enumerate(_short_labels(drawn))],
         left_undrawn=len(with_curves) - len(drawn),
-        charts=list(_charts(drawn, drawer)),
+        charts=list(_charts(drawn)),
     )
 
 
@@ -216,8 +186,8 @@ def _row(rank: int, report: RunReport, metric: str | None) -> dict[str, Any]:
         "label": _label(report),
         "anchor": report.run.run_id,
         "state": str(report.status.state),
-        "best": None if metric is None else report.best(metric),
-        "last": None if metric is None else report.last(metric),
+        "best": None if metric is None else report.measured.best(metric),
+        "last": None if metric is None else report.measured.last(metric),
         "step": report.status.step,
         "hours": report.goodput.total_device_hours,
         "goodput": report.goodput.value,
@@ -225,63 +195,40 @@ def _row(rank: int, report: RunReport, metric: str | None) -> dict[str, Any]:
     }
 
 
-def _run_values(report: RunReport, drawer: Drawer, texts: _Texts) -> dict[str, Any]:
+def _run_values(report: RunReport, texts: _Texts) -> dict[str, Any]:
     """Return what the template shows of one run."""
-    goodput = report.goodput
     files = report.status.files
-    began = report.began
-    ended = max((attempt.ended for attempt in report.attempts), default=None)
-    wall_s = None
-    if began is not None and ended is not None:
-        wall_s = ended - began
     sources = []
     for source in report.sources:
         packages = ", ".join(f"{name} {version}" for name, version in source.packages.items())
         sources.append({"source": source, "diff": texts.take(source.diff), "packages": packages})
     return {
-        "id": report.run.run_id,
+        "report": report,
         "label": _label(report),
-        "directory": str(report.run.path),
-        "state": str(report.status.state),
-        "reason": report.reason,
-        "job": None if files.job is None else files.job.job_id,
+        "files": files,
         "steps": step_text(report.status.step, files.total_steps),
         "metrics": [_metric_values(report, name) for name in _in_order_of_page(report.metrics)],
-        "began": began,
-        "ended": ended,
         "is_running": any(attempt.is_running for attempt in report.attempts),
-        "wall_s": wall_s,
-        "queue_s": goodput.seconds.get(Phase.QUEUE),
-        "device": report.device,
-        "hours": goodput.total_device_hours,
-        "goodput": goodput.value,
-        "unknown": goodput.unknown,
-        "advice": report.advice.sentence,
+        "wall_s": _wall_s(report),
+        "goodput": report.goodput,
         "parts": _parts_of_time(report),
-        "attempts": report.attempts,
         "phases": _phases_in_attempts(report),
         "changes": {attempt.number: _clean(", ".join(report.changes(attempt.number))) for attempt in report.attempts},
         "Phase": Phase,
-        "timeline": drawer.timeline(report.attempts),
-        "throughput": report.throughput,
-        "data_wait": report.data_wait,
-        "slowest_rank": report.slowest_rank,
+        "timeline": timeline(report.attempts),
         "saves": _durations(report.saves),
-        "checkpoints": report.checkpoints,
         "recoveries": [
             {"time": event.time, "text": event_text(event)} for event in report.recoveries[-_RECOVERIES_SHOWN:]
         ],
         "recoveries_left_out": max(0, len(report.recoveries) - _RECOVERIES_SHOWN),
         "error": _error(report),
         "sources": sources,
-        "code_changes": report.code_changes,
         "job_file": texts.take(_job_file_text(report)),
-        "damaged": report.damaged,
     }
 
 
 def _metric_values(report: RunReport, name: str) -> dict[str, Any]:
-    return {"name": name, "best": report.best(name), "last": report.last(name), "rule": best_extreme(name)}
+    return {"name": name, "best": report.measured.best(name), "rule": best_extreme(name)}
 
 
 def _parts_of_time(report: RunReport) -> list[dict[str, Any]]:
@@ -353,69 +300,51 @@ def _in_order_of_page(names: Sequence[str]) -> list[str]:
     return [*first, *sorted(name for name in names if name not in first)]
 
 
-def _charts(reports: Sequence[RunReport], drawer: Drawer) -> Iterator[Chart]:
-    """Yield a chart for each metric; the first run has the first colour."""
+def _charts(reports: Sequence[RunReport]) -> Iterator[dict[str, Any]]:
+    """Yield a chart for each metric, over steps and over wall time; the first run has the first colour."""
     names = _names_of_charts(reports)
     fitting_points = _POINTS // max(1, 4 * len(names) * len(reports))
     points_of_curve = max(_FEWEST_POINTS, min(_MOST_POINTS, fitting_points))
-    longest_s = max((_wall_s(report) for report in reports), default=0.0)
+    longest_s = max((_wall_s(report) or 0.0 for report in reports), default=0.0)
     unit_s, unit = time_unit(longest_s)
     last_step = max((report.measured.last_step for report in reports), default=0)
     step_marks: list[float] = []
     time_marks: list[float] = []
     if len(reports) == 1:
-        step_marks = _steps_of_later_attempts(reports[0])
-        time_marks = [moment_s / unit_s for moment_s in _times_of_later_attempts(reports[0])]
+        later_attempts = reports[0].attempts[1:]
+        step_marks = [attempt.resumed_from for attempt in later_attempts if attempt.resumed_from is not None]
+        time_marks = [(attempt.began - reports[0].attempts[0].began) / unit_s for attempt in later_attempts]
     for name in names:
         curves_over_steps = []
         curves_over_time = []
+        all_points = []
         for color, report in enumerate(reports):
-            metric = report.measured.metrics.get(name)
-            if metric is None:
-                continue
-            lines = sum(piece.lines for piece in metric.pieces)
-            pieces = joined_pieces(metric.pieces, math.ceil(lines / points_of_curve))
-            curves_over_steps.append(Curve.over_steps(pieces, color))
-            curves_over_time.append(Curve.over_time(pieces, color, began=report.began or 0.0, unit_s=unit_s))
-        is_log = _spans_powers_of_ten(curves_over_steps)
-        yield Chart(
-            title=_clean(name),
-            over_steps=drawer.chart(curves_over_steps, step_marks, width=last_step, is_logarithmic=is_log),
-            over_time=drawer.chart(curves_over_time, time_marks, width=longest_s / unit_s, is_logarithmic=is_log),
-            unit=unit,
-            is_logarithmic=is_log,
-        )
+            began = [attempt.began for attempt in report.attempts]
+            points = report.measured.points(name, began, points_of_curve)
+            all_points += points
+            curves_over_steps.append(Curve.over_steps(points, color))
+            curves_over_time.append(Curve.over_time(points, color, began=report.began or 0.0, unit_s=unit_s))
+        is_log = spans_powers_of_ten(all_points)
+        yield {
+            "title": _clean(name),
+            "over_steps": chart(curves_over_steps, step_marks, width=last_step, is_logarithmic=is_log),
+            "over_time": chart(curves_over_time, time_marks, width=longest_s / unit_s, is_logarithmic=is_log),
+            "unit": unit,
+            "is_logarithmic": is_log,
+        }
 
 
 def _names_of_charts(reports: Sequence[RunReport]) -> list[str]:
     """Return the metrics that have a chart: the rates, and of the others as many as fit on the page."""
-    rates = [name for name in _LAST_CHARTS if any(name in report.measured.metrics for report in reports)]
+    rates = [name for name in _LAST_CHARTS if any(report.measured.values(name) for report in reports)]
     names: set[str] = set()
     for report in reports:
         names.update(report.metrics)
     return [*_in_order_of_page(sorted(names))[: _CHARTS - len(rates)], *rates]
 
 
-def _spans_powers_of_ten(curves: Sequence[Curve]) -> bool:
-    lowest = min((min(curve.low) for curve in curves if curve.low), default=0.0)
-    highest = max((max(curve.high) for curve in curves if curve.high), default=0.0)
-    return lowest > _SMALLEST_LOGARITHMIC and highest > _LOGARITHMIC_FROM * lowest
-
-
-def _wall_s(report: RunReport) -> float:
-    """Return the time from the first attempt to the end of the last one, in seconds; 0 before the first."""
+def _wall_s(report: RunReport) -> float | None:
+    """Return the time from the first attempt to the end of the last one, in seconds; None before the first."""
     if report.began is None:
-        return 0.0
+        return None
     return max(attempt.ended for attempt in report.attempts) - report.began
-
-
-def _steps_of_later_attempts(report: RunReport) -> list[float]:
-    """Return the steps that the attempts after the first one went on from."""
-    steps = [attempt.resumed_from for attempt in report.attempts[1:]]
-    return [float(step) for step in steps if step is not None]
-
-
-def _times_of_later_attempts(report: RunReport) -> list[float]:
-    """Return when the attempts after the first one began, in seconds since that one."""
-    began = report.began or 0.0
-    return [attempt.began - began for attempt in report.attempts[1:]]

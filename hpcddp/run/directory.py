@@ -250,11 +250,6 @@ class AttemptDirectory:
         return self.path / "step"
 
     @property
-    def step_times(self) -> Path:
-        """How long each rank of this attempt waited for data and computed in a step."""
-        return self.path / "step-times.json"
-
-    @property
     def requeue_file(self) -> Path:
         """The file that a program of the user's own creates to request a requeue."""
         return self.path / "requeue"

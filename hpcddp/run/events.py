@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
@@ -33,6 +34,7 @@ EventKind = Literal[
     "refusal",
     "progress",
     "code",
+    "account",
 ]
 _KIND = "event"
 CONTINUATIONS: Final = frozenset({"requeue", "restart"})
@@ -88,6 +90,62 @@ class Event(Record):
         if isinstance(document, dict):
             document = {"kind" if name == _KIND else name: value for name, value in document.items()}
         return super(Event, cls).from_document(document)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowestRank:
+    """The rank that needed most time in a step for its data and its forward, in which it waits for no other rank.
+
+    Args:
+        data_wait_s: its wait for data in a step, the mean in seconds.
+        forward_s: its forward in a step, the mean in seconds; None if the forward waits for other ranks.
+        median_s: both of the median rank; of two ranks, that of the faster one.
+    """
+
+    rank: int
+    data_wait_s: float
+    forward_s: float | None
+    median_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account(Record):
+    """What the time of an attempt went into from its first step to a save, as rank 0 records it at the save.
+
+    Args:
+        step: the step of the save.
+        time: when the training went on after the save, in seconds since the epoch.
+        train_s: the durations of the steps.
+        eval_s: the durations of the evaluations.
+        save_s: how long the training waited for saves.
+        wait_s: how long the steps waited for data, on the rank that waited longest; a part of ``train_s``.
+        slowest: the slowest rank; None with one rank, and before the second step.
+    """
+
+    ADVICE: ClassVar[str] = "the account before it counts"
+
+    step: int
+    time: float
+    train_s: float
+    eval_s: float
+    save_s: float
+    wait_s: float
+    slowest: SlowestRank | None = None
+
+    def __post_init__(self) -> None:
+        if not all(0 <= seconds < LATEST_TIME for seconds in (self.train_s, self.eval_s, self.save_s, self.wait_s)):
+            raise ValueError("a time in it is out of range")
+
+
+def accounts_of(events: Iterable[Event]) -> list[Account]:
+    """Return the accounts in an event log; one with numbers that cannot be is left out."""
+    accounts = []
+    for event in events:
+        if event.kind == "account":
+            with suppress(ValueError):
+                document = {**event.facts, "format": FORMAT, "step": event.step, "time": event.time}
+                accounts.append(Account.from_document(document))
+    return accounts
 
 
 def append_event(

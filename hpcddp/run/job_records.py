@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.files import make_reserves
-from hpcddp.run.record import LATEST_TIME, Record, RecordError, read_record, write_record
+from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 
 
@@ -366,50 +366,6 @@ def member_word(attempt: AttemptDirectory) -> str:
     except RecordError:
         ranks = None
     return "task" if ranks and ranks[0].launcher else "rank"
-
-
-_MOST_STEPS: Final = 1 << 53
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStepTimes(Record):
-    """Parts of a step in which no rank waits for another, as rank 0 gathers them at each save of an attempt.
-
-    Args:
-        steps: the optimizer steps that were measured; 1 or more.
-        step_s: how long a step took on rank 0, the mean in seconds.
-        data_wait_s: for each rank, how long it waited for its samples in a step, the mean in seconds.
-        forward_s: for each rank, how long its forward took in a step, the mean in seconds; None if the forward waits
-            for other ranks, as that of a synchronised BatchNorm does.
-    """
-
-    ADVICE: ClassVar[str] = "the waits for data of this attempt are not known; everything else works"
-
-    steps: int
-    step_s: float
-    data_wait_s: tuple[float, ...]
-    forward_s: tuple[float, ...] | None
-
-    def __post_init__(self) -> None:
-        columns = (self.data_wait_s, self.data_wait_s if self.forward_s is None else self.forward_s)
-        if not 1 <= self.steps <= _MOST_STEPS or not self.data_wait_s or len(columns[0]) != len(columns[1]):
-            raise ValueError("it does not hold the times of all ranks")
-        if not all(0 <= seconds < LATEST_TIME for column in (*columns, (self.step_s,)) for seconds in column):
-            raise ValueError("a time in it is out of range")
-
-
-def write_step_times(attempt: AttemptDirectory, times: RankStepTimes) -> None:
-    """Write what the steps of an attempt took so far."""
-    write_record(attempt.step_times, times)
-
-
-def read_step_times(attempt: AttemptDirectory) -> RankStepTimes | None:
-    """Return what the steps of an attempt took, or None if it has saved nothing yet.
-
-    Raises:
-        RecordError: the record is damaged.
-    """
-    return read_record(attempt.step_times, RankStepTimes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,22 +1,24 @@
-"""All metrics of a run as columns of numbers, read in blocks."""
+"""The lines of a log of metrics, read in blocks, so that a log of any length takes little memory and time."""
 
 from __future__ import annotations
 
 import json
-import math
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final
 
 from hpcddp.run.files import LONGEST_LINE, NotRegularError, open_regular, unreadable_sentence
 from hpcddp.run.metrics import LARGEST_INTEGER
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 
 _BLOCK_BYTES: Final = 1 << 16
+# Of each kind of line in a log.
+_LINES_READ: Final = 1 << 15
+_KINDS: Final = 16
+# Lines that are equal without them are of one kind.
+_OF_NUMBERS: Final = b"0123456789+-.eE"
 
 
 def blocks_of_lines(stream: IO[bytes]) -> Iterator[bytes]:
@@ -30,51 +32,11 @@ def blocks_of_lines(stream: IO[bytes]) -> Iterator[bytes]:
     yield rest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsBlock:
-    """Some lines of a log of metrics that follow each other.
+class ThinnedMetrics:
+    """Reads the lines of a log of metrics; of a long log, some lines of each kind in each block.
 
-    Args:
-        steps: optimizer steps done, for each line.
-        numbers: all else, by name; NaN where a line has no such number, or one that is not finite.
-    """
-
-    steps: Sequence[int]
-    numbers: Mapping[str, Sequence[float]]
-
-    @classmethod
-    def of(cls, documents: Sequence[Mapping[str, Any]], *, may_have_booleans: bool) -> Self:
-        """Return the block of lines, of which each has a valid step."""
-        columns = _columns(documents)
-        steps = columns.pop("step")
-        numbers = {name: _numbers(column, may_have_booleans) for name, column in columns.items()}
-        return cls(steps=steps, numbers=numbers)
-
-
-def _columns(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    first = documents[0]
-    # Mostly all lines have the same names.
-    with suppress(KeyError):
-        if set(map(len, documents)) == {len(first)}:
-            return {name: list(map(operator.itemgetter(name), documents)) for name in first}
-    names = dict.fromkeys(chain.from_iterable(documents))
-    return {name: [document.get(name, math.nan) for document in documents] for name in names}
-
-
-def _numbers(column: list[Any], may_have_booleans: bool) -> list[float]:  # noqa: FBT001
-    """Return a number for each value; NaN for one that is none, is not finite, or is an integer of 2^53 or more."""
-    with suppress(TypeError, ValueError, OverflowError):
-        # The sum tells of a value that is no number, is not finite or has hundreds of digits, in a tenth of the time.
-        if not may_have_booleans and -LARGEST_INTEGER < math.fsum(column) < LARGEST_INTEGER:
-            return column
-        # A NaN hides no other value from min and max, unless it is the first one, which fails the comparison.
-        if set(map(type, column)) <= {int, float} and min(column) > -LARGEST_INTEGER and max(column) < LARGEST_INTEGER:
-            return column
-    return [_number(value) for value in column]
-
-
-class MetricsReader:
-    """Reads a log of metrics in blocks, so that a log of any length takes little memory.
+    Lines of one kind differ in their numbers only: an evaluation is not hidden by the steps around it. A log of up to
+    32,768 lines is read whole.
 
     Args:
         path: the run's ``metrics.jsonl``; it need not exist. Of a file over 256 MiB the end is read.
@@ -85,8 +47,8 @@ class MetricsReader:
         self.damaged = 0
         """How many lines so far are left out, because they are not lines of metrics."""
 
-    def __iter__(self) -> Iterator[MetricsBlock]:
-        """Yield the lines in their order.
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines in their order, each with a valid step.
 
         Raises:
             RecordError: the log cannot be read.
@@ -97,61 +59,56 @@ class MetricsReader:
                     # The line that begins before is left out.
                     stream.seek(size - LARGEST_RECORD)
                     stream.readline(LONGEST_LINE)
-                yield from self._blocks(stream)
+                blocks = min(size, LARGEST_RECORD) // _BLOCK_BYTES + 1
+                yield from self._documents(stream, lines_of_a_kind=_LINES_READ // blocks + 1)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularError):
             return
         except OSError as error:
             raise RecordError(unreadable_sentence(self._path, error), path=self._path) from error
 
-    def _blocks(self, stream: IO[bytes]) -> Iterator[MetricsBlock]:
-        """Yield the lines of a stream, and count the damaged ones; the last block's do not count in the end."""
+    def _documents(self, stream: IO[bytes], *, lines_of_a_kind: int) -> Iterator[dict[str, Any]]:
         damaged_before_last_block = 0
-        for content in blocks_of_lines(stream):
-            lines = [line for line in content.split(b"\n") if line]
-            documents = _documents(lines)
+        for block in blocks_of_lines(stream):
             damaged_before_last_block = self.damaged
-            if len(documents) < len(lines):
-                lines_with_text = sum(1 for line in lines if line.strip())
-                self.damaged += lines_with_text - len(documents)
-            if documents:
-                may_have_booleans = b"true" in content or b"false" in content
-                yield MetricsBlock.of(documents, may_have_booleans=may_have_booleans)
+            for line in _some_of_each_kind(block, lines_of_a_kind):
+                document = _document(line)
+                if document is not None:
+                    yield document
+                elif line.strip():
+                    self.damaged += 1
         # The last line may still be being written.
         self.damaged = damaged_before_last_block
 
 
-def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the lines that are lines of metrics."""
-    # Parsing a block of lines at once takes a third of the time, but one damaged line fails the block.
-    from pydantic_core import from_json
-
-    with suppress(ValueError, TypeError, KeyError):
-        documents = from_json(b"[" + b",".join(lines) + b"]", allow_inf_nan=False)
-        if len(documents) == len(lines) and max(map(len, lines)) <= LONGEST_LINE and _are_metrics(documents):
-            return list(documents)
-    found = []
-    for line in lines:
-        if len(line) <= LONGEST_LINE:
-            with suppress(ValueError, TypeError, KeyError, RecursionError):
-                document = json.loads(line.decode(), parse_constant=lambda _: None)
-                if _are_metrics([document]):
-                    found.append(document)
-    return found
-
-
-def _are_metrics(documents: Sequence[Any]) -> bool:
-    """Return whether all of some JSON values are lines of metrics.
-
-    Raises:
-        TypeError: one is not an object.
-        KeyError: one has no step.
-    """
-    steps = list(map(operator.itemgetter("step"), documents))
-    return set(map(type, steps)) == {int} and min(steps) >= 0 and max(steps) <= LARGEST_INTEGER
+def _some_of_each_kind(block: bytes, most: int) -> Sequence[bytes]:
+    """Return the first lines of each kind in a block, and the last one."""
+    lines = block.split(b"\n")
+    if len(lines) <= most:
+        return lines
+    kinds = block.translate(None, _OF_NUMBERS).split(b"\n")
+    last_places = dict(zip(kinds, range(len(kinds)), strict=True))
+    places = []
+    # Lines with texts may all differ.
+    for kind, last_place in islice(last_places.items(), _KINDS):
+        place = -1
+        for _ in range(most):
+            place = kinds.index(kind, place + 1)
+            places.append(place)
+            if place == last_place:
+                break
+        else:
+            places.append(last_place)
+    return [lines[place] for place in sorted(places)]
 
 
-def _number(value: object) -> float:
-    """Return a finite number of a line, NaN for everything else."""
-    if type(value) is float:
-        return value if math.isfinite(value) else math.nan
-    return float(value) if type(value) is int and abs(value) < LARGEST_INTEGER else math.nan
+def _document(line: bytes) -> dict[str, Any] | None:
+    """Return the line as a document; None if it is no line of metrics."""
+    if len(line) > LONGEST_LINE:
+        return None
+    with suppress(ValueError, RecursionError):
+        document = json.loads(line.decode())
+        if type(document) is dict:
+            step = document.get("step")
+            if type(step) is int and 0 <= step <= LARGEST_INTEGER:
+                return document
+    return None

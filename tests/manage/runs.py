@@ -69,6 +69,11 @@ class FakeRun:
             stream.write("\n".join(lines) + "\n")
         return self
 
+    def account(self, step: int, *, at: float, attempt: int = 0, train_s: float, **facts: Any) -> FakeRun:
+        """Append what rank 0 records at a save."""
+        known = {"eval_s": 0.0, "save_s": 0.0, "wait_s": 0.0, "slowest": None, **facts}
+        return self.event("account", at=at, attempt=attempt, step=step, train_s=train_s, **known)
+
     def ended(self, status: str, **facts: Any) -> FakeRun:
         """Write the result."""
         write_record(self.run.result, Result.from_document({"format": FORMAT, "status": status, **facts}))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from hpcddp.manage.attempt_times import Phase
-from hpcddp.manage.run_metrics import AttemptStart, RunMetrics, read_run_metrics
+from hpcddp.manage.run_metrics import RunMetrics, read_run_metrics
 from tests.manage.runs import NOON, make
 
 LINES = 30_000
-STARTS = (AttemptStart(began=NOON, trained=NOON), AttemptStart(began=NOON + 1000, trained=NOON + 1000))
+BEGAN = (NOON, NOON + 1000)
 
 
 def lines(first: int, last: int, *, at: float, **values: Any) -> list[str]:
@@ -36,40 +36,35 @@ def lines(first: int, last: int, *, at: float, **values: Any) -> list[str]:
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> RunMetrics:
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
     before = lines(1, 20_000, at=NOON)
-    # One value that stands out, and one minute in which nothing happens.
+    # One value that stands out.
     before[17_000] = before[17_000].replace('"loss": ', '"loss": 8, "other": ')
     path.write_text("\n".join([*before, *lines(20_001, LINES, at=NOON + 1060), ""]))
-    return read_run_metrics(path, STARTS)
+    return read_run_metrics(path)
 
 
-def test_few_pieces_hold_all_lines_and_every_extreme(metrics: RunMetrics) -> None:
-    loss = metrics.metrics["loss"]
-    assert 1000 < len(loss.pieces) < 2500
-    assert sum(piece.lines for piece in loss.pieces) == LINES
-    assert sum(piece.steps for piece in loss.pieces) == LINES * (LINES + 1) / 2
-    assert max(piece.high for piece in loss.pieces if piece.steps / piece.lines > 1000) > 7
-    assert (loss.best.step, loss.last.step, metrics.last_step) == (LINES, LINES, LINES)
-    # No piece reaches from one attempt into the next.
-    assert sum(piece.lines for piece in loss.pieces if piece.attempt_index == 0) == 20_000
-
-
-def test_few_stretches_hold_all_durations_and_each_long_pause(metrics: RunMetrics) -> None:
-    first, second = metrics.stretches
-    assert len(first) + len(second) < 2 * 4100
-    assert sum(stretch.step_s for stretch in first) == pytest.approx(200)
-    assert sum(stretch.eval_s for stretch in first) == pytest.approx(20 + 399 * 0.001)
-    assert [stretch.lowest_step for stretch in first if stretch.eval_s > 1 and stretch.lines == 1] == [10_000]
-    assert second[0].began == pytest.approx(NOON + 1060)
-    part = [part for stretch in first if (part := stretch.until(15_000)) is not None]
-    assert sum(stretch.step_s for stretch in part) == pytest.approx(150)
+def test_few_points_show_every_extreme(metrics: RunMetrics) -> None:
+    points = metrics.points("loss", BEGAN, 600)
+    assert 590 < len(points) < 610
+    assert max(point.high for point in points if point.step > 1000) > 7
+    assert sum(point.mean for point in points) / len(points) == pytest.approx(
+        sum(metrics.values("loss")) / LINES, rel=0.05
+    )
+    assert [point.time for point in points] == sorted(point.time for point in points)
+    best, last = metrics.best("loss"), metrics.last("loss")
+    assert best is not None
+    assert last is not None
+    assert (best.step, last.step, metrics.last_step) == (LINES, LINES, LINES)
+    # No point reaches from one attempt into the next.
+    assert all((point.step > 20_000) == (point.attempt_index == 1) for point in points)
 
 
 def test_no_line_is_counted_twice_where_the_clock_of_a_later_attempt_is_behind(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {step}, "loss": 1.0, "time": {NOON + step}}}\n' for step in range(1, 151)))
-    metrics = read_run_metrics(path, [AttemptStart(began=NOON + s) for s in (0, 100, 50)])
-    assert sum(piece.lines for piece in metrics.metrics["loss"].pieces) == 150
-    assert [sum(stretch.lines for stretch in stretches) for stretches in metrics.stretches] == [99, 0, 51]
+    metrics = read_run_metrics(path)
+    began = [NOON + s for s in (0, 100, 50)]
+    assert [len(log.steps) for log in metrics.logs(began)] == [99, 0, 51]
+    assert [point.attempt_index for point in metrics.points("loss", began, 150)] == [0] * 99 + [2] * 51
 
 
 def test_the_rates_of_a_long_run_have_the_same_percentiles(tmp_path: Path) -> None:
@@ -77,8 +72,8 @@ def test_the_rates_of_a_long_run_have_the_same_percentiles(tmp_path: Path) -> No
     # Every second step is slow, so that no regular choice of steps has their median.
     rates = [100 + step / 1000 if step % 2 else 50.0 for step in range(200_000)]
     path.write_text("".join(f'{{"step": {step}, "samples_per_s": {rate}}}\n' for step, rate in enumerate(rates)))
-    kept = sorted(read_run_metrics(path).rates)
-    assert 8000 < len(kept) <= 1 << 14
+    kept = sorted(read_run_metrics(path).values("samples_per_s"))
+    assert 30_000 < len(kept) < 50_000
     assert kept[len(kept) // 10] == 50.0
     assert kept[9 * len(kept) // 10] == pytest.approx(260, rel=0.02)
     assert 0.48 < kept.count(50.0) / len(kept) < 0.52
@@ -109,8 +104,9 @@ def test_the_part_of_a_long_attempt_that_a_later_one_repeats_does_not_count(tmp_
     made.event("requeue", at=900, cause="crash").started(at=1000, attempt=1).event("train", at=1000, attempt=1)
     made.event("finish", at=1400, attempt=1).ended("finished")
     path = made.run.metrics
-    path.write_text("\n".join([*lines(1, 20_000, at=NOON), *lines(12_346, LINES, at=NOON + 1000), ""]))
+    path.write_text("\n".join([*lines(1, 10_000, at=NOON), *lines(6_346, 15_000, at=NOON + 1000), ""]))
     (report,) = reports_of(overview_of([entry_of(made.run)], ask=list, now=NOON + 4000).lines)
     rows = [(attempt.resumed_from, attempt.last_step, attempt.lost_steps) for attempt in report.attempts]
-    assert rows == [(0, 12_345, 7655), (12_345, LINES, 0)]
-    assert report.attempts[0].seconds[Phase.TRAINING] == pytest.approx(123.45, abs=0.01)
+    assert rows == [(0, 6_345, 3655), (6_345, 15_000, 0)]
+    # With the evaluations after 126 steps, of which a program records no duration.
+    assert report.attempts[0].seconds[Phase.TRAINING] == pytest.approx(63.44 + 126 * 0.001, abs=0.01)

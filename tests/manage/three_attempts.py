@@ -4,13 +4,14 @@ It is queued at 0 s. Attempt 0 (4 ranks, 100 s to 390 s) begins to train at 130 
 10 and 20 stop it for 1 s each; it fails at 386 s after step 25, so that 54 s are lost. Attempt 1 (4 ranks, 500 s to
 730 s) goes on from step 20 at 520 s: 20 steps of 10 s, an evaluation of 5 s after step 30, a save of 3 s at its stop at
 728 s. Attempt 2 (8 ranks, 900 s to 1020 s) goes on from step 40 at 915 s: 20 steps of 5 s and a last save of 4 s. Each
-attempt measured 19 steps of 8 s, in which even ranks waited 0.1 s for data and odd ranks 0.3 s.
+attempt waited 0.3 s for data in 19 of its steps, on rank 1.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
@@ -45,8 +46,10 @@ def three_attempts(root: Path, run_id: str = "run-1", name: str = "digits") -> F
     write_plan_record(made.run, {"total_steps": 60})
     _attempt(made, 0, began=100, trained=130, step=0, ranks=4)
     _steps(made, 1, 10, at=140, seconds=10)
+    _account(made, 10, at=231, train_s=100, save_s=1)
     made.event("save", at=233, step=10, seconds=3.0, blocked_s=1.0)
     _steps(made, 11, 20, at=241, seconds=10)
+    _account(made, 20, at=332, train_s=200, save_s=2)
     made.event("save", at=334, step=20, seconds=3.0, blocked_s=1.0)
     made.failed(2, at=386, step=25, kind="IndexError", message="10 > 9", traceback=TRACEBACK)
     made.event("requeue", at=390, cause="crash", by="hpcddp")
@@ -54,12 +57,14 @@ def three_attempts(root: Path, run_id: str = "run-1", name: str = "digits") -> F
     _steps(made, 21, 30, at=530, seconds=10)
     _evaluation(made, 30, 0.75, 5.0)
     _steps(made, 31, 40, at=635, seconds=10)
+    _account(made, 40, attempt=1, at=725.5, train_s=200, eval_s=5, save_s=0.5)
     made.event("save", at=728, attempt=1, step=40, seconds=3.0, blocked_s=0.5)
     made.event("stop", at=728, attempt=1, step=40, saved=True, save_s=3.0, cause="preemption", reason="terminated")
     made.event("requeue", at=730, attempt=1, step=40, cause="preemption", by="hpcddp")
     _attempt(made, 2, began=900, trained=915, step=40, ranks=8)
     _steps(made, 41, 60, at=920, seconds=5)
     _evaluation(made, 60, 0.7, 0.0)
+    _account(made, 60, attempt=2, at=1016, train_s=100, save_s=1)
     made.event("save", at=1019, attempt=2, step=60, seconds=4.0, blocked_s=1.0)
     made.event("finish", at=1020, attempt=2, step=60)
     return made.ended("finished", steps=60, val_accuracy=0.7, attempts=3, world_size=8)
@@ -69,14 +74,11 @@ def _attempt(made: FakeRun, number: int, *, began: int, trained: int, step: int,
     made.started(at=began, attempt=number).event("train", at=trained, attempt=number, step=step)
     document = {"format": 1, "ranks": [{"host": "n1", "gpu": f"GPU-{rank}"} for rank in range(ranks)]}
     made.attempt(number).ranks.write_text(json.dumps(document))
-    times = {
-        "format": 1,
-        "steps": 19,
-        "step_s": 8.0,
-        "data_wait_s": [0.1, 0.3] * (ranks // 2),
-        "forward_s": [2.0] * ranks,
-    }
-    made.attempt(number).step_times.write_text(json.dumps(times))
+
+
+def _account(made: FakeRun, step: int, *, at: float, train_s: float, **facts: Any) -> None:
+    slowest = {"rank": 1, "data_wait_s": 0.3, "forward_s": 2.0, "median_s": 2.1}
+    made.account(step, at=at, train_s=train_s, wait_s=19 * 0.3, slowest=slowest, **facts)
 
 
 def _steps(made: FakeRun, first: int, last: int, *, at: float, seconds: float) -> None:

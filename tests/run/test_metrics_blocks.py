@@ -1,12 +1,11 @@
-"""The blocks of a metrics log hold what its lines hold, also where lines are damaged."""
+"""A metrics log is read as its lines hold it, also where lines are damaged; of a long log, some of each kind."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpcddp.run.files import LONGEST_LINE
 from hpcddp.run.metrics import read_metrics
-from hpcddp.run.metrics_reader import MetricsReader
+from hpcddp.run.metrics_reader import ThinnedMetrics
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2)
@@ -31,36 +30,53 @@ LINES = st.one_of(
 
 def steps_of(path: Path) -> tuple[list[int], int]:
     """Return the steps of a log, and how many of its lines are damaged."""
-    reader = MetricsReader(path)
-    steps = [step for block in reader for step in block.steps]
+    reader = ThinnedMetrics(path)
+    steps = [document["step"] for document in reader]
     return steps, reader.damaged
 
 
-def numbers_of(path: Path, name: str) -> list[float]:
-    blocks = [(block.steps, block.numbers.get(name)) for block in MetricsReader(path)]
-    return [value for steps, numbers in blocks for value in numbers or [math.nan] * len(steps)]
-
-
-def expected(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
-    return float(value) if is_number or (isinstance(value, float) and math.isfinite(value)) else math.nan
-
-
 @given(st.lists(LINES, max_size=12))
-def test_the_numbers_are_those_of_the_lines(lines: list[bytes]) -> None:
+def test_the_documents_are_those_of_the_lines(lines: list[bytes]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         path.write_bytes(b"".join(line + b"\n" for line in lines))
         (steps, damaged), records = steps_of(path), read_metrics(path, 1 << 20).records
-        columns = {name: numbers_of(path, name) for name in ("loss", "val", "x")}
+        documents = list(ThinnedMetrics(path))
     assert steps == [record.step for record in records]
-    for name, column in columns.items():
-        values = [expected(record.facts.get(name)) for record in records]
-        assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(column, values, strict=True))
+    for document, record in zip(documents, records, strict=True):
+        assert all(str(document.get(name)) == str(record.facts.get(name)) for name in ("loss", "val", "x"))
     whole = [line for line in lines if line.strip()]
     assert damaged == len(whole) - len(steps)
+
+
+def test_of_a_long_log_some_steps_and_all_rare_lines_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with path.open("w") as stream:
+        for step in range(1, 200_001):
+            stream.write(json.dumps({"step": step, "loss": 1 / step, "lr": 1e-5 * step, "time": 1e9 + step}) + "\n")
+            if step % 1000 == 0:
+                stream.write(json.dumps({"step": step, "val_loss": step / 3}) + "\n")
+            if step == 77_777:
+                stream.write('{"step": 77777, "note": "x", "accuracy": 0.5}\n{"step": tru\n')
+        stream.write('{"step": 200001, "lo')
+    reader = ThinnedMetrics(path)
+    documents = list(reader)
+    losses = [document["step"] for document in documents if "loss" in document]
+    assert 30_000 < len(losses) < 50_000
+    assert losses[-1] == 200_000
+    assert max(later - step for step, later in pairwise(losses)) < 1200
+    assert [document["step"] for document in documents if "val_loss" in document] == list(range(1000, 200_001, 1000))
+    assert [document["accuracy"] for document in documents if "note" in document] == [0.5]
+    assert reader.damaged == 1
+
+
+def test_texts_that_all_differ_do_not_make_each_line_a_kind(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    words = ("".join(chr(97 + step // 26**place % 26) for place in range(5)) for step in range(200_000))
+    path.write_text("".join(json.dumps({"step": 1, "note": word}) + "\n" for word in words))
+    assert len(steps_of(path)[0]) < 100_000
 
 
 def test_a_line_that_is_still_being_written_is_not_damaged(tmp_path: Path) -> None:
@@ -68,7 +84,7 @@ def test_a_line_that_is_still_being_written_is_not_damaged(tmp_path: Path) -> No
     path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
     assert steps_of(path) == ([1], 0)
     path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.0}')
-    assert numbers_of(path, "loss") == [2.5, 2.0]
+    assert [document["loss"] for document in ThinnedMetrics(path)] == [2.5, 2.0]
 
 
 def test_the_hole_at_the_end_of_a_log_is_one_damaged_line(tmp_path: Path) -> None:

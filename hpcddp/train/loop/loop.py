@@ -6,20 +6,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-import torch
-import torch.distributed as dist
-
-from hpcddp.run.job_records import RankStepTimes, write_step_times
 from hpcddp.run.metrics_file import MetricsFile, metrics_line
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import broadcast_numbers, collective_device
 from hpcddp.train.errors import NonFiniteError, PausedError, StoppedError
+from hpcddp.train.loop.account import TimeAccount
 from hpcddp.train.loop.agreement import StepPart, StepSums
 from hpcddp.train.loop.blocks import Blocks, MadeStep
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
@@ -29,7 +25,6 @@ from hpcddp.train.loop.step import ComputedStep, Stepper
 from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.stopper import RunStopper, agree_on_stop
-from hpcddp.train.waits import WAITS
 
 # Rank 0 writes each record at once, unless the disk does not take it.
 _LINES_KEPT: Final = 100
@@ -72,6 +67,7 @@ class Loop:
         self._blocks = Blocks(world_size=context.world_size, always_one_step=context.world_size == 1 or update_waits)
         self._last_lines: deque[str] = deque(progress.metrics_lines, maxlen=_LINES_KEPT)
         self._stopper = RunStopper(context, checkpointer)
+        self._account = TimeAccount()
         self._guard = ReplicaGuard(context.train.replica_check_every)
         self.saved_step = progress.step if context.recovery is None and progress.step > 0 else None
         """The step of the checkpoint that the loop began with; None if it began with step 0 or a state in memory."""
@@ -241,6 +237,7 @@ class Loop:
         skipped = step.skipped or sums.nonfinite
         self._progress = self._progress_after(position, loss, skipped=skipped)
         self._stopper.add_step(step.seconds)
+        self._account.train_s += step.seconds
         self._write_metrics(step, loss, skipped=skipped)
         if not math.isfinite(loss) and not step.skipped:
             self._flush()
@@ -346,8 +343,10 @@ class Loop:
             self._save_and_stop()
         self._progress = replace(self._progress, evaluation=evaluation, evaluated_step=self._progress.step)
         epoch = self._progress.epoch - 1
-        seconds = round(self._context.monotonic() - began_at, 3)
-        self._add_record({"step": self._progress.step, "epoch": epoch, **evaluation.as_record(), "eval_s": seconds})
+        seconds = self._context.monotonic() - began_at
+        self._account.eval_s += seconds
+        record = {"step": self._progress.step, "epoch": epoch, **evaluation.as_record(), "eval_s": round(seconds, 3)}
+        self._add_record(record)
         loss = math.nan if self._progress.last_loss is None else self._progress.last_loss
         self._context.print_on_rank_0(
             f"epoch {epoch + 1}/{self._schedule.epochs}, step {self._progress.step}/{self._schedule.total_steps}: "
@@ -358,30 +357,12 @@ class Loop:
     def _save(self, reason: str) -> None:
         self._flush()
         progress = self._progress_now()
+        began_at = self._context.monotonic()
         self._checkpointer.save(progress.step, progress.as_document(), reason=reason)
-        self._write_step_times()
+        self._account.save_s += self._context.monotonic() - began_at
+        self._account.write(self._context, self._stepper.timer, progress.step)
         self._saved_at = self._context.monotonic()
         self._context.heartbeat.beat()
-
-    def _write_step_times(self) -> None:
-        """Gather what the ranks have measured in their steps, and write it; a collective."""
-        timer = self._stepper.timer
-        if timer.steps == 0:
-            return
-        rank_means = torch.tensor(timer.means(), dtype=torch.float64, device=collective_device())
-        means = rank_means.new_empty(self._context.world_size, len(rank_means))
-        WAITS.run(dist.all_gather, list(means), rank_means)
-        if self._context.is_main:
-            step_s, data_wait_s, forward_s = means.T.tolist()
-            times = RankStepTimes(
-                steps=timer.steps,
-                step_s=step_s[0],
-                data_wait_s=tuple(data_wait_s),
-                forward_s=tuple(forward_s) if any(forward_s) else None,
-            )
-            # A report can do without; a disk that is full or missing does not delay the training.
-            with suppress(OSError):
-                write_step_times(self._context.run.attempt(self._context.attempt), times)
 
     def _flush(self) -> None:
         if self._metrics is not None:

@@ -134,7 +134,6 @@ class Stepper:
         self._buffers_before = None
         self._replica.scaler.update()
         self._replica.optimizer.zero_grad(set_to_none=True)
-        self.timer.end_step()
 
     def _accumulate(self, position: Position, on_loss: Callable[[Tensor], None]) -> Tensor:
         """Run forward and backward of all micro-steps and return this rank's sum of losses, float64."""
@@ -284,8 +283,6 @@ class StepTimer:
         self._reset()
 
     def _reset(self) -> None:
-        self._began = 0.0
-        self._step_s = 0.0
         self._data_wait_s = 0.0
         self._samples = 0
         self._forward_s = 0.0
@@ -302,11 +299,6 @@ class StepTimer:
         self._step += 1
         if self._step == 1:
             self._reset()
-        self._began = time.perf_counter()
-
-    def end_step(self) -> None:
-        """End the step."""
-        self._step_s += time.perf_counter() - self._began
 
     def next_batch(self, batches: Iterator[MicroBatch]) -> MicroBatch:
         """Return the next micro-batch, and measure the wait for it."""
@@ -354,12 +346,12 @@ class StepTimer:
         self._forward_on_gpu = None
         return True
 
-    def means(self) -> tuple[float, float, float]:
-        """Return the mean duration of a step, its wait for data and its forward, in seconds; 0 = not measured."""
+    def means(self) -> tuple[float, float]:
+        """Return the mean wait for data in a step and the mean forward, in seconds; 0 = not measured."""
         self._add_forward_on_gpu()
         steps = max(1, self.steps)
         forward_s_per_sample = self._forward_s / max(1, self._timed_samples)
-        return self._step_s / steps, self._data_wait_s / steps, forward_s_per_sample * self._samples / steps
+        return self._data_wait_s / steps, forward_s_per_sample * self._samples / steps
 
 
 def _new_timing_event() -> torch.cuda.Event:
