@@ -83,6 +83,8 @@ _SEE_ALSO: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 
 _FIELD_TEXTS: Final = {option.name: f"`{option.path}` of the job file." for option in field_options()}
+# The page that lists the options of the job file's fields for all commands.
+_WITH_FIELD_OPTIONS: Final = "submit"
 
 
 def all_commands(app: typer.Typer) -> list[tuple[tuple[str, ...], ClickObject]]:
@@ -141,6 +143,10 @@ def _parameter_sections(command: ClickObject, context: ClickObject) -> Iterator[
     parameters = [parameter for parameter in command.get_params(context) if parameter.name != "help"]
     arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
     options = [parameter for parameter in parameters if parameter.param_type_name == "option"]
+    of_fields = [option for option in options if not _FIELD_TEXTS.keys().isdisjoint(option.opts)]
+    if context.info_name == _WITH_FIELD_OPTIONS:
+        of_fields = []
+    options = [option for option in options if option not in of_fields]
     if arguments:
         yield "## Arguments\n\n| argument | meaning |\n|---|---|"
         for argument in arguments:
@@ -152,6 +158,8 @@ def _parameter_sections(command: ClickObject, context: ClickObject) -> Iterator[
         for option in options:
             yield f"| {_names(option, context)} | {_default(option)} | {_meaning(option)} |"
         yield ""
+    if of_fields:
+        yield f"And the options of the job file's fields, as [submit]({_WITH_FIELD_OPTIONS}.md#options) has them.\n"
 
 
 def _names(option: ClickObject, context: ClickObject) -> str:

@@ -63,10 +63,6 @@ def checks_page() -> str:
 
 def _page_lines() -> Iterator[str]:
     yield _INTRODUCTION
-    yield "| rule | what happens otherwise |"
-    yield "|---|---|"
-    for rules in LAYERS.values():
-        yield from (f"| [{rule.code}](#{rule.code}) | {rule.otherwise} |" for rule in rules)
     for layer, rules in LAYERS.items():
         title, text = _LAYERS[layer]
         yield f"\n## {title}\n\n{text}"
