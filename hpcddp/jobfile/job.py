@@ -81,7 +81,7 @@ class JobSpec(Section):
     command: Annotated[tuple[Text, ...] | None, Field(strict=False), FieldFacts(on_resume="by name")] = Field(
         None,
         description="Your own program in place of `train`, word by word: every task runs it. `{run_dir}`, `{run_id}` "
-        "and `{attempt}` in a word are filled in; then any other brace is written twice.",
+        "and `{attempt}` in a word are filled in.",
     )
     launcher: LauncherName | None = Field(
         None,

@@ -1,6 +1,6 @@
 """Placeholders in the words of a command: ``{lr}`` of a sweep, and ``{run_dir}``, which each task fills in.
 
-In a command with placeholders a literal brace is written twice. A command without one does not change.
+Only the names that are known are filled in; every other brace stays as it is.
 """
 
 from __future__ import annotations
@@ -18,13 +18,8 @@ RUN_PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
 """The placeholders that a task fills in, and the variable that has the same value."""
 
 PLACEHOLDER: Final = r"[A-Za-z_][A-Za-z0-9_-]*"
-BRACES: Final = re.compile(r"\{\{|\}\}|\{(" + PLACEHOLDER + r")\}|[{}]", re.ASCII)
-"""A doubled brace, a placeholder (group 1 is its name), or a single brace."""
-
-_RUN_NAMES: Final = "|".join(RUN_PLACEHOLDERS)
-# A dollar before the brace makes it a variable of a shell. A doubled brace counts, so that {{run_dir}} is a text.
-_RUN_PLACEHOLDER: Final = re.compile(r"(?<!\$)\{(?:" + _RUN_NAMES + r")\}")
-_SHELL_VARIABLE: Final = re.compile(r"\$\{(?:" + _RUN_NAMES + r")\}")
+# A dollar before the brace makes it a variable of a shell.
+_IN_BRACES: Final = re.compile(r"(?<!\$)\{(" + PLACEHOLDER + r")\}", re.ASCII)
 _RUN_VARIABLE: Final = re.compile(r"\$(\{)?(" + "|".join(RUN_PLACEHOLDERS.values()) + r")(?(1)\}|\b)", re.ASCII)
 SHELLS: Final = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 """The names of the shells that take ``-c TEXT``."""
@@ -46,7 +41,7 @@ def argument_text(value: object) -> str:
 
 def placeholders_of(command: Sequence[str]) -> set[str]:
     """Return the names that the words of a command hold in braces."""
-    return {match[1] for word in command for match in BRACES.finditer(word) if match[1]}
+    return {name for word in command for name in _IN_BRACES.findall(word)}
 
 
 def words_outside_shell_texts(command: Sequence[str]) -> list[str]:
@@ -106,53 +101,23 @@ def shell_text_indices(command: Sequence[str]) -> set[int]:
     return indices
 
 
-def holds_run_placeholder(command: Sequence[str]) -> bool:
-    """Return whether a command has placeholders that the task fills in, so that its literal braces are doubled."""
-    return any(_RUN_PLACEHOLDER.search(word) for word in command)
+def fill_sweep_placeholders(command: Sequence[str], values: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the command of an element of a sweep."""
 
+    def text(match: re.Match[str]) -> str:
+        return argument_text(values[match[1]]) if match[1] in values else match[0]
 
-def fill_sweep_placeholders(command: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """Return the command of an element of a sweep.
-
-    If it holds ``{run_dir}`` or the like, as a placeholder or as a text, literal braces stay doubled for the task.
-    """
-    words = [_substituted(word, values) for word in command]
-    if holds_run_placeholder(words):
-        return words
-    return [_undoubled(word) for word in words]
+    return tuple(_IN_BRACES.sub(text, word) for word in command)
 
 
 def fill_run_placeholders(command: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the command that a task runs.
 
     Args:
-        command: the command of the job.
         variables: the environment of the program, which holds the variables in ``RUN_PLACEHOLDERS``.
     """
-    if not holds_run_placeholder(command):
-        return tuple(command)
-    values = {name: variables[variable] for name, variable in RUN_PLACEHOLDERS.items()}
-    return tuple(_undoubled(_substituted(word, values)) for word in command)
-
-
-def _substituted(word: str, values: Mapping[str, object]) -> str:
-    """Return a word with the placeholders that have a value replaced; braces of a value are doubled."""
-
-    def text(match: re.Match[str]) -> str:
-        if match[1] in values:
-            return doubled(argument_text(values[match[1]]))
-        return match[0]
-
-    return BRACES.sub(text, word)
-
-
-def doubled(text: str) -> str:
-    """Return a text as the words of a command with placeholders hold it."""
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-def _undoubled(word: str) -> str:
-    return word.replace("{{", "{").replace("}}", "}")
+    values = {name: variables[variable] for name, variable in RUN_PLACEHOLDERS.items() if variable in variables}
+    return fill_sweep_placeholders(command, values)
 
 
 def run_placeholder_error(command: Sequence[str]) -> str | None:
@@ -165,26 +130,4 @@ def run_placeholder_error(command: Sequence[str]) -> str | None:
                 f"holds {word!r}, and no shell expands {variable[0]} there; write {{{name}}}, which each task fills "
                 "in, or let a shell expand it: bash -c 'COMMAND'"
             )
-    if not holds_run_placeholder(command):
-        return None
-    for word in command:
-        is_filled = all(match[0] in {"{{", "}}"} or match[1] in RUN_PLACEHOLDERS for match in BRACES.finditer(word))
-        if not is_filled or _SHELL_VARIABLE.search(word):
-            names = ", ".join(f"{{{name}}}" for name in RUN_PLACEHOLDERS)
-            return (
-                f"holds {word!r}; in a command with one of {names}, any other brace is written twice; write "
-                f"{_with_doubled_braces(word)!r}"
-            )
     return None
-
-
-def _with_doubled_braces(word: str) -> str:
-    """Return a word in which every brace is doubled that belongs to no placeholder of a task."""
-
-    def text(match: re.Match[str]) -> str:
-        is_variable = word[: match.start()].endswith("$")
-        if match[1] in RUN_PLACEHOLDERS and not is_variable:
-            return match[0]
-        return doubled(match[0])
-
-    return BRACES.sub(text, word)

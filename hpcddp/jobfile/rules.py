@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
@@ -20,7 +20,7 @@ from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.environment import ACTIVATED, Container, unmountable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import OWN, launcher_command_of
-from hpcddp.jobfile.placeholders import placeholders_of, run_placeholder_error
+from hpcddp.jobfile.placeholders import run_placeholder_error
 from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import format_duration
@@ -114,13 +114,8 @@ def one_kind_of_work(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _run_placeholders(spec: JobSpec) -> Iterator[Finding]:
-    """Reject a command whose placeholders the tasks cannot fill in."""
-    command = spec.command or ()
-    elements = (spec.sweep,) if isinstance(spec.sweep, Mapping) else spec.sweep or ()
-    if any(not placeholders_of(command).isdisjoint(element) for element in elements):
-        # The commands of the elements are checked, in which the values of the sweep are filled in.
-        return
-    error = run_placeholder_error(command)
+    """Reject a command with a variable of the run that no shell expands."""
+    error = run_placeholder_error(spec.command or ())
     if error is not None:
         yield "command", error
 

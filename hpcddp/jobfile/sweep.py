@@ -23,22 +23,19 @@ from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, meant_ra
 from hpcddp.jobfile.job import JobSpec, find_key, is_secret
 from hpcddp.jobfile.messages import error_path, sentence_of, unknown_key
 from hpcddp.jobfile.placeholders import (
-    BRACES,
     PLACEHOLDER,
     RUN_PLACEHOLDERS,
     as_text,
-    doubled,
     fill_sweep_placeholders,
+    placeholders_of,
 )
-from hpcddp.jobfile.problems import JobFileError, Problem, shown
+from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.rules import RULES, Rule, broken_rules
 
 Finding = tuple[Path, str]
 """The key path of an error, and the message."""
 
-_MOST_NAMED_ELEMENTS = 3
-"""More elements are not named in a message, but counted."""
-_MOST_ERRORS_OF_A_KIND = 10
+_MOST_ERRORS_OF_ELEMENTS = 10
 
 _COMMAND = ("command",)
 
@@ -101,14 +98,6 @@ class SweepTable:
             elements_by_positions.setdefault(positions, []).append(index)
         for positions, elements in elements_by_positions.items():
             yield Combination(self._values_at(keys, positions), elements)
-
-    def common(self, elements: Sequence[int]) -> dict[str, Any]:
-        """Return the values, by key path, that several elements have in common."""
-        common_positions: list[int | None] = []
-        for column in range(len(self.keys)):
-            positions = {self.rows[index][column] for index in elements}
-            common_positions.append(positions.pop() if len(positions) == 1 else None)
-        return self._values_at(self.keys, common_positions)
 
     def _values_at(self, keys: Sequence[str], positions: Sequence[int | None]) -> dict[str, Any]:
         """Return the values of keys by their positions in ``values``; a key without a position is left out."""
@@ -185,69 +174,23 @@ def _command_findings(command: Sequence[str], swept_names: Sequence[str]) -> Ite
     Args:
         swept_names: the placeholders that the sweep gives a value.
     """
-    yield from _brace_findings(command, swept_names)
-    placeholders = _sweep_placeholders(command)
-    unused_names = [name for name in swept_names if name not in placeholders]
-    # The placeholders without values of which no error was reported yet.
-    without_values = [name for name in placeholders if name not in swept_names]
-    if len(unused_names) == 1 and len(without_values) == 1 and nearest(unused_names[0], without_values) is None:
-        # The names are not alike, but each lacks what the other has: most likely one mistake, and one error for it.
-        yield _COMMAND, _lacks_values(without_values[0], similar_name=unused_names[0])
-        return
-
-    for name in unused_names:
+    names = placeholders_of(command)
+    without_values = sorted(names - {*swept_names, *RUN_PLACEHOLDERS})
+    for name in swept_names:
+        if name in names:
+            continue
         similar_name = nearest(name, without_values)
-        if similar_name is None:
-            advice = f"write {_in_braces(name)} in the command where the value belongs"
-            yield ("sweep", name), f"is neither a field of the job file nor a placeholder of the command; {advice}"
-        else:
+        advice = f"write {{{name}}} in the command where the value belongs"
+        if similar_name is not None:
             # One mistake, and one error for it.
             without_values.remove(similar_name)
-            problem = f"is not a placeholder of the command, which holds {_in_braces(similar_name)}"
-            yield ("sweep", name), f"{problem}; did you mean {similar_name}?"
+            advice = f"the command holds {{{similar_name}}}: did you mean {similar_name}?"
+        yield ("sweep", name), f"is neither a field of the job file nor a placeholder of the command; {advice}"
     for name in without_values:
-        yield _COMMAND, _lacks_values(name, similar_name=nearest(name, swept_names))
-
-
-def _lacks_values(placeholder: str, *, similar_name: str | None) -> str:
-    """Return the message for a placeholder of the command without values.
-
-    Args:
-        similar_name: the name that is probably meant; None without one.
-    """
-    advice = "give it values in the sweep, or"
-    if similar_name is not None:
-        advice = f"did you mean {_in_braces(similar_name)}? Or"
-    braced = _in_braces(placeholder)
-    return f"holds {braced}, which has no values in the sweep; {advice} write {_in_braces(braced)} for the text"
-
-
-def _in_braces(text: str) -> str:
-    return "{" + text + "}"
-
-
-def _brace_findings(command: Sequence[str], swept_names: Sequence[str]) -> Iterator[Finding]:
-    """Yield the words of a command that hold a single brace which is no part of a placeholder."""
-    filled_names = {*swept_names, *RUN_PLACEHOLDERS}
-
-    def with_literal_braces(match: re.Match[str]) -> str:
-        return match[0] if match[1] in filled_names else doubled(match[0])
-
-    for word in command:
-        if any(match[0] in {"{", "}"} for match in BRACES.finditer(word)):
-            advice = f"write {BRACES.sub(with_literal_braces, word)!r}"
-            yield _COMMAND, f"holds {shown(word)}, with a brace that begins or ends no placeholder; {advice}"
-
-
-def _sweep_placeholders(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the placeholders of a command that the sweep has to fill in, in order of appearance."""
-    names: dict[str, None] = {}
-    for word in command:
-        for match in BRACES.finditer(word):
-            name = match[1]
-            if name and name not in RUN_PLACEHOLDERS:
-                names[name] = None
-    return tuple(names)
+        similar_name = nearest(name, swept_names)
+        if similar_name is not None:
+            sentence = f"holds {{{name}}}, which has no values in the sweep; did you mean {{{similar_name}}}?"
+            yield _COMMAND, sentence
 
 
 def assignment(values: Mapping[str, Any]) -> str:
@@ -368,63 +311,29 @@ def check_sweep(spec: JobSpec, rules: Sequence[Rule]) -> Iterator[Finding]:
 def _check_elements(spec: JobSpec, table: SweepTable, rules: Sequence[Rule]) -> Iterator[Finding]:
     """Yield the errors of a job and of the elements of its sweep, whose keys can be swept.
 
-    An error of the job itself is reported at its own key only if every element has it, because elements have other
-    values.
+    An error that several elements have is that of the first one.
     """
     rules_of_elements = _rules_about(table.keys, rules)
     # The other rules have the same result for the job and for every element.
     yield from broken_rules(spec, [rule for rule in rules if rule not in rules_of_elements])
 
-    # The keys are the findings, each once, in their order.
-    type_findings: dict[Finding, None] = {}
-    elements_of_right_types: list[int] = []
-    elements_by_rule_finding: dict[Finding, list[int]] = {}
     job_values = _without_sweep(spec, table.keys)
+    reported: set[Finding] = set()
     for index in range(len(table)):
+        values = table.element(index)
         try:
-            element = _with_values(job_values, table.element(index))
+            findings = broken_rules(_with_values(job_values, values), rules_of_elements)
         except ValidationError as error:
-            type_findings.update(dict.fromkeys(_type_findings(error)))
-            continue
-        elements_of_right_types.append(index)
-        for finding in broken_rules(element, rules_of_elements):
-            elements_by_rule_finding.setdefault(finding, []).append(index)
-
-    findings_of_all = []
-    for finding in broken_rules(spec, rules_of_elements):
-        if elements_by_rule_finding.get(finding, []) == elements_of_right_types:
-            findings_of_all.append(finding)
-            yield finding
-    type_errors = [(("sweep", _key_of(path, table.keys) or ""), sentence) for path, sentence in type_findings]
-    yield from _first_errors(type_errors)
-    rule_errors = []
-    for finding, elements in elements_by_rule_finding.items():
-        if finding not in findings_of_all:
-            rule_errors.append(_explain(finding, elements, table))
-    yield from _first_errors(rule_errors)
-
-
-def _first_errors(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the first errors of one kind, and one that says how many more there are."""
-    yield from findings[:_MOST_ERRORS_OF_A_KIND]
-    more = len(findings) - _MOST_ERRORS_OF_A_KIND
-    if more > 0:
-        errors = "error" if more == 1 else "errors"
-        yield ("sweep",), f"has {more} more {errors} of this kind; correct those above first"
-
-
-def _explain(finding: Finding, elements: Sequence[int], table: SweepTable) -> Finding:
-    """Return the error of some elements, at a key that they set and with the values that they have in common."""
-    path, sentence = finding
-    common_values = table.common(elements)
-    with_values = f" with {_without_secrets(common_values)}" if common_values else ""
-    message = f"leads to an error in {_elements_in_words(elements)}{with_values}: {dotted(path)} {sentence}"
-    key = _key_of(path, table.keys)
-    if key is None:
-        # No key sets the field itself: the first that these elements have in common with each other, but not with all.
-        telling_keys = [key for key in common_values if len(table.values[key]) > 1]
-        key = telling_keys[0] if telling_keys else table.keys[0]
-    return ("sweep", key), message
+            findings = _type_findings(error)
+        for path, sentence in findings:
+            if (path, sentence) in reported:
+                continue
+            if len(reported) == _MOST_ERRORS_OF_ELEMENTS:
+                yield ("sweep",), "has more errors in its elements; correct those above first"
+                return
+            reported.add((path, sentence))
+            key = _key_of(path, values) or table.keys[0]
+            yield ("sweep", key), f"element {index} with {_without_secrets(values)}: {dotted(path)} {sentence}"
 
 
 def _key_of(path: Path, keys: Iterable[str]) -> str | None:
@@ -626,15 +535,6 @@ def _lacks_section(spec: JobSpec, path: Path) -> str | None:
             return None
         section = subsection
     return None
-
-
-def _elements_in_words(elements: Sequence[int]) -> str:
-    """Return the indices of elements in words: ``elements 0, 1, 2 and 5 more``."""
-    noun = "element" if len(elements) == 1 else "elements"
-    words = f"{noun} {', '.join(map(str, elements[:_MOST_NAMED_ELEMENTS]))}"
-    if len(elements) > _MOST_NAMED_ELEMENTS:
-        words += f" and {len(elements) - _MOST_NAMED_ELEMENTS} more"
-    return words
 
 
 def _without_secrets(values: Mapping[str, Any]) -> str:

@@ -449,15 +449,14 @@ def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
     if not words or request.run.path.exists():
         return
     table = request.sweep_table
-    if table is not None and any(map(is_placeholder, table.keys)):
-        return
+    swept = () if table is None else table.keys
     is_python = PYTHON.fullmatch(Path(words[0]).name) is not None
     texts = []
     for word_before, word in pairwise(words):
         is_python_code = is_python and word_before == "-c"
         if not is_python_code:
-            texts.append(word.replace("${", ""))
-    names = sorted(placeholders_of(texts) - set(RUN_PLACEHOLDERS))
+            texts.append(word)
+    names = sorted(placeholders_of(texts) - {*RUN_PLACEHOLDERS, *swept})
     if not names:
         return
     placeholders = listed([f"{{{name}}}" for name in names])

@@ -104,7 +104,7 @@ def test_several_axes_are_a_grid_in_place_of_the_job_files(tmp_path: Path) -> No
             ("train.seed=",),
             ("--sweep train.seed: lists no value", "write for example [0, 1, 2]", "leave the key out"),
         ),
-        (("train.seed=-1",), ("--sweep train.seed: is -1", "at least 0", "write 0 or more")),
+        (("train.seed=-1",), ("--sweep train.seed: element 0", "train.seed is -1", "at least 0", "write 0 or more")),
         (("train.seed=\0",), ("--sweep train.seed: contains a NUL character", "remove it")),
         (
             ("train.seed=0..9999", "train.epochs=1..11"),
@@ -164,7 +164,7 @@ BAD_FILES = {
     ),
     ("b.yaml", "- {train.seed: 1}\n- {train.seed: .nan}\n"): ("b.yaml:2: is not a finite number", "write a number"),
     ("a.json", "[{]"): ("a.json:1: is not valid JSON", "write a list of mappings", "YAML in a file"),
-    ("a.yaml", "- {train.seed: -1}\n"): ("a.yaml: sweep.train.seed: is -1", "at least 0", "write 0 or more"),
+    ("a.yaml", "- {train.seed: -1}\n"): ("a.yaml: sweep.train.seed: element 0", "train.seed is -1", "at least 0"),
     ("a.yaml", "x"): ("a.yaml: sweep: is 'x'", "write for example {train.seed: [0, 1, 2]}"),
 }
 
