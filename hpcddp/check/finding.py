@@ -20,7 +20,6 @@ from hpcddp.submission.request import SubmitRequest
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
     from hpcddp.batch.samples import SampleCount
-    from hpcddp.check.gpu_memory import BuiltModel
     from hpcddp.check.measured import Measured
     from hpcddp.check.slurm_answer import SlurmAnswer
     from hpcddp.script.parse import Script
@@ -144,11 +143,11 @@ class Subject:
         return count_units(spec.train, spec.batch, directory=self.directory, python=python)
 
     @cached_property
-    def model(self) -> BuiltModel | None:
-        """The model of a training, as it can be built here; None for other jobs, and where it cannot be told."""
-        from hpcddp.check.gpu_memory import build_on_meta
+    def model_refusal(self) -> str | None:
+        """Why torchvision does not build the model of a training; None if it does, and where it cannot be told."""
+        from hpcddp.check.model_arguments import model_refusal
 
-        return None if self.spec is None else build_on_meta(self.spec, directory=self.directory)
+        return None if self.spec is None else model_refusal(self.spec, directory=self.directory)
 
     @cached_property
     def measured(self) -> Measured | None:

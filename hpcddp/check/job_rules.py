@@ -152,8 +152,8 @@ def _model_arguments(subject: Subject) -> Iterator[Hit]:
     # Weights would be downloaded.
     if train is None or is_reference(train.model) or not train.model_args or "weights" in train.model_args:
         return
-    if subject.model is not None and subject.model.refusal is not None:
-        problem, fix = split_message(subject.model.refusal)
+    if subject.model_refusal is not None:
+        problem, fix = split_message(subject.model_refusal)
         yield Hit(key="train.model_args", problem=problem, fix=fix)
 
 
@@ -175,39 +175,6 @@ def _unreported_progress(subject: Subject) -> Iterator[Hit]:
     )
 
 
-def _gpu_memory(subject: Subject) -> Iterator[Hit]:
-    """Yield a model whose parameters, gradients and optimizer state alone need more memory than a GPU has."""
-    spec = subject.spec
-    if spec is None or spec.train is None or spec.device != "cuda":
-        return
-    from hpcddp.check.gpu_memory import gpu_memory_gib, state_bytes
-
-    name = _gpu_type(subject)
-    gpu_gib = None if name is None else gpu_memory_gib(name)
-    if gpu_gib is None:
-        return
-    parameters = None if subject.model is None else subject.model.parameters
-    if parameters is None:
-        return
-    needed = state_bytes(spec.train, parameters)
-    if needed.total <= gpu_gib * 2**30:
-        return
-    yield Hit(
-        key="train.model",
-        problem=f"train.model has {needed.parameters:,} parameters, which need {needed.total / 2**30:.0f} GiB on each "
-        f"GPU ({needed.description}) without any activations, and a GPU of type {name} has {gpu_gib} GiB",
-        fix="use a smaller model or a larger GPU: DDP keeps the whole model on each of them",
-    )
-
-
-def _gpu_type(subject: Subject) -> str | None:
-    """Return the type of the job's GPUs: as given, or the only one of its partitions; None if it is not known."""
-    if subject.spec is not None and subject.spec.resources.gpu_type is not None:
-        return subject.spec.resources.gpu_type
-    types = {name for partition in _partitions(subject).values() for name in partition.gpu_types}
-    return types.pop() if len(types) == 1 else None
-
-
 _DATASET = """\
 class Data:
     labels = [0, 1, 2, 3, 4] * 20
@@ -222,11 +189,6 @@ class Data:
 def make(split):
     return Data()
 """
-_HUGE = "batch: {global_batch_size: 8}\ntrain: {model: 'mine:build', dataset: synthetic, optimizer: {name: adamw}}"
-_HUGE_GIVEN = "with a model of 2,000,001,000 parameters"
-_HUGE_FILES = {
-    "mine.py": "from torch import nn\n\ndef build(num_classes):\n    return nn.Linear(2_000_000, 1000)\n",
-}
 _TRAIN = "train: {model: resnet18, dataset: synthetic, epochs: 10}\n"
 _RUN = "runs/a/20260101-000000-0000"
 
@@ -366,24 +328,6 @@ RULES = (
         ),
         good=Example(
             _job("batch: {global_batch_size: 8}", "train: {model: resnet18, model_args: {groups: 1}, dataset: digits}")
-        ),
-        is_slow=True,
-    ),
-    Rule(
-        code="gpu-memory",
-        severity=Severity.ERROR,
-        otherwise="the training ends with CUDA out of memory before its first step",
-        sources=("https://pytorch.org/docs/stable/notes/ddp.html", "datasheets of NVIDIA and AMD"),
-        find=_gpu_memory,
-        bad=Example(
-            _job("resources: {gpus_per_node: 1, gpu_type: t4, cpus_per_task: 8}", _HUGE),
-            files=_HUGE_FILES,
-            given=_HUGE_GIVEN,
-        ),
-        good=Example(
-            _job("resources: {gpus_per_node: 1, gpu_type: h100, cpus_per_task: 8}", _HUGE),
-            files=_HUGE_FILES,
-            given=_HUGE_GIVEN,
         ),
         is_slow=True,
     ),

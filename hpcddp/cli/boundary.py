@@ -6,12 +6,10 @@ import errno
 import json
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any, TextIO
 
 import typer
@@ -30,12 +28,6 @@ _PREFIX = "hpcddp:"
 # What click raises for a group of commands that is called without one; typer's copy of click exports it from no module.
 _HELP = "NoArgsIsHelpError"
 _NOT_A_CHOICE = re.compile("'(?P<value>[^']*)' is not one of (?P<known>.*)")
-# Options that people know from sbatch, where one that sets no field is the right one here.
-_OTHER_OPTIONS = MappingProxyType({"-d": "--after", "--dependency": "--after"})
-# Options of sbatch whose value is not the value of the field in their place.
-_WITH_ANOTHER_VALUE = frozenset({"--gpus-per-socket", "--gpus-per-task", "--nodefile", "-F", "--signal"})
-# The end of a reason (REFUSED_FLAGS) that names fields.
-_NAMES_FIELDS = re.compile(r"; write (?:environment|resources)\.")
 
 
 class InterruptedCommandError(HpcddpError):
@@ -104,7 +96,7 @@ def _report_error(error: HpcddpError, *, as_json: bool) -> None:
 
 
 def _report_usage_error(error: ClickObject, arguments: Sequence[str], *, as_json: bool) -> None:
-    message = _usage_message(error, arguments)
+    message = _usage_message(error)
     see_help = _usage_hint(error, arguments)
     hint = see_help
     if hasattr(error, "option_name"):
@@ -166,7 +158,7 @@ def _as_sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{end}"
 
 
-def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
+def _usage_message(error: ClickObject) -> str:
     """Return the message of a wrong call, with the option, the field of the job or the value that was meant."""
     from hpcddp.errors import nearest
 
@@ -175,7 +167,7 @@ def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
         names: list[str] = []
         for parameter in error.ctx.command.params:
             names += [name for name in parameter.opts if name.startswith("--")]
-        return f"there is no option {option}{_instead_of(option, names, arguments)}"
+        return f"there is no option {option}{_instead_of(option, names)}"
     number_message = _number_message(error)
     if number_message is not None:
         return number_message
@@ -190,120 +182,33 @@ def _usage_message(error: ClickObject, arguments: Sequence[str]) -> str:
     return f"{message.removesuffix('.')}; did you mean {nearest_choice}?"
 
 
-def _instead_of(option: str, names: Sequence[str], arguments: Sequence[str]) -> str:
+def _instead_of(option: str, names: Sequence[str]) -> str:
     """Return what to write in place of an option that there is not, as the end of a sentence.
 
     Args:
         option: as it was given, without a value.
         names: the options of the command; one of a job has ``--set``.
     """
+    from hpcddp.cli.field_options import field_options
     from hpcddp.errors import nearest
-    from hpcddp.jobfile.resources import FLAG_PATTERN
-
-    nearest_option = nearest(option, names)
-    did_you_mean = "" if nearest_option is None else f"; did you mean {nearest_option}?"
-    if "--set" not in names:
-        return did_you_mean
-    instead = (
-        _instead_of_sbatch(option, names, arguments) or _instead_of_field(option, names, arguments) or did_you_mean
-    )
-    if instead:
-        return instead
-    if re.fullmatch(f"--{FLAG_PATTERN}", option, re.ASCII):
-        assignment = f"resources.sbatch.{option.removeprefix('--')}={_value_of(option, arguments)}"
-        return f"; if it is an option of sbatch, write --set {assignment}"
-    return ""
-
-
-def _instead_of_field(option: str, names: Sequence[str], arguments: Sequence[str]) -> str | None:
-    """Return what to write in place of an option with the name of a field, or of one that a field replaces."""
-    from hpcddp.jobfile.messages import field_named
-    from hpcddp.jobfile.resources import field_of_flag, why_no_flag
-
-    field = field_of_flag(option)
-    why = why_no_flag(option)
-    if field is None and why is None:
-        field = field_named(option.removeprefix("--"))
-    equal_option = _OTHER_OPTIONS.get(option) if field is None else _option_of(field)
-    if equal_option in names:
-        return f"; did you mean {equal_option}?"
-    if field is not None:
-        value = "VALUE" if option in _WITH_ANOTHER_VALUE else _value_of(option, arguments)
-        return f"; write --set {field}{_separator_of(field)}{value}, which is the field of the job file"
-    if why is None:
-        return None
-    return f": {why}, in the job file or with --set" if _NAMES_FIELDS.search(why) else f": {why}"
-
-
-def _separator_of(field: str) -> str:
-    """Return what stands between a field and its value; the value for a mapping begins with a name in it: ``A=1``."""
     from hpcddp.jobfile.document import path_of
     from hpcddp.jobfile.job import ValueKind, find_key
+    from hpcddp.jobfile.messages import field_named
 
-    key_type = find_key(path_of(field))
-    is_mapping = key_type is not None and key_type.kind is ValueKind.MAPPING
-    return "." if is_mapping else "="
-
-
-def _option_of(field: str) -> str | None:
-    """Return the option that sets a field; None if only ``--set`` does."""
-    from hpcddp.cli.field_options import field_options
-
-    return next((option.name for option in field_options() if option.path == field), None)
-
-
-def _setting(field: str, value: str, names: Sequence[str]) -> str:
-    """Return how a command sets a field of ``resources``; the value is quoted for a shell.
-
-    Args:
-        names: the options of the command.
-    """
-    option = _option_of(f"resources.{field}")
-    return f"{option} {value}" if option in names else f"--set resources.{field}={value}"
-
-
-def _instead_of_sbatch(option: str, names: Sequence[str], arguments: Sequence[str]) -> str | None:
-    """Return what to write in place of an option of sbatch that is more than another name."""
-    from hpcddp.jobfile.resources import FLAGS_WITHOUT_VALUE
-
-    if option.removeprefix("--") in FLAGS_WITHOUT_VALUE and option in arguments:
-        return f"; it is an option of sbatch: write --set resources.sbatch.{option.removeprefix('--')}=true"
-    if option in {"--gpus", "-G"}:
-        gpus = _setting("gpus_per_node", "N", names)
-        return f", which for sbatch counts the GPUs of all nodes; write those of one node: {gpus}"
-    if option in {"--ntasks", "-n"}:
-        tasks = f"{_setting('nodes', 'N', names)} with {_setting('tasks_per_node', 'N', names)}"
-        return f", which for sbatch counts the tasks of all nodes; write those of one node: {tasks}"
-    if option == "--gres":
-        return f"; write {_instead_of_gres(_value_of(option, arguments), names)}"
-    return None
-
-
-def _instead_of_gres(value: str, names: Sequence[str]) -> str:
-    """Return what to write in place of ``--gres=VALUE``; the value is quoted for a shell."""
-    from hpcddp.jobfile.resources import fields_of_gres
-
-    options = []
-    for field, text in fields_of_gres(value.strip("'")):
-        if field.startswith("gres."):
-            options.append(f"--set {shlex.quote(f'resources.{field}={text}')}")
-        else:
-            options.append(_setting(field, text, names))
-    return " ".join(options)
-
-
-def _value_of(option: str, arguments: Sequence[str]) -> str:
-    """Return the value that the command line gives an option that there is not, for a shell."""
-    for word, next_word in zip(arguments, [*arguments[1:], "--"], strict=False):
-        name, equals, value = word.partition("=")
-        if name != option:
-            continue
-        if equals:
-            return shlex.quote(value)
-        is_job_file = next_word.endswith((".yaml", ".yml"))
-        if not is_job_file and not next_word.startswith("-"):
-            return shlex.quote(next_word)
-    return "VALUE"
+    word = option.removeprefix("--")
+    field = field_named(word) if "--set" in names else None
+    option_of_field = next((known.name for known in field_options() if known.path == field), None)
+    nearest_option = option_of_field if option_of_field in names else nearest(option, names)
+    if field is not None and option_of_field not in names:
+        key_type = find_key(path_of(field))
+        if key_type is not None and key_type.kind is ValueKind.MAPPING:
+            field += ".NAME"
+        return f"; write --set {field}=VALUE, which is the field of the job file"
+    if nearest_option is not None:
+        return f"; did you mean {nearest_option}?"
+    if "--set" in names and option.startswith("--"):
+        return f"; if it is an option of sbatch, write --set resources.sbatch.{word}=VALUE"
+    return ""
 
 
 def _number_message(error: ClickObject) -> str | None:

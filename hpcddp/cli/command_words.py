@@ -1,32 +1,29 @@
-"""Commands of hpcddp that take the words of another command after ``--``, and what they say where ``--`` is missing."""
+"""Commands of hpcddp that take the words of another command, and flags of sbatch."""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
-from hpcddp.cli.boundary import USAGE_ERROR
 from hpcddp.cli.help import ClickObject
 from hpcddp.cli.job_arguments import JobArguments, field_parameters, take_field_texts
-from hpcddp.errors import UserError
 
 # The keys of what a command keeps for its function (``typer.Context.meta``).
 _COMMAND = "hpcddp.command"
 _JOB_ARGUMENTS = "hpcddp.job_arguments"
+_INTERPRETERS = {".py": "python", ".sh": "bash"}
+_JOB_FILES = {".yaml", ".yml", ".json"}
 
 
 def words_of_command(context: typer.Context) -> tuple[str, ...] | None:
-    """Return the words after ``--``; None if there is no ``--``."""
+    """Return the words of the command that was given; None without one."""
     words: tuple[str, ...] | None = context.meta.get(_COMMAND)
     return words
 
@@ -38,22 +35,36 @@ def job_arguments(context: typer.Context) -> JobArguments:
 
 
 class CommandWords(TyperCommand):
-    """A command that keeps the words after ``--`` unchanged."""
+    """A command that takes the words of another one, behind ``--`` or from the first word on that begins one."""
 
     def collect_usage_pieces(self, ctx: ClickObject) -> list[str]:
         """Return the words after the command's name in the first line of the help."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
     def parse_args(self, ctx: ClickObject, args: list[str]) -> list[str]:
-        """Keep the words after the first ``--``, and parse the others."""
+        """Keep the words of the other command unchanged, and parse those before it."""
         words = list(args)
         if "--" in words:
             dashes = words.index("--")
             ctx.meta[_COMMAND] = tuple(words[dashes + 1 :])
             words = words[:dashes]
-        return super().parse_args(ctx, words)
+        elif not ctx.resilient_parsing:
+            start = self.start_of_command(words)
+            if start is not None:
+                ctx.meta[_COMMAND] = tuple(words_that_run(*words[start:]))
+                words = words[:start]
+        return super().parse_args(ctx, self.with_fields(words))
 
-    def _takes_value(self) -> dict[str, bool]:
+    def start_of_command(self, words: Sequence[str]) -> int | None:
+        """Return where the other command begins without ``--``; None if it does not."""
+        # The first one is the run.
+        return next(iter(self.argument_indices(words)[1:]), None)
+
+    def with_fields(self, words: list[str]) -> list[str]:
+        """Return the words with options in place of what is none."""
+        return words
+
+    def takes_value(self) -> dict[str, bool]:
         """Return the names of all options, and whether each takes a value."""
         takes_value = {}
         for parameter in self.params:
@@ -62,46 +73,19 @@ class CommandWords(TyperCommand):
                 takes_value.update(dict.fromkeys(parameter.opts, not is_flag))
         return takes_value
 
-    def _argument_indices(self, args: Sequence[str]) -> list[int]:
-        """Return the indices of the words before ``--`` that are neither options nor values of options."""
-        takes_value = self._takes_value()
+    def argument_indices(self, words: Sequence[str]) -> list[int]:
+        """Return the indices of the words that are neither options nor values of options."""
+        takes_value = self.takes_value()
         indices = []
         is_value = False
-        for index, word in enumerate(args):
+        for index, word in enumerate(words):
             if is_value:
                 is_value = False
-            elif word == "--":
-                break
             elif word.startswith("-"):
                 is_value = takes_value.get(word, False)
             else:
                 indices.append(index)
         return indices
-
-
-class RunCommand(CommandWords):
-    """A command that takes a run and the words of a command."""
-
-    def parse_args(self, ctx: ClickObject, args: list[str]) -> list[str]:
-        """Say where ``--`` belongs, if the words of a command stand without it."""
-        if not ctx.resilient_parsing and "--" not in args:
-            self._refuse_command_without_dashes(ctx.command_path, args)
-        return super().parse_args(ctx, args)
-
-    def _refuse_command_without_dashes(self, command_path: str, args: Sequence[str]) -> None:
-        indices = self._argument_indices(args)
-        if len(indices) < 2:  # noqa: PLR2004  the first one is the run
-            return
-        before = args[: indices[1]]
-        command = args[indices[1] :]
-        options = {word.partition("=")[0] for word in before if word.startswith("--")}
-        if not options <= self._takes_value().keys():
-            # An option that does not exist may have a value, and is the error to name.
-            return
-        raise UserError(
-            f"{command[0]} stands after the run, and a command stands after --, as in: "
-            f"{shlex.join([*command_path.split(), *before, '--', *command])}"
-        )
 
 
 class JobCommand(CommandWords):
@@ -123,112 +107,65 @@ class JobCommand(CommandWords):
         """Return the words after the command's name in the first line of the help."""
         return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
 
-    def parse_args(self, ctx: ClickObject, args: list[str]) -> list[str]:
-        """Say where ``--`` belongs, if the words of a command stand without it, and what else a command needs."""
-        if ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
-        self._refuse_option_as_value(args)
-        self._refuse_time_in_two_words(args)
-        _refuse_no_command(ctx.command_path, args)
-        program_index = self._index_of_program(args)
-        if program_index is None:
-            return super().parse_args(ctx, args)
-        with suppress(*USAGE_ERROR):
-            rest = super().parse_args(ctx, args)
-            if ctx.params.get("job_file") != Path(args[program_index]):
-                return rest
-        raise UserError(
-            f"{args[program_index]} is a program, not a job file; write a command after --, as in: "
-            f"{shlex.join([*ctx.command_path.split(), *self._with_dashes(args, program_index)])}"
-        )
+    def start_of_command(self, words: Sequence[str]) -> int | None:
+        """Return where a program stands; None if none does."""
+        return next((index for index in self.argument_indices(words) if is_program(words[index])), None)
 
-    def _refuse_option_as_value(self, args: Sequence[str]) -> None:
-        """Reject ``-q --follow``, of which the second word would be the value of the first one."""
-        takes_value = self._takes_value()
-        options_and_job = args[: args.index("--")] if "--" in args else args
-        for word, next_word in pairwise(options_and_job):
-            if takes_value.get(word) and next_word in takes_value:
-                raise UserError(
-                    f"{word} needs a value, and {next_word} is another option; write the value after {word}"
-                )
+    def argument_indices(self, words: Sequence[str]) -> list[int]:
+        """Return the indices of the words that are neither options, of hpcddp or sbatch, nor their values."""
+        replaced = [index for index, _, count in _flags_of_sbatch(words, self.takes_value()) if count > 1]
+        values = {index + 1 for index in replaced}
+        return [index for index in super().argument_indices(words) if index not in values]
 
-    def _refuse_time_in_two_words(self, args: Sequence[str]) -> None:
-        """Reject ``--time 10 minutes``, of which the second word would be the job file."""
-        from hpcddp.jobfile.units import UNITS
+    def with_fields(self, words: list[str]) -> list[str]:
+        """Return the words with ``--set`` in place of each flag of sbatch that is no option of this command."""
+        for index, assignments, count in reversed(list(_flags_of_sbatch(words, self.takes_value()))):
+            options = [word for assignment in assignments for word in ("--set", assignment)]
+            words = [*words[:index], *options, *words[index + count :]]
+        return words
 
-        job_index = next(iter(self._argument_indices(args)), 0)
-        if job_index == 0:
-            return
-        job_word = args[job_index]
-        unit = UNITS.get(job_word.lower())
-        if unit is None or Path(job_word).exists():
-            return
-        previous_word = args[job_index - 1]
-        if previous_word.startswith("--time="):
-            option = "--time"
-            number = previous_word.removeprefix("--time=")
+
+def _flags_of_sbatch(words: Sequence[str], options: Mapping[str, bool]) -> Iterator[tuple[int, list[str], int]]:
+    """Yield where a flag of sbatch stands that is no option, the fields that it sets, and the number of its words.
+
+    Args:
+        options: the options of the command, and whether each takes a value.
+    """
+    from hpcddp.jobfile.resources import field_of_flag, fields_of_gres
+    from hpcddp.jobfile.slurm_flags import SBATCH
+
+    is_value = False
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        flag = _flag_of(name)
+        if is_value or flag is None or name in options:
+            is_value = not is_value and options.get(word, False)
+            continue
+        if not equals:
+            value = "true"
+            if flag in SBATCH.with_value:
+                value = next(iter(words[index + 1 :]), "")
+                is_value = True
+        if flag == "gres":
+            assignments = [f"resources.{field}={text}" for field, text in fields_of_gres(value)]
         else:
-            option = args[job_index - 2]
-            number = previous_word
-        if option in {"--time", "-t"} and re.fullmatch("[0-9]{1,6}", number, re.ASCII):
-            raise UserError(
-                f"{job_word} stands where the job file belongs; write the time in one word: {option} {number}{unit}"
-            )
-
-    def _index_of_program(self, args: Sequence[str]) -> int | None:
-        """Return where a program stands in place of the job file; None if none does."""
-        if "--" in args:
-            return None
-        job_index = next(iter(self._argument_indices(args)), None)
-        if job_index is None or not is_program(args[job_index]):
-            return None
-        return job_index
-
-    def _with_dashes(self, args: Sequence[str], program_index: int) -> list[str]:
-        """Return the words of the call with ``--`` before the program, and with the options of hpcddp before that."""
-        takes_value = self._takes_value()
-        options = list(args[:program_index])
-        program = args[program_index]
-        command = program.split() if " " in program else [program]
-        is_value = False
-        for word in args[program_index + 1 :]:
-            name, equals, _ = word.partition("=")
-            if is_value:
-                options.append(word)
-                is_value = False
-            elif name in takes_value:
-                options.append(word)
-                is_value = takes_value[name] and not equals
-            else:
-                command.append(word)
-        return [*options, "--", *words_that_run(*command)]
+            assignments = [f"{field_of_flag(flag)}={value}"]
+        yield index, assignments, 1 + is_value
 
 
-def _refuse_no_command(command_path: str, args: Sequence[str]) -> None:
-    """Reject ``--`` without a command behind it, and a command that is one word because it is in quotes."""
-    if "--" not in args:
-        return
-    command = args[args.index("--") + 1 :]
-    if not command:
-        example = shlex.join([*command_path.split(), *args, "python", "train.py"])
-        raise UserError(f"no command follows --; write one, as in: {example}")
-    if len(command) > 1:
-        return
-    (word,) = command
-    parts = word.split()
-    if len(parts) < 2 or Path(word).exists() or shutil.which(word) or not shutil.which(parts[0]):  # noqa: PLR2004
-        return
-    if _SHELL_SIGNS.search(word):
-        instead = f"a shell runs it: -- {shlex.join(['bash', '-c', word])}"
+def _flag_of(name: str) -> str | None:
+    """Return the long flag of sbatch that a word is; None for another word, and for the name of a field."""
+    from hpcddp.jobfile.job import find_key
+    from hpcddp.jobfile.slurm_flags import SBATCH
+
+    if name.startswith("--"):
+        flag = name.removeprefix("--")
+    elif name.startswith("-"):
+        flag = SBATCH.short.get(name.removeprefix("-"), "")
     else:
-        instead = f"remove the quotes: -- {word}"
-    raise UserError(f"the command is one word, {word!r}, and no program has that name; {instead}")
-
-
-# What has a meaning in a shell only; quotes and blanks end words in a call too.
-_SHELL_SIGNS = re.compile("[;&|<>()$`*?~#]")
-_INTERPRETERS = {".py": "python", ".sh": "bash"}
-_JOB_FILES = {".yaml", ".yml", ".json"}
+        return None
+    is_flag = SBATCH.long_flags_of(flag) == [flag] and flag != "help"
+    return flag if is_flag and find_key((flag,)) is None else None
 
 
 def words_that_run(program: str, *arguments: str) -> list[str]:
@@ -239,7 +176,7 @@ def words_that_run(program: str, *arguments: str) -> list[str]:
 
 
 def is_program(word: str) -> bool:
-    """Return whether a word that is given in place of a job file is a program, or a whole command in quotes."""
+    """Return whether a word that is given in place of a job file is a program."""
     from hpcddp.jobfile.read import is_sbatch_script
 
     path = Path(word)
@@ -251,8 +188,7 @@ def is_program(word: str) -> bool:
     if path.suffix in _INTERPRETERS:
         return True
     if not path.is_file():
-        first_word = word.split(maxsplit=1)[0]
-        return not path.exists() and shutil.which(first_word) is not None
+        return not path.exists() and shutil.which(word) is not None
     # The mode says nothing on some file systems.
     with suppress(OSError), path.open("rb") as file:
         return os.access(path, os.X_OK) and file.read(4).startswith((b"#!", b"\x7fELF"))

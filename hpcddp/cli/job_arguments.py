@@ -83,7 +83,7 @@ class JobArguments:
         """
         from hpcddp.api import read_job
 
-        if job_file is None and self.command is None:
+        if job_file is None and not self.command:
             raise UserError("no JOB is given; write a job file, or a command after --, as in: -- python train.py")
         options = [*self._overrides(self.fields), *sweep]
         return read_job(job_file, overrides, options=options)

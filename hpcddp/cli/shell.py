@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from hpcddp.cli.command_words import RunCommand, words_of_command
+from hpcddp.cli.command_words import CommandWords, words_of_command
 from hpcddp.cli.options import RUN_ROOT, Run, RunRoot
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command(cls=RunCommand)(shell)
+    app.command(cls=CommandWords)(shell)
 
 
 def shell(

@@ -376,6 +376,7 @@ _REPLACED_FLAGS = {
     "signal": "requeue.signal_lead",
     "tasks-per-node": "resources.tasks_per_node",
 } | {flag: f"resources.{name}" for flag, name in _FIELDS_OF_FLAGS.items()}
+_WITH_ANOTHER_VALUE = frozenset({"gpus", "gpus-per-socket", "gpus-per-task", "nodefile", "signal"})
 _OTHER_REFUSED_FLAGS = {
     "accel-bind": _SRUN.format("SLURM_GPU_BIND, such as closest"),
     "array": "one job file is one job; write a sweep for several: hpcddp submit --sweep KEY=VALUES",
@@ -407,8 +408,6 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
     _OTHER_REFUSED_FLAGS | {flag: f"it has its own field; write {field}" for flag, field in _REPLACED_FLAGS.items()}
 )
 """Long flags (man sbatch) that ``resources.sbatch`` may not hold, each with the reason and what to write instead."""
-FLAGS_WITHOUT_VALUE = (SBATCH.without_value | {"no-kill"}) - REFUSED_FLAGS.keys()
-"""Flags that ``resources.sbatch`` may hold as ``true``, and that people write without a value."""
 
 
 def refused_because(name: str) -> tuple[str, str] | None:
@@ -433,23 +432,11 @@ def refused_because(name: str) -> tuple[str, str] | None:
     return None
 
 
-def field_of_flag(option: str) -> str | None:
-    """Return the field in the place of an option of sbatch; None if there is none.
+def field_of_flag(flag: str) -> str:
+    """Return the field that takes the value of a flag of sbatch.
 
-    Args:
-        option: with its dashes, short or long.
+    That is ``resources.sbatch.FLAG`` for one without a field of its own, and for one whose field has another value: its
+    refusal there names the field.
     """
-    return _REPLACED_FLAGS.get(_flag_of(option))
-
-
-def why_no_flag(option: str) -> str | None:
-    """Return why the job file has no field for an option of sbatch, and what to write instead; None for others.
-
-    Args:
-        option: with its dashes, short or long.
-    """
-    return REFUSED_FLAGS.get(_flag_of(option))
-
-
-def _flag_of(option: str) -> str:
-    return option[2:] if option.startswith("--") else SBATCH.short.get(option[1:], "")
+    field = None if flag in _WITH_ANOTHER_VALUE else _REPLACED_FLAGS.get(flag)
+    return field or f"resources.sbatch.{flag}"

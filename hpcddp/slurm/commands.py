@@ -562,22 +562,6 @@ def show_array(job_id: str, *, environment: Mapping[str, str] | None = None) -> 
     raise _failure(f"scontrol show job {job_id}", completed)
 
 
-def show_job_details(job_id: str, *, environment: Mapping[str, str]) -> str | None:
-    """Return the output of ``scontrol show job --details``, which says what a job has of each of its nodes.
-
-    Returns:
-        The output, which ``parse_job`` reads too, or None if the controller does not know the job.
-
-    Raises:
-        SlurmUnavailableError: scontrol is not installed, or the controller does not answer.
-        SlurmCommandError: the controller refused the request.
-    """
-    completed = _query(["scontrol", "show", "job", "--details", job_id], environment)
-    if completed.returncode != 0 and _UNKNOWN_JOB in completed.stderr:
-        return None
-    return _output(completed, name=f"scontrol show job {job_id}")
-
-
 def requeue(job_id: str) -> None:
     """Requeue a job if it still runs.
 

@@ -17,7 +17,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.find import find_run
 from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.result import FINISHED, read_result, resume_command
-from hpcddp.run.sweep import Sweep, index_of, read_sweep, sweep_of
+from hpcddp.run.sweep import index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import arrays_of
 from hpcddp.slurm.job_environment import Dependency
@@ -77,38 +77,18 @@ class _RunToWaitFor:
     environment: Mapping[str, str]
 
     def jobs(self) -> list[str]:
-        """Return the ids of the jobs to wait for; none if every job has ended."""
+        """Return the ids of the jobs to wait for, that of the array for the elements of a sweep; none if all ended."""
         sweep = read_sweep(self.run.path)
-        if sweep is not None:
-            return self._jobs_of_sweep(sweep)
-        submitted_as = None
-        sweep_of_run = sweep_of(self.run)
-        if sweep_of_run is not None:
-            submitted_as = sweep_of_run.job_id(index_of(self.run))
-        job_id = self._job_left(self.run, submitted_as)
-        if job_id is None or not self._waits_for(job_id, self._records(job_id)):
-            return []
-        return [job_id]
-
-    def _jobs_of_sweep(self, sweep: Sweep) -> list[str]:
-        """Return the ids of the arrays whose elements have not ended; of each job if one was resumed by itself."""
-        job_ids = []
-        was_one_resumed = False
-        for index in range(len(sweep.elements)):
-            submitted_as = sweep.job_id(index)
-            job_id = self._job_left(sweep.run(index), submitted_as)
-            if job_id is not None:
-                job_ids.append(job_id)
-            if job_id not in {None, submitted_as}:
-                was_one_resumed = True
-        records_of_array = {array: self._records(array) for array in arrays_of(job_ids)}
-        waited_for = []
-        for job_id in job_ids:
-            array, _, _ = job_id.partition("_")
-            if self._waits_for(job_id, records_of_array[array]):
-                waited_for.append(job_id)
-        # The id of an array stands for all its elements, unless one of them was resumed as another job.
-        return waited_for if was_one_resumed else arrays_of(waited_for)
+        if sweep is None:
+            sweep_of_run = sweep_of(self.run)
+            submitted_as = None if sweep_of_run is None else sweep_of_run.job_id(index_of(self.run))
+            left = [self._job_left(self.run, submitted_as)]
+        else:
+            indices = range(len(sweep.elements))
+            left = [self._job_left(sweep.run(index), sweep.job_id(index)) for index in indices]
+        job_ids = [job_id for job_id in left if job_id is not None]
+        asked = job_ids if sweep is None else arrays_of(job_ids)
+        return [job_id for job_id in asked if self._waits_for(job_id, job_ids)]
 
     def _job_left(self, run: RunDirectory, submitted_as: str | None) -> str | None:
         """Return the newest job of a run; None if the run has ended."""
@@ -134,53 +114,32 @@ class _RunToWaitFor:
             self._refuse(f"{run.run_id} was never submitted; submit it first")
         return job_id
 
-    def _records(self, job_id: str) -> list[dict[str, str]]:
-        """Return Slurm's records of a job."""
+    def _waits_for(self, job_id: str, job_ids: Sequence[str]) -> bool:
+        """Return whether a job, or an element of an array, has not ended yet.
+
+        Args:
+            job_ids: the jobs of the runs; the array may have others.
+        """
         records = commands.show_array(job_id, environment=self.environment)
         if not records:
-            self._refuse_unknown(job_id)
-        return records
-
-    def _waits_for(self, job_id: str, records: Sequence[Mapping[str, str]]) -> bool:
-        """Return whether a job has not ended yet."""
-        state = next((record["JobState"] for record in records if _is_about(record, job_id)), None)
-        if state is not None and state not in ENDED_STATES:
-            return True
-        if self.option == AFTER_ANY:
-            return False
-        if state is None:
-            self._refuse_unknown(job_id)
-        if state != "COMPLETED":
             self._refuse(
-                f"job {job_id} is {state}, so the run will not finish; continue it first, with hpcddp submit "
-                f"--resume RUN, or use {AFTER_ANY}"
+                f"Slurm does not know job {job_id} any more, and a job that waits for it would start at once; find out "
+                f"how the run ended, and leave {self.option} out"
             )
-        return False
-
-    def _refuse_unknown(self, job_id: str) -> NoReturn:
-        self._refuse(
-            f"Slurm does not know job {job_id} any more, and a job that waits for it would start at once; find out "
-            f"how the run ended, and leave {self.option} out"
-        )
+        has_job_left = False
+        for record in records:
+            state = record["JobState"]
+            element = job_id
+            if "ArrayJobId" in record:
+                element = f"{record['ArrayJobId']}_{record.get('ArrayTaskId')}"
+            if state not in ENDED_STATES:
+                has_job_left = True
+            elif self.option == AFTER and state != "COMPLETED" and element in job_ids:
+                self._refuse(
+                    f"job {element} is {state}, so the run will not finish; continue it first, with hpcddp submit "
+                    f"--resume RUN, or use {AFTER_ANY}"
+                )
+        return has_job_left
 
     def _refuse(self, why: str) -> NoReturn:
         raise DependencyError(f"{self.option} {self.run.run_id}: {why}")
-
-
-def _is_about(record: Mapping[str, str], job_id: str) -> bool:
-    """Return whether a record of ``scontrol show job`` describes a job or its array."""
-    array, _, index = job_id.partition("_")
-    if not index:
-        return True
-    if record.get("ArrayJobId") != array:
-        return False
-    return any(_holds(part, int(index)) for part in record.get("ArrayTaskId", "").partition("%")[0].split(","))
-
-
-def _holds(part: str, index: int) -> bool:
-    """Return whether a part of an array expression (``4``, ``4-9`` or ``0-8:2``) contains an index."""
-    span, _, step = part.partition(":")
-    first, _, last = span.partition("-")
-    if not first.isdecimal():
-        return False
-    return index in range(int(first), int(last or first) + 1, int(step or 1))

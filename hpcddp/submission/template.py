@@ -8,10 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -151,160 +149,24 @@ def render_template(name: str | None, values: Mapping[str, Any]) -> str:
         TemplateError: the template does not exist or cannot be rendered; file and line are named.
     """
     path = find_template(name)
-    environment = _environment(path.parent)
     try:
-        if not is_default_template(name):
-            lineage = _lineage(environment, path)
-            _refuse_lost_lines(lineage)
-            _refuse_quoted_blocks(lineage)
-        return environment.get_template(path.name).render(values)
+        return _environment(path.parent).get_template(path.name).render(values)
     except TemplateError:
         raise
     except Exception as error:  # noqa: BLE001  a template is a program: it may raise anything, and does not go on
         _explain(error, path, variables=values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ancestor:
-    """A template, or one that it extends.
-
-    Args:
-        name: its name for ``extends``.
-    """
-
-    name: str
-    file: str
-    tree: nodes.Template
-
-
-def _lineage(environment: SandboxedEnvironment, path: Path) -> list[_Ancestor]:
-    """Return a template and the templates above it, each the one that the one before it extends.
-
-    Raises:
-        TemplateNotFound: one of them does not exist.
-        TemplateError: one of them extends itself.
-    """
-    lineage: list[_Ancestor] = []
-    name: object = path.name
-    # The name may also be an expression, which only the rendering knows.
-    while isinstance(name, str):
-        file = environment.get_template(name).filename or name
-        tree = environment.parse(_text_of(Path(file)), name, file)
-        if any(name == ancestor.name for ancestor in lineage):
-            raise TemplateError(
-                f"the template {file} extends itself; write {_EXTENDABLE} for the default one", file=file
-            )
-        lineage.append(_Ancestor(name=name, file=file, tree=tree))
-        extends = tree.find(nodes.Extends)
-        name = extends.template.value if extends is not None and isinstance(extends.template, nodes.Const) else None
-    return lineage
-
-
-def _refuse_lost_lines(lineage: Sequence[_Ancestor]) -> None:
-    """Refuse lines of a template that extends another one and that Jinja2 would leave out without a word.
-
-    Raises:
-        TemplateError: a line is outside of all blocks, or in a block that no template above has, or a block is in a
-            condition or a loop.
-    """
-    root = lineage[-1]
-    blocks = [block.name for block in root.tree.find_all(nodes.Block)]
-    for template in reversed(lineage[:-1]):
-        for node in _outermost_blocks_and_output(template.tree):
-            line = node.lineno
-            if isinstance(node, nodes.If | nodes.For):
-                raise TemplateError(
-                    f"the template {template.file}:{line} has a block in a condition or a loop, which Jinja2 ignores, "
-                    "so that the block would always be in the script; write the condition into the block",
-                    file=template.file,
-                    line=line,
-                )
-            problem = "is outside of all blocks, so that it would not be in the script"
-            if isinstance(node, nodes.Block):
-                if node.name in blocks:
-                    continue
-                problem = f"overrides the block {node.name}, which {root.name} does not have"
-            elif isinstance(node, nodes.TemplateData):
-                text = node.data.lstrip()
-                if not text:
-                    continue
-                line += node.data.removesuffix(text).count("\n")
-            raise TemplateError(
-                f"the template {template.file}:{line} {problem}; write one of the blocks {', '.join(blocks)}",
-                file=template.file,
-                line=line,
-            )
-        blocks += [block.name for block in template.tree.find_all(nodes.Block) if block.name not in blocks]
-
-
-def _refuse_quoted_blocks(lineage: Sequence[_Ancestor]) -> None:
-    """Refuse ``super()`` with a filter that would make one word or one line of the whole block.
-
-    Raises:
-        TemplateError: has the line.
-    """
-    for template in lineage:
-        for written in template.tree.find_all(nodes.Filter):
-            calls = [call.node for call in written.find_all(nodes.Call)]
-            is_block = any(isinstance(name, nodes.Name) and name.name == "super" for name in calls)
-            if is_block and written.name in {"sb", "sh", "comment"}:
-                raise TemplateError(
-                    f"the template {template.file}:{written.lineno} makes one word or one line of a whole block with "
-                    f"the filter {written.name}; write {{{{ super() | verbatim }}}}",
-                    file=template.file,
-                    line=written.lineno,
-                )
-
-
-_TAG = re.compile(r"\{%.*?%\}|\{#.*?#\}")
-_LAST_TAG = re.compile(r"\{(?P<mark>[%#])(?:(?!(?P=mark)\}).)*(?P=mark)\}$")
-# Their text is not a part of the script.
-_ENDS_OF_DEFINITIONS = ("endmacro", "endset")
-# Before them, Jinja2 is asked to leave a line break out.
-_KEEPS_NO_BREAK = ("{%-", "{{-", "{#-")
-
-
-def _refuse_joined_lines(text: str, file: str) -> None:
-    """Refuse a line of text that ends in a tag or a comment, so that Jinja2 would join the next line to it.
-
-    Raises:
-        TemplateError: has the line.
-    """
-    extends = "{% extends " in text
-    for number, (line, following) in enumerate(pairwise(text.split("\n")), 1):
-        last = _LAST_TAG.search(line)
-        if last is None or any(name in last[0] for name in _ENDS_OF_DEFINITIONS):
-            continue
-        before = _TAG.sub("", line[: last.start()]).strip()
-        # Shell code may end with a line break.
-        if not before or before.endswith("verbatim }}"):
-            continue
-        sign = last[0][-3]
-        if extends and "endblock" in last[0]:
-            way_out = "write {% endblock %} on a line of its own"
-        elif sign in "+-" or not following.strip() or following.lstrip().startswith(_KEEPS_NO_BREAK):
-            continue
-        else:
-            mark = last["mark"]
-            way_out = f"end it with +{mark}}} to keep the line break, or with -{mark}}} to join the lines"
-        raise TemplateError(
-            f"the template {file}:{number} has a line of text that ends in a tag or a comment, so that Jinja2 joins "
-            f"the next line of the script to it; {way_out}",
-            file=file,
-            line=number,
-        )
-
-
-def _outermost_blocks_and_output(node: nodes.Node) -> Iterator[nodes.Node]:
-    """Yield what is below a node and in no block: blocks, conditions and loops with one, and what writes text."""
-    for child in node.iter_child_nodes():
-        holds_block = isinstance(child, nodes.If | nodes.For) and child.find(nodes.Block) is not None
-        if holds_block or isinstance(child, nodes.Block | nodes.Include | nodes.CallBlock):
-            yield child
-        elif isinstance(child, nodes.Output):
-            yield from child.nodes
-        elif not isinstance(child, nodes.Macro | nodes.AssignBlock):
-            yield from _outermost_blocks_and_output(child)
+def _root_of(path: Path) -> Path:
+    """Return the template at the top: the one that a template extends, directly or through others."""
+    environment = _environment(path.parent)
+    file = path
+    while True:
+        extends = environment.parse(_text_of(file)).find(nodes.Extends)
+        # The name may also be an expression, which only the rendering knows.
+        if extends is None or not isinstance(extends.template, nodes.Const):
+            return file
+        file = Path(environment.get_template(extends.template.value).filename or file)
 
 
 def refuse_broken_shell(text: str, template: str | None) -> None:
@@ -354,16 +216,14 @@ def notes_about_template(name: str | None) -> tuple[str, ...]:
     """
     if is_default_template(name):
         return ()
-    path = find_template(name)
-    environment = _environment(path.parent)
-    root = _lineage(environment, path)[-1]
-    present = _CHANGE.findall(_text_of(Path(root.file)))
+    root = _root_of(find_template(name))
+    present = _CHANGE.findall(_text_of(root))
     changes = _CHANGE.findall(_text_of(find_template(None)))
     missing = [change for change in changes if change not in present]
     if not missing:
         return ()
     note = (
-        f"the template {root.file} does not have what has changed in the default template: {'; '.join(missing)}; "
+        f"the template {root} does not have what has changed in the default template: {'; '.join(missing)}; "
         f'extend that one ({{% extends "{_EXTENDABLE}" %}}), or take the changes over, each with its line '
         "{# changed: ... #} (docs/templates.md)"
     )
@@ -429,7 +289,6 @@ class _FolderLoader(BaseLoader):
         if not file.is_file():
             raise TemplateNotFound(template)
         text = _text_of(file)
-        _refuse_joined_lines(text, str(file))
         return text, str(file), lambda: _text_of(file) == text
 
 

@@ -12,7 +12,7 @@ import pytest
 from hpcddp.api import read_job, request_to_submit
 from hpcddp.check.check import RULES
 from hpcddp.check.finding import Example, Subject
-from hpcddp.check.gpu_memory import BuiltModel, build_on_meta, gpu_memory_gib, state_bytes
+from hpcddp.check.model_arguments import model_refusal
 from hpcddp.jobfile.cluster import ClusterFacts, Partition
 from tests.check.examples import report_of
 
@@ -71,43 +71,6 @@ def test_the_grace_time_of_the_partition_is_compared_with_a_step_and_a_save(
     assert [hit.key for hit in hits] == (["resources.partition"] if is_found else [])
 
 
-@pytest.mark.parametrize(
-    ("name", "gib"),
-    [
-        ("a100", 80), ("nvidia_a100-sxm4-40gb", 40), ("A100_80GB", 80), ("tesla_v100", 32), ("h100-96", 94),
-        ("gpu", None), ("a1000", None), ("mi250x", 64),
-    ],
-)  # fmt: skip
-def test_the_memory_of_a_gpu_is_what_its_name_states_or_the_largest_of_that_name(name: str, gib: int | None) -> None:
-    assert gpu_memory_gib(name) == gib
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("train", "copies"),
-    [
-        ("optimizer: {name: sgd}", 2),
-        ("optimizer: {name: sgd, momentum: 0.9}", 3),
-        ("optimizer: {name: adamw}, ema_decay: 0.9", 5),
-        ("optimizer: {name: adamw}, precision: fp64", 8),
-    ],
-)
-def test_the_state_is_counted_without_memory(
-    train: str, copies: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("from torch import nn\n\ndef build(num_classes):\n    return nn.Linear(10**7, 100)\n")
-    Path("job.yaml").write_text(
-        "name: a\nbatch: {global_batch_size: 8}\n"
-        f"train: {{model: 'mine:build', dataset: synthetic, num_classes: 10, {train}}}\n"
-    )
-    spec = read_job(Path("job.yaml"), None).spec
-    model = build_on_meta(spec, directory=tmp_path)
-    assert spec.train is not None
-    assert model == BuiltModel(parameters=10**9 + 100)
-    assert state_bytes(spec.train, 10**9 + 100).total == copies * 4 * (10**9 + 100)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
@@ -121,7 +84,7 @@ def test_a_model_of_the_user_that_cannot_be_built_here_says_nothing(
     Path("job.yaml").write_text(
         "name: a\nbatch: {global_batch_size: 8}\ntrain: {model: 'mine:build', dataset: synthetic, num_classes: 10}\n"
     )
-    assert build_on_meta(read_job(Path("job.yaml"), None).spec, directory=tmp_path) is None
+    assert model_refusal(read_job(Path("job.yaml"), None).spec, directory=tmp_path) is None
 
 
 @pytest.mark.slow

@@ -48,8 +48,7 @@ def test_the_hint_of_a_document_is_what_was_meant(capsys: pytest.CaptureFixture[
         return str(json.loads(run(capsys, *words, "--json")[1])["error"]["hint"])
 
     assert hint("submit", "--folow", "x.yaml") == "Did you mean --follow?"
-    assert golden.message(hint("submit", "--epochs=4")).startswith("Write --set train.epochs=4,")
-    assert hint("submit", "--wait") == "Remove it and use hpcddp submit --follow."
+    assert golden.message(hint("submit", "--epochs=4")).startswith("Write --set train.epochs=VALUE,")
     assert hint("status", "--xyz") == "See 'hpcddp status --help'."
     assert hint("--xyz") == "See 'hpcddp --help'."
 
@@ -63,32 +62,11 @@ def test_an_option_without_its_value_leads_to_the_help_of_its_command(capsys: py
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (("submit", "--gpus", "2"), ("no option --gpus,", "of all nodes", "--gpus-per-node")),
-        (("submit", "--job-name=x"), ("no option --job-name;", "did you mean --name?")),
         (("submit", "--xyz", "x.yaml"), ("no option --xyz; if", "write --set resources.sbatch.xyz=VALUE")),
-        (("submit", "--nice=100", "x.yaml"), ("no option --nice; if", "write --set resources.sbatch.nice=100")),
-        (
-            ("submit", "--overcommit", "x.yaml"),
-            ("no option --overcommit; it is", "write --set resources.sbatch.overcommit=true"),
-        ),
-        (
-            ("render", "x.yaml", "--use-min-nodes"),
-            ("no option --use-min-nodes; it is", "write --set resources.sbatch.use-min-nodes=true"),
-        ),
-        (("submit", "--no-kill=off"), ("no option --no-kill; if", "write --set resources.sbatch.no-kill=off")),
-        (("submit", "--nice", "x.yaml"), ("no option --nice; if", "write --set resources.sbatch.nice=VALUE")),
         (("status", "--xyz"), ("no option --xyz\n",)),
         (("status", "--dependency", "x"), ("no option --dependency\n",)),
-        (("submit", "-n", "4"), ("no option -n,", "the tasks of all nodes", "--nodes N with --tasks-per-node N")),
-        (("submit", "-d", "afterok:7"), ("no option -d;", "did you mean --after?")),
-        (("submit", "--gpus-per-task=1"), ("no option --gpus-per-task;", "did you mean --gpus-per-node?")),
-        (("submit", "-o", "out.log"), ("no option -o:", "in the run directory", "set run_root")),
-        (("submit", "-a", "0-3"), ("no option -a:", "write a sweep", "hpcddp submit --sweep KEY=VALUES")),
-        (("submit", "--wrap=true"), ("no option --wrap:", "in the job file, or after --\n")),
-        (("submit", "--signal=USR1@120"), ("no option --signal;", "write --set requeue.signal_lead=VALUE,")),
-        (("submit", "x.yaml", "--epochs", "4"), ("no option --epochs;", "write --set train.epochs=4,")),
+        (("submit", "x.yaml", "--epochs", "4"), ("no option --epochs;", "write --set train.epochs=VALUE,")),
         (("render", "--batch-size=64", "x.yaml"), ("no option --batch-size;", "did you mean --global-batch-size?")),
-        (("submit", "--seed"), ("no option --seed;", "write --set train.seed=VALUE,")),
         (
             ("submit", "--cluster", "slrum"),
             ("'--cluster': 'slrum'", "'auto', 'slurm', 'local', 'here'", "did you mean slurm?"),
@@ -98,19 +76,9 @@ def test_an_option_without_its_value_leads_to_the_help_of_its_command(capsys: py
         (("status", "--interval", "0"), ("--interval is 0,", "2 is the least; write 2 or more")),
         (("submit", "--max-parallel", "0"), ("--max-parallel is 0,", "1 is the least; write 1 or more")),
         (("plan", "--rule", "none of them"), ("'--rule': 'none of them'", "'none', 'linear', 'sqrt'.\n")),
-        (
-            ("submit", "--ntasks=4"),
-            ("no option --ntasks,", "the tasks of all nodes", "--nodes N with --tasks-per-node N"),
-        ),
-        (("submit", "--env", "A=1"), ("no option --env;", "write --set environment.env.A=1,")),
-        (("render", "--model-args", "size=8"), ("no option --model-args;", "write --set train.model_args.size=8,")),
-        (("submit", "--nodefile", "x"), ("no option --nodefile;", "did you mean --nodelist?")),
-        (("plan", "--tasks-per-node", "3"), ("--tasks-per-node;", "write --set resources.tasks_per_node=3,")),
-        (("plan", "-t", "10m"), ("no option -t;", "write --set resources.time_limit=10m,")),
-        (("check", "x.yaml", "--ntasks-per-node=3"), ("write --set resources.tasks_per_node=3,",)),
-        (("plan", "--gpus", "8"), ("no option --gpus,", "of one node: --set resources.gpus_per_node=N\n")),
-        (("plan", "--gres=gpu:8"), ("no option --gres;", "write --set resources.gpus_per_node=8\n")),
-        (("plan", "--cpu-bind=cores"), ("write environment.env.SLURM_CPU_BIND", "in the job file or with --set\n")),
+        (("submit", "--env", "A=1"), ("no option --env;", "write --set environment.env.NAME=VALUE,")),
+        (("plan", "--tasks-per-node", "3"), ("--tasks-per-node;", "write --set resources.tasks_per_node=VALUE,")),
+        (("plan", "-t", "10m"), ("no option -t\n",)),
     ],
 )
 def test_an_option_or_a_value_that_does_not_exist_leads_to_the_one_that_was_meant(

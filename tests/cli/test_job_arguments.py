@@ -82,28 +82,7 @@ def test_a_dry_run_counts_the_runs_of_a_sweep(
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (
-            ("--nodes", "2", "--time", "10min", "--"),
-            ("no command follows --;", "hpcddp render --nodes 2 --time 10min -- python train.py\n"),
-        ),
-        (
-            ("--", "sh train.sh --lr '0.1 0.2'"),
-            ("one word, \"sh train.sh --lr '0.1 0.2'\",", "remove the quotes: -- sh train.sh --lr '0.1 0.2'\n"),
-        ),
-        (
-            ("--", "sh train.sh && sh other.sh"),
-            ("one word, 'sh train.sh && sh other.sh',", ": -- bash -c 'sh train.sh && sh other.sh'\n"),
-        ),
-        (("-q", "--name", "--", "sh", "train.sh"), ("-q needs a value,", "--name", "write the value after -q\n")),
-        (
-            ("-t", "10", "minutes", "--", "sh", "train.sh"),
-            ("minutes stands where", "in one word: -t 10min\n"),
-        ),
-        (
-            ("--nodes", "2", "--time", "2", "Hours", "job.yaml"),
-            ("Hours stands where", "in one word: --time 2h\n"),
-        ),
-        (("--time=2", "days", "--", "sh", "train.sh"), ("days stands where", "in one word: --time 2d\n")),
+        (("--nodes", "2", "--"), ("no JOB is given;", "write a job file, or", "-- python train.py\n")),
         (("--nodes", "2", "minutes"), ("minutes: does not exist; check the path\n",)),
         (("minutes", "-t", "2"), ("minutes: does not exist; check the path\n",)),
         (("--nodes", "0", "--", "a"), ("--nodes: resources.nodes: is 0,", "at least 1; write 1 or more\n")),
@@ -141,22 +120,23 @@ def test_a_program_whose_name_has_blanks_is_a_command(capsys: pytest.CaptureFixt
     assert rendered(capsys, "--", "no-such-program a")["fields"]["command"]["value"] == ["no-such-program a"]
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        ("r1 nvidia-smi", "r1 -- nvidia-smi"),
-        ("r1 --rank 1 top -b -n 1", "r1 --rank 1 -- top -b -n 1"),
-        ("--rank=1 r1 echo 'a b'", "--rank=1 r1 -- echo 'a b'"),
-    ],
-)
-def test_a_command_in_a_shell_without_two_hyphens_is_recognised(
-    capsys: pytest.CaptureFixture[str], words: str, meant: str, golden: GoldenMessages
-) -> None:
-    program = shlex.split(meant.partition(" -- ")[2])[0]
-    assert boundary.run(app, ["shell", *shlex.split(words)]) == 2
-    message = golden.message(capsys.readouterr().err)
-    assert message.startswith(f"hpcddp: {program} stands after the run, ")
-    assert message.endswith(f": hpcddp shell {meant}\n")
+@pytest.mark.parametrize("words", ["r1 -- top -b -n 1", "r1 top -b -n 1", "--rank 1 r1 top -b -n 1"])
+def test_the_command_in_a_shell_begins_behind_the_run(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    commands = []
+
+    def keep(*arguments: object, **_: object) -> int:
+        commands.append(arguments[2])
+        return 0
+
+    def first(*arguments: object) -> object:
+        return arguments[0]
+
+    monkeypatch.setattr("hpcddp.submission.sweep_element.chosen_to_act_on", first)
+    for name in ("manage.overview.one_run", "manage.overview.status_now", "manage.live.live_run"):
+        monkeypatch.setattr(f"hpcddp.{name}", first)
+    monkeypatch.setattr("hpcddp.manage.live.run_inside", keep)
+    assert boundary.run(app, ["shell", *shlex.split(words)]) == 0
+    assert commands == [("top", "-b", "-n", "1")]
 
 
 def test_an_option_of_shell_that_does_not_exist_is_named(
@@ -241,36 +221,25 @@ def test_a_mail_that_slurm_would_not_send_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"),
+    ("words", "command"),
     [
-        ("train.py --lr 1", "-- python train.py --lr 1"),
-        ("train.py", "-- python train.py"),
-        ("absent.py", "-- python absent.py"),
-        ("run.sh x", "-- bash run.sh x"),
-        ("./program --lr 1", "-- ./program --lr 1"),
-        ("./program", "-- ./program"),
-        ("python train.py --lr 1", "-- python train.py --lr 1"),
-        ("'python train.py --lr 1'", "-- python train.py --lr 1"),
-        ("--time 20 python train.py", "--time 20 -- python train.py"),
-        (
-            "train.py --nodes 2 --lr=1 --time=20 --exclusive",
-            "--nodes 2 --time=20 --exclusive -- python train.py --lr=1",
-        ),
+        ("train.py --lr 1", "python train.py --lr 1"),
+        ("absent.py", "python absent.py"),
+        ("run.sh x", "bash run.sh x"),
+        ("./program --lr 1", "./program --lr 1"),
+        ("python train.py --lr 1", "python train.py --lr 1"),
+        ("--time 20 --exclusive python train.py", "python train.py"),
+        ("--ntasks-per-node 2 train.py", "python train.py"),
+        ("train.py --nodes 2 --lr=1", "python train.py --nodes 2 --lr=1"),
     ],
 )
-def test_a_command_without_two_hyphens_is_recognised(
-    capsys: pytest.CaptureFixture[str], here: Path, words: str, meant: str, golden: GoldenMessages
+def test_the_first_word_that_is_a_program_begins_the_command(
+    capsys: pytest.CaptureFixture[str], here: Path, words: str, command: str
 ) -> None:
     (here / "train.py").write_text("import torch\n")
     (here / "program").write_text("#!/bin/sh\n")
     (here / "program").chmod(0o700)
-    given = shlex.split(words)
-    first = next(word for word in given if word.endswith((".py", ".sh", "program")) or word.startswith("python"))
-    for name in ("submit", "render"):
-        assert boundary.run(app, [name, *given]) == 2
-        message = golden.message(capsys.readouterr().err)
-        assert message.startswith(f"hpcddp: {first} is a program, not a job file;")
-        assert message.endswith(f": hpcddp {name} {meant}\n")
+    assert rendered(capsys, *shlex.split(words))["fields"]["command"]["value"] == command.split()
 
 
 def test_a_job_file_is_no_program_whatever_its_mode_and_name(
@@ -283,21 +252,40 @@ def test_a_job_file_is_no_program_whatever_its_mode_and_name(
     for words in (("job.yaml", "--lr", "1"), ("--name", "train.py", "job.yaml", "--lr", "1"), ("--lr", "1")):
         assert boundary.run(app, ["render", *words]) == 2
         message = golden.message(capsys.readouterr().err)
-        assert "no option --lr; write --set learning_rate.base=1," in message
+        assert "no option --lr; write --set learning_rate.base=VALUE," in message
 
 
 @pytest.mark.parametrize(
-    ("words", "way_out"),
+    ("words", "fields"),
     [
-        (("--gres", "gpu:a100:4"), "write --gpus-per-node 4 --gpu-type a100"),
-        (("--gres=gpu:2",), "write --gpus-per-node 2"),
-        (("--gres", "gpu:v100:4,nvme:100"), "write --gpus-per-node 4 --gpu-type v100 --set resources.gres.nvme=100"),
-        (("--gres", "lscratch:50"), "write --set resources.gres.lscratch=50"),
-        (("--gpus", "8"), "counts the GPUs of all nodes; write those of one node: --gpus-per-node"),
+        ("--gres gpu:a100:4", {"resources.gpus_per_node": 4, "resources.gpu_type": "a100"}),
+        ("--gres=gpu:4,nvme:100", {"resources.gpus_per_node": 4, "resources.gres.nvme": "100"}),
+        ("--ntasks-per-node=3", {"resources.tasks_per_node": 3}),
+        ("--job-name=mine", {"name": "mine"}),
+        ("-H --nice=5", {"resources.sbatch.hold": True, "resources.sbatch.nice": "5"}),
+        ("--comment 'two words' --overcommit", {"resources.sbatch.comment": "two words"}),
+        ("-d afterok:7", {"resources.sbatch.dependency": "afterok:7"}),
     ],
 )
-def test_gpu_options_of_sbatch_are_answered_with_the_options_that_mean_the_same(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], way_out: str, golden: GoldenMessages
+def test_a_flag_of_sbatch_sets_its_field(
+    capsys: pytest.CaptureFixture[str], words: str, fields: dict[str, object]
 ) -> None:
-    assert boundary.run(app, ["render", *words, "--", "true"]) == 2
-    assert way_out in golden.message(capsys.readouterr().err)
+    resolved = rendered(capsys, *shlex.split(words), "--", "true")["fields"]
+    assert {key: resolved[key]["value"] for key in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--gpus 8", "its own field; write resources.gpus_per_node"),
+        ("-n 4", "write resources.nodes and resources.tasks_per_node"),
+        ("-a 0-3", "write a sweep for several: hpcddp submit --sweep KEY=VALUES"),
+        ("--signal=USR1@120", "write requeue.signal_lead"),
+        ("--export=NONE", "write environment.env or environment.pass_env"),
+    ],
+)
+def test_a_flag_of_sbatch_that_no_field_can_have_says_why(
+    capsys: pytest.CaptureFixture[str], words: str, why: str, golden: GoldenMessages
+) -> None:
+    assert boundary.run(app, ["submit", *words.split(), "--", "true"]) == 2
+    assert why in golden.message(capsys.readouterr().err)

@@ -179,7 +179,7 @@ def test_a_sweep_of_which_one_has_failed_cannot_be_waited_for(known: Known, gold
     assert waits(after_any=("s",)) == ("afterany:7", ())
 
 
-def test_a_sweep_of_which_one_was_resumed_is_waited_for_one_by_one(known: Known) -> None:
+def test_a_sweep_of_which_one_was_resumed_is_waited_for_with_its_job(known: Known) -> None:
     sweep_called("s", 3)
     run_called("s_1", job="9_1")
     run_called("s_2", job="7_2", status="finished")
@@ -187,7 +187,7 @@ def test_a_sweep_of_which_one_was_resumed_is_waited_for_one_by_one(known: Known)
         "j7": [element_record("0", "RUNNING"), element_record("1", "FAILED")],
         "j9": [element_record("1", "PENDING", "9")],
     }
-    assert waits(after=("s",)) == ("afterany:7_0:9_1", ())
+    assert waits(after=("s",)) == ("afterany:7:9", ())
 
 
 def test_a_sweep_that_has_finished_is_not_waited_for(known: Known, golden: GoldenMessages) -> None:
@@ -198,9 +198,3 @@ def test_a_sweep_that_has_finished_is_not_waited_for(known: Known, golden: Golde
     assert condition is None
     assert golden.message(note).startswith("--after s: it has ended already")
     assert known.jobs == {}
-
-
-def test_an_element_that_slurm_has_forgotten_is_refused(known: Known, golden: GoldenMessages) -> None:
-    sweep_called("s", 2)
-    known.jobs = {"j7": [element_record("0", "RUNNING")]}
-    assert "Slurm does not know job 7_1 " in golden.message(refusal(after=("s",)))

@@ -160,33 +160,6 @@ def test_a_template_of_the_same_name_as_the_default_one_extends_it(template: Pat
     assert rendered(str(own)) == rendered(None)
 
 
-LOST = {
-    "block": ("{% block taks %}\n{% endblock %}\n", 2, "overrides the block taks, which hpcddp/sbatch.sh.j2"),
-    "text in a condition": ("{% if name %}\n\n#SBATCH --hold\n{% endif %}\n", 4, "is outside of all blocks"),
-    "include": ("{% include 'site.sh' %}\n", 2, "is outside of all blocks"),
-    "value": ("\n{{ name | sh }}\n", 3, "is outside of all blocks"),
-    "text": ("\n# of the site\n{% block head %}\n{% endblock %}\n", 3, "is outside of all blocks"),
-}
-
-
-@pytest.mark.parametrize("case", LOST)
-def test_lines_that_would_not_be_in_the_script_are_refused(template: Path, golden: GoldenMessages, case: str) -> None:
-    lines, number, problem = LOST[case]
-    message = golden.message(refusal(template, EXTENDS + lines))
-    assert message.startswith(f"the template {template}:{number} ")
-    assert problem in message
-    assert message.endswith("write one of the blocks head, environment, before_tasks, tasks, after_tasks")
-
-
-@pytest.mark.parametrize("around", ["if gpus_per_node", "for name in []"])
-def test_a_block_in_a_condition_or_a_loop_is_refused(template: Path, golden: GoldenMessages, around: str) -> None:
-    end = around.split(maxsplit=1)[0]
-    text = f"{EXTENDS}{{% {around} %}}\n{{% block before_tasks %}}\necho\n{{% endblock %}}\n{{% end{end} %}}\n"
-    message = golden.message(refusal(template, text))
-    assert message.startswith(f"the template {template}:2 has a block in a condition or a loop")
-    assert message.endswith("; write the condition into the block")
-
-
 def test_a_condition_with_a_block_may_stand_in_a_block(template: Path) -> None:
     template.write_text(
         EXTENDS + "{% block after_tasks %}\n{% if name %}\n{% block own %}\necho own\n{% endblock %}\n{% endif %}\n"
@@ -213,29 +186,11 @@ def test_a_template_that_extends_nothing_gets_the_name_of_the_default_one(
     assert f"no template {name}; write hpcddp/sbatch.sh.j2 " in message
 
 
-def test_a_template_that_extends_itself_is_refused(template: Path, golden: GoldenMessages) -> None:
-    message = golden.message(refusal(template, f'{{% extends "{template.name}" %}}\n'))
-    assert message.startswith(f"the template {template} extends itself; write hpcddp/sbatch.sh.j2 ")
-
-
 @pytest.mark.parametrize("tag", ["include 'own.sh.j2'", "import 'own.sh.j2' as own"])
 def test_a_template_that_includes_itself_is_refused(template: Path, golden: GoldenMessages, tag: str) -> None:
     message = golden.message(refusal(template, f"#!/bin/bash\n{{% {tag} %}}\n"))
     assert message.startswith(f"the template {template}:2 ")
     assert " it includes, imports or calls itself, " in message
-
-
-@pytest.mark.parametrize("written", ["super() | sh", "super() | sb", "super() | trim | comment"])
-def test_a_whole_block_is_no_word(template: Path, golden: GoldenMessages, written: str) -> None:
-    message = golden.message(
-        refusal(template, f"{EXTENDS}{{% block tasks %}}\n{{{{ {written} }}}}\n{{% endblock %}}\n")
-    )
-    assert message.startswith(f"the template {template}:3 ")
-    assert message.endswith("; write {{ super() | verbatim }}")
-    template.write_text(
-        f"{EXTENDS}{{% block tasks %}}\n{{{{ super() | replace('a', name | sh) | verbatim }}}}{{% endblock %}}\n"
-    )
-    rendered(str(template))
 
 
 @pytest.mark.parametrize("text", ["", "\n#!/bin/bash\n"])
@@ -360,57 +315,6 @@ def test_a_path_without_a_file_is_named(golden: GoldenMessages, name: str) -> No
 
 def test_templates_lie_beside_the_package_in_a_checkout() -> None:
     assert shipped_directory("templates") == Path(__file__).parents[2] / "templates"
-
-
-@pytest.mark.parametrize("block", ["before_tasks", "tasks", "head"])
-def test_a_block_that_does_not_end_its_last_line_is_refused(template: Path, golden: GoldenMessages, block: str) -> None:
-    message = golden.message(refusal(template, f"{EXTENDS}{{% block {block} %}}module load foo{{% endblock %}}\n"))
-    assert message.startswith(f"the template {template}:2 ")
-    assert message.endswith("write {% endblock %} on a line of its own")
-
-
-JOINED = {
-    "raw": "echo {% raw %}${#A[@]}{% endraw %}\necho\n",
-    "condition": "x={% if nodes %}{{ nodes }}{% endif %}\necho\n",
-    "condition alone": "{% if nodes %}module load a{% endif %}\necho\n",
-    "before a condition": "echo {% if nodes %}\n  x\n{% endif %}\n",
-    "comment": "echo {# of the site #}\necho\n",
-    "end of a block": f"{EXTENDS}{{% block tasks %}}x={{% if nodes %}}y{{% endif %}}\n{{% endblock %}}\n",
-    "block in a script": "#SBATCH --time={% block time %}5{% endblock %}\necho\n",
-}
-
-
-@pytest.mark.parametrize("case", JOINED)
-def test_a_line_that_jinja_would_join_to_the_next_one_is_refused(
-    template: Path, golden: GoldenMessages, case: str
-) -> None:
-    text = JOINED[case]
-    message = golden.message(refusal(template, text))
-    assert message.startswith(f"the template {template}:{2 if text.startswith(EXTENDS) else 1} ")
-    assert " to keep the line break, or with -" in message
-    assert refusal(template.with_name("top.sh.j2"), f"{{% include '{template.name}' %}}\n") == message
-
-
-KEPT = {
-    "plus": ("echo {% raw %}${#A[@]}{% endraw +%}\n{# a +#}\necho {# b +#}\n", "echo ${#A[@]}\n\necho \n"),
-    "minus": ("echo{% if nodes -%}\n  {{ ' x' | verbatim }}{% endif %}\n\ny\n", "echo x\ny\n"),
-    "minus in the next line": ("a{% if nodes %} b{% endif %}\n  {%- if nodes %} c{% endif %} d\n", "a b c d\n"),
-    "an empty line": ("a{% if nodes %} b{% endif %}\n\nc\n", "a b\nc\n"),
-    "tags alone": ("{% if nodes %}{% if name %}\nx\n{% endif %}{% endif %}\n{# {% if %} #}\ny\n", "x\ny\n"),
-    "definitions": (
-        "{% macro flag(x) %}--x={{ x | sh }}{% endmacro %}\n{% set y %}z{% endset %}\n{{ flag(nodes) | verbatim }}\n",
-        "--x=3\n",
-    ),
-    "whole lines": ("{% if nodes %}{{ 'a\n' | verbatim }}{% endif %}\nb\n", "a\nb\n"),
-    "blocks": ("--time={% block time %}5{% endblock +%}\n{% block a %}x{% endblock %} y\n", "--time=5\nx y\n"),
-}
-
-
-@pytest.mark.parametrize("case", KEPT)
-def test_a_line_that_is_not_joined_may_hold_tags(template: Path, case: str) -> None:
-    text, script = KEPT[case]
-    template.write_text(text)
-    assert render_template(str(template), VALUES) == script
 
 
 @pytest.mark.parametrize("interpreter", ["/bin/sh", "/usr/bin/env -S bash -l"])
