@@ -61,6 +61,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return by_shape[close[0]] if close else None
 
 
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the question whether the nearest known name is meant; other advice where none is near."""
+    near = nearest(word, known)
+    return otherwise if near is None else f"did you mean {near}?"
+
+
 def _shape(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 

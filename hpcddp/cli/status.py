@@ -143,14 +143,13 @@ def _filter(states: Sequence[str], name: str | None, since: str | None, now: flo
 
 
 def _state(text: str) -> State:
-    from hpcddp.errors import nearest
+    from hpcddp.errors import did_you_mean
     from hpcddp.slurm.states import State
 
     word = text.strip().lower().replace("_", " ").replace("-", " ")
     if word in set(State):
         return State(word)
-    near = nearest(word, [str(state) for state in State])
-    instead = f"did you mean {near}?" if near else f"write one of {', '.join(State)}"
+    instead = did_you_mean(word, map(str, State), f"write one of {', '.join(State)}")
     raise UserError(f"--state is {text!r}, which is not a state of a run; {instead}")
 
 

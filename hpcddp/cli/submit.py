@@ -131,7 +131,6 @@ def submit(  # noqa: PLR0913  each is an option
     from hpcddp.submission.interrupts import tells_interruption
     from hpcddp.submission.resume import resume as resume_run
     from hpcddp.submission.resume import resume_with_job
-    from hpcddp.submission.script_job import refuse_edited_job
     from hpcddp.submission.submit import submit as submit_new
 
     output = _Output(follow=follow, quiet=quiet, as_json=as_json)
@@ -161,9 +160,6 @@ def submit(  # noqa: PLR0913  each is an option
             return
     with tells_interruption():
         request = _request_of(run, job_file, arguments, cluster, template, overrides, sweep, environment)
-        if run is not None and is_unchanged:
-            # This dry run shows a new script, and the run would continue with its own.
-            refuse_edited_job(run)
         dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
         request = replace(request, dependency=dependency, force=force, code=code_choice)
         # Who interrupts the command after the submission has to know its run id: nothing slow comes before that is

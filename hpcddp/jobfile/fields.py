@@ -505,12 +505,6 @@ def _is_range_of_numbers(text: str) -> bool:
         return False
 
 
-def meant_range(value: object) -> str | None:
-    """Return the range that a text such as ``0-4`` means as the only value of a sweep, or None."""
-    match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", value, re.ASCII) if isinstance(value, str) else None
-    return f"{match[1]}..{match[2]}" if match and int(match[1]) < int(match[2]) else None
-
-
 def why_unexpanded(text: str) -> str:
     """Return why ``expand_ranges`` did not expand a range, and what to write instead."""
     if not _RANGE.fullmatch(text):

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from hpcddp.errors import nearest
+from hpcddp.errors import did_you_mean, nearest
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.field_facts import facts_of
 from hpcddp.jobfile.fields import REFUSED
-from hpcddp.jobfile.job import ValueKind, example_of, field_paths, find_key, is_secret, key_type_of
+from hpcddp.jobfile.job import example_of, field_paths, find_key, is_secret
 from hpcddp.jobfile.problems import shown
 from hpcddp.jobfile.resources import fields_of_gres
 
@@ -31,13 +31,11 @@ def error_path(error: ErrorDetails) -> Path:
     return tuple(str(part) for part in error["loc"] if part != "[key]")
 
 
-def sentence_of(error: ErrorDetails, path: Path, written: str | None, option: str | None = None) -> str:
+def sentence_of(error: ErrorDetails, path: Path, written: str | None) -> str:
     """Return the message for one validation error.
 
     Args:
         written: how the value was spelled, where it was no text.
-        option: the option that gives this field alone, ``--set train.epochs`` or ``--nodes``; None for a value from
-            elsewhere.
     """
     kind = error["type"]
     value = error["input"]
@@ -49,18 +47,18 @@ def sentence_of(error: ErrorDetails, path: Path, written: str | None, option: st
         why, instead = _reason(error, value, None)
         return f"is not a valid key: {why.removeprefix('and ')}; {instead}"
     if path == _GRES and isinstance(value, str):
-        return f"is {shown(value, written=written)}, as sbatch takes it; write {_instead_of_gres(value, option)}"
+        return f"is {shown(value, written=written)}, as sbatch takes it; write {_instead_of_gres(value)}"
 
     if path == ("command",) and kind == "tuple_type" and not isinstance(value, str):
         why, instead = "expected the list of its words", "write for example [python, train.py]"
     elif kind in {"model_type", "model_attributes_type"}:
         why = "expected a section"
-        instead = _first_field(path, written or value, option)
+        instead = _first_field(path)
     elif is_secret(path):
         hidden_value = None if value is None else _HIDDEN
         why, instead = _reason(error, hidden_value, None)
     else:
-        why, instead = _reason(error, value, written, option)
+        why, instead = _reason(error, value, written)
     if is_secret(path) and not isinstance(value, dict | list | None):
         return f"contains a value that is not shown here, {why}; {instead}"
     value_text = shown(value, written=written)
@@ -76,41 +74,31 @@ def _sentence_about_missing(path: Path) -> str:
     return f"is missing; write for example {path[-1]}: {example_of(path) or '...'}"
 
 
-def _instead_of_gres(text: str, option: str | None) -> str:
+def _instead_of_gres(text: str) -> str:
     """Return the fields to write in place of a text of sbatch's ``--gres``."""
-    fields = fields_of_gres(text)
-    if option is not None:
-        return " ".join(f"--set {shlex.quote(f'resources.{field}={value}')}" for field, value in fields)
     written = []
-    for field, value in fields:
+    for field, value in fields_of_gres(text):
         section, _, name = field.partition(".")
         written.append(f'{section}: {{"{name}": {value}}}' if name else f"{field}: {value}")
     return f"{', '.join(written)} in resources"
 
 
-def _first_field(path: Path, value: object, option: str | None) -> str:
+def _first_field(path: Path) -> str:
     """Return what to write in place of one value for a section: its first field, which most people mean."""
     key_type = find_key(path)
-    section = key_type.section if key_type is not None else None
-    if section is None:
+    if key_type is None or key_type.section is None:
         return "write its fields below it"
-    first, field = next(iter(section.model_fields.items()))
-    if option is None:
-        return f"write '{first}: ...' below it"
-    if not isinstance(value, str | int | float) or len(str(value)) > LONGEST_EXAMPLE or is_secret((*path, first)):
-        return f"write {option}.{first}=..."
-    text = f"[{value}]" if key_type_of(field).kind is ValueKind.LIST else str(value)
-    return f"write {option}.{first}={shlex.quote(text)}"
+    return f"write {dotted((*path, next(iter(key_type.section.model_fields))))}"
 
 
-def _reason(error: ErrorDetails, value: object, written: str | None, option: str | None = None) -> Reason:
+def _reason(error: ErrorDetails, value: object, written: str | None) -> Reason:
     context = error.get("ctx", {})
     if error["type"] == REFUSED:
         return f"and {context['why']}", context["instead"]
     explain = _REASONS.get(error["type"])
     if explain is None:
         return "which is not valid", error["msg"].lower()
-    return explain(_WrongValue(value=value, written=written, option=option, context=context))
+    return explain(_WrongValue(value=value, written=written, context=context))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,18 +107,12 @@ class _WrongValue:
 
     Args:
         written: how it was spelled, where it was no text.
-        option: the option that gives it; None for a value from elsewhere.
         context: the parameters of pydantic's error, such as the bound of a number.
     """
 
     value: object
     written: str | None
-    option: str | None
     context: Mapping[str, Any]
-
-    def example(self, number: str) -> str:
-        """Return the option with a number."""
-        return f"{self.option}{'=' if ' ' in str(self.option) else ' '}{number}"
 
 
 def _text(wrong: _WrongValue) -> Reason:
@@ -148,18 +130,14 @@ def _whole_number(wrong: _WrongValue) -> Reason:
         return "a string, expected an integer", f"write {value} without quotes"
     if isinstance(value, float) and value.is_integer():
         return "expected an integer", f"write {int(value)}"
-    if wrong.option is not None:
-        return "expected an integer", f"write a whole number, such as {wrong.example('2')}"
-    return "expected an integer", "write one without quotes, point or unit, or leave the key out"
+    return "expected an integer", "write one without quotes, point or unit, or leave it out"
 
 
 def _number(wrong: _WrongValue) -> Reason:
     value = wrong.value
     if isinstance(value, str) and re.fullmatch(r"[-+.0-9eE]+", value, re.ASCII):
         return "a string, expected a number", f"write {value} without quotes"
-    if wrong.option is not None:
-        return "expected a number", f"write one without a unit, such as {wrong.example('0.1')}"
-    return "expected a number", "write one without quotes or unit, or leave the key out"
+    return "expected a number", "write one without quotes or unit, or leave it out"
 
 
 LONG_YES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
@@ -174,9 +152,8 @@ def _truth(wrong: _WrongValue) -> Reason:
 
 def _one_of(wrong: _WrongValue) -> Reason:
     choices = re.findall(r"'([^']*)'", str(wrong.context.get("expected", "")))
-    near = nearest(wrong.value, choices) if isinstance(wrong.value, str) else None
     listed = ", ".join(choices)
-    return f"expected one of {listed}", f"did you mean {near}?" if near else f"write one of {listed}"
+    return f"expected one of {listed}", did_you_mean(str(wrong.value), choices, f"write one of {listed}")
 
 
 def _bound(relation: str, key: str, advice: str) -> Callable[[_WrongValue], Reason]:

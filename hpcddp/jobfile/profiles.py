@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hpcddp.errors import nearest
+from hpcddp.errors import did_you_mean
 from hpcddp.jobfile.cluster import FACTS, ClusterFacts
 from hpcddp.jobfile.document import Path, dotted, read_text
 from hpcddp.jobfile.merge import Source
@@ -92,8 +92,7 @@ def _parse(text: str, file: FilePath) -> dict[str, Any]:
 
 
 def _foreign_key(key: str, source: Source, kind: str, keys: Sequence[str]) -> Problem:
-    near = nearest(key, keys)
-    instead = f"did you mean {near}?" if near else "write it in the job file"
+    instead = did_you_mean(key, keys, "write it in the job file")
     sentence = f"is not a key of {kind}, which has {', '.join(keys)}; {instead}"
     return Problem(file=source.file, line=source.line_of((key,)), key=key, sentence=sentence)
 
@@ -190,11 +189,10 @@ def _is_there(file: FilePath) -> bool:
 
 def _missing(name: str, profiles: FilePath | None) -> Problem:
     there = sorted(file.stem for file in profiles.glob("*.toml")) if profiles is not None else []
-    near = nearest(name, there)
     known = f"the profiles are {', '.join(there)}" if there else "leave profile out"
     if profiles is not None and not there:
         known = f"make {profile_file(name, profiles)} with hpcddp init {name}, or leave profile out"
-    instead = f"did you mean {near}?" if near else known
+    instead = did_you_mean(name, there, known)
     return Problem(file="", key="profile", value=name, sentence=f"is {name!r}, but no profile has that name; {instead}")
 
 

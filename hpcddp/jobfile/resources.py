@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from hpcddp.errors import nearest
+from hpcddp.errors import did_you_mean
 from hpcddp.jobfile.field_facts import FieldFacts, Option, facts_of
 from hpcddp.jobfile.fields import (
     Exclusive,
@@ -99,11 +99,8 @@ MAIL_TYPES = (
 def _mail_types(text: str) -> str:
     for word in text.upper().split(","):
         if word not in MAIL_TYPES:
-            near = nearest(word, MAIL_TYPES)
-            raise refusal(
-                f"Slurm has no type of mail {word!r}" if word else "a type of mail is missing between its commas",
-                f"did you mean {near}?" if word and near else f"write one or more of {', '.join(MAIL_TYPES)}",
-            )
+            problem = f"Slurm has no type of mail {word!r}" if word else "a type of mail is missing between its commas"
+            raise refusal(problem, did_you_mean(word, MAIL_TYPES, f"write one or more of {', '.join(MAIL_TYPES)}"))
     return text.upper()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from hpcddp.errors import nearest
+from hpcddp.errors import did_you_mean
 from hpcddp.jobfile.batch_rules import (
     batch_reaches_every_rank,
     fixed_micro_batch_divides,
@@ -216,11 +216,8 @@ def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _instead_of_argument(name: str, arguments: Iterable[str]) -> str:
-    near = nearest(name, arguments)
-    if near is not None:
-        return f"did you mean {near}?"
     names = ", ".join(arguments)
-    return f"write one of {names}" if names else "remove it"
+    return did_you_mean(name, arguments, f"write one of {names}" if names else "remove it")
 
 
 def _classes(spec: JobSpec) -> Iterator[Finding]:
@@ -343,11 +340,9 @@ def _best_metric_is_known(spec: JobSpec) -> Iterator[Finding]:
                 f"hpcddp.Checkpointer gives it best={best.metric!r}"
             ),
         )
-    elif spec.train is not None:
-        near = nearest(best.metric, EVALUATION_METRICS)
-        if best.metric not in EVALUATION_METRICS:
-            instead = f"did you mean {near}?" if near else "write one of these"
-            yield key, f"is {best.metric}, and an evaluation reports {', '.join(EVALUATION_METRICS)}; {instead}"
+    elif spec.train is not None and best.metric not in EVALUATION_METRICS:
+        instead = did_you_mean(best.metric, EVALUATION_METRICS, "write one of these")
+        yield key, f"is {best.metric}, and an evaluation reports {', '.join(EVALUATION_METRICS)}; {instead}"
 
 
 # Names that bash keeps read-only or changes itself (man bash, Shell Variables).

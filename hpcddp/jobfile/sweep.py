@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from hpcddp.errors import nearest
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES
-from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, meant_range, unexpanded_range, why_unexpanded
+from hpcddp.jobfile.fields import LARGEST_SWEEP, Grid, Listed, Section, unexpanded_range, why_unexpanded
 from hpcddp.jobfile.job import JobSpec, find_key, is_secret
 from hpcddp.jobfile.messages import error_path, sentence_of, unknown_key
 from hpcddp.jobfile.placeholders import (
@@ -395,10 +395,6 @@ def _refuse_values(key: str, values: Sequence[Any]) -> str | None:
     unexpanded = unexpanded_range(values)
     if unexpanded is not None:
         return f"holds {unexpanded}, {why_unexpanded(unexpanded)}"
-    if len(values) == 1:
-        probable_range = meant_range(values[0])
-        if probable_range is not None:
-            return f"holds {values[0]}, which is one value; write {probable_range}"
     repeated_values = _repeated(values)
     if repeated_values:
         repeated_value = "a value" if is_secret(path_of(key)) else as_text(repeated_values[0])

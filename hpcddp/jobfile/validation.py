@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.job import JobSpec, ValueKind, example_of, find_key, is_secret
-from hpcddp.jobfile.merge import OVERRIDE, SWEEP_OPTION, MergedValues, Source
+from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues, Source
 from hpcddp.jobfile.messages import error_path, sentence_of
 from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem
 from hpcddp.jobfile.rules import broken_rules, rules_without
@@ -50,7 +50,7 @@ def _problems_of_types(
     for details in error.errors(include_url=False):
         path = error_path(details)
         if path not in seen and not _below_any(path, wrong):
-            sentence = sentence_of(details, path, _written(path, merged), _option(path, merged))
+            sentence = sentence_of(details, path, _written(path, merged))
             yield _problem(path, sentence, merged, fallback)
         seen.add(path)
     spec = _with_examples(merged, seen | wrong)
@@ -89,13 +89,6 @@ def _below_any(path: Path, known: set[Path]) -> bool:
 def _written(path: Path, merged: MergedValues) -> str | None:
     owner = merged.owner(path)
     return owner.written.get(path) if owner is not None else None
-
-
-def _option(path: Path, merged: MergedValues) -> str | None:
-    """Return the option that gives a field alone: ``--set train.epochs`` or ``--nodes``; None if there is none."""
-    owner = merged.owner(path)
-    alone = owner is not None and owner.file in {owner.origin, f"{OVERRIDE} {dotted(path)}"}
-    return owner.file if owner is not None and alone and owner.origin.startswith("--") else None
 
 
 def _problem(path: Path, sentence: str, merged: MergedValues, fallback: Source) -> Problem:

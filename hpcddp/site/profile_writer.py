@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import tomlkit
 from tomlkit.items import InlineTable, Item, Key, Table
 
-from hpcddp.errors import UserError, counted, nearest
+from hpcddp.errors import UserError, counted, did_you_mean
 from hpcddp.jobfile.cluster import FACTS, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.profiles import DEFAULT_PROFILE
 from hpcddp.jobfile.units import HOUR, MINUTE, TimeLimit, UnitError
@@ -133,8 +133,7 @@ def _known(option: str, name: str, names: tuple[str, ...], why: str) -> str:
     """Return the name if it is one of ``names``, or if those are not known."""
     if not names or name in names:
         return name
-    near = nearest(name, names)
-    instead = f"did you mean {near}?" if near else f"write one of {', '.join(names)}"
+    instead = did_you_mean(name, names, f"write one of {', '.join(names)}")
     raise UnknownChoiceError(f"{option} is {name!r}, and {why}; {instead}")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp.errors import UserError, counted, nearest
+from hpcddp.errors import UserError, counted, did_you_mean
 from hpcddp.jobfile.cluster import Cluster, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
@@ -117,8 +117,7 @@ def _partition_names(spec: JobSpec, facts: ClusterFacts) -> Iterator[Finding]:
         return
     for name in given.split(","):
         if facts.partitions and name not in facts.partitions:
-            near = nearest(name, facts.partitions)
-            instead = f"did you mean {near}?" if near else f"write {_one_of(usable)}"
+            instead = did_you_mean(name, facts.partitions, f"write {_one_of(usable)}")
             yield key, f"is {given!r}, and cluster {facts.name} has no partition {name!r}; {instead}"
 
 
@@ -288,8 +287,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def _meant(name: str, names: tuple[str, ...]) -> str:
-    near = nearest(name, names)
-    return f"did you mean {near}?" if near else f"write {_one_of(names)}"
+    return did_you_mean(name, names, f"write {_one_of(names)}")
 
 
 _MB_PER_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hpcddp.errors import HpcddpError, UserError, nearest
+from hpcddp.errors import HpcddpError, UserError, did_you_mean
 from hpcddp.processes import signal_name
 
 # Only fields that Slurm writes itself, none that users write. Without a width, squeue cuts values after 20 characters.
@@ -385,8 +385,7 @@ def _unknown_partition(names: str, environment: Mapping[str, str]) -> str:
     # Without an answer each of the names may be the wrong one.
     if known:
         unknown = next((name for name in names.split(",") if name not in known), names)
-    meant = nearest(unknown, known)
-    way_out = "sinfo --summarize lists them" if meant is None else f"did you mean {meant}?"
+    way_out = did_you_mean(unknown, known, "sinfo --summarize lists them")
     return f"the cluster has no partition {unknown!r}; {way_out}"
 
 

@@ -12,10 +12,8 @@ from contextlib import chdir, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from itertools import dropwhile, pairwise
-from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from hpcddp.errors import UserError, listed
 from hpcddp.jobfile.cluster import Cluster
@@ -315,7 +313,7 @@ def _tracker_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
             sentence=f"trackers.use names mlflow, and nothing says where its server is; export {_SERVER}, or write it "
             "into trackers.tracking_uri"
         )
-    if "wandb" in names and not _has_wandb_key({**environment, **spec.environment.env}):
+    if "wandb" in names and not _may_have_wandb_key({**environment, **spec.environment.env}):
         yield Obstacle(
             sentence="trackers.use names wandb, but no key for it was found; run: wandb login, or export WANDB_API_KEY "
             "(WANDB_MODE=offline needs none)"
@@ -323,31 +321,14 @@ def _tracker_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
 
 
 _WANDB_WITHOUT_KEY = frozenset({"offline", "dryrun", "disabled"})
-_WANDB_HOST = "api.wandb.ai"
 
 
-def _has_wandb_key(variables: Mapping[str, str]) -> bool:
-    """Return whether W&B finds a key: ``WANDB_API_KEY``, or the one that ``wandb login`` writes (docs.wandb.ai)."""
+def _may_have_wandb_key(variables: Mapping[str, str]) -> bool:
+    """Return whether W&B may find a key: ``WANDB_API_KEY``, or one in the file of ``wandb login`` (docs.wandb.ai)."""
     if variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE", "").lower() in _WANDB_WITHOUT_KEY:
         return True
-    host = urlsplit(variables.get("WANDB_BASE_URL") or f"https://{_WANDB_HOST}").hostname or _WANDB_HOST
-    files: list[Path] = []
-    if variables.get("NETRC"):
-        files.append(Path(variables["NETRC"]))
-    if variables.get("HOME"):
-        home = Path(variables["HOME"])
-        files += [home / ".netrc", home / "_netrc"]
-    for file in files:
-        try:
-            # A named pipe would be waited for.
-            if file.is_file() and netrc(file).authenticators(host) is not None:
-                return True
-        except OSError:
-            continue
-        except (NetrcParseError, ValueError):
-            # W&B may read what Python cannot.
-            return True
-    return False
+    home = Path(variables.get("HOME", ""))
+    return any(file.exists() for file in (Path(variables.get("NETRC") or home / ".netrc"), home / "_netrc"))
 
 
 CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, shell_obstacles, function_obstacles, _missing_data)

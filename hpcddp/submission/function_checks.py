@@ -13,7 +13,7 @@ from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from hpcddp.errors import nearest
+from hpcddp.errors import did_you_mean, nearest
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.job import JobSpec
@@ -109,13 +109,10 @@ class _Search:
     def _no_module(self, name: str, paths: Sequence[str]) -> str:
         parent, _, last = name.rpartition(".")
         if parent:
-            near = nearest(last, _modules_in(paths))
-            instead = f"did you mean {parent}.{near}?" if near else "correct its name"
+            instead = did_you_mean(last, _modules_in(paths), "correct its name")
             return f"package {parent} has no module {last}; {instead}"
-        near = nearest(last, _modules_in([str(self.directory)]))
-        instead = "correct its name, or submit from the directory that holds it"
-        if near:
-            instead = f"did you mean {near}?"
+        otherwise = "correct its name, or submit from the directory that holds it"
+        instead = did_you_mean(last, _modules_in([str(self.directory)]), otherwise)
         return f"neither {self.directory} nor {sys.executable} has a module {last}; {instead}"
 
 
@@ -155,6 +152,5 @@ def _no_function(spec: ModuleSpec, module: str, function: str) -> str | None:
         return f"{spec.origin} is not valid Python: {error}; correct the file"
     if names is None or function in names:
         return None
-    near = nearest(function, names)
-    instead = f"did you mean {module}:{near}?" if near else "write the name of a function in it"
+    instead = did_you_mean(function, names, "write the name of a function in it")
     return f"{module} ({spec.origin}) defines no {function}; {instead}"

@@ -27,7 +27,7 @@ from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, locked, open_regular, user_name, why_unreadable, write_bytes
 from hpcddp.run.job_file import ExportedValues, read_exported_values, read_script, read_submitted_job
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
-from hpcddp.run.moved import original_of, script_owner, update_script_path
+from hpcddp.run.moved import original_of, script_owner, update_script_path, usable_script
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training, runs_script
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
@@ -40,7 +40,6 @@ from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.code import SubmissionCode, code_of_resumption, remove_unused_copies
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
 from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
-from hpcddp.submission.script_job import refuse_edited_job
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import (
     PreparedJob,
@@ -103,7 +102,7 @@ def resume_locked(
     _refuse_alive(run, previous)
     request = request_as_before(run, previous, environment=environment, dependency=dependency, force=force)
     # Before the event log says that the run was resumed.
-    refuse_edited_job(run)
+    usable_script(run)
     notes = check_submittable(request)
     new_code = code_of_resumption(run, replace(request, code=code)) if takes_code else None
     with uninterrupted(submitted_all_the_same(run)), code_written(run, new_code) as notes_of_code:
@@ -125,7 +124,6 @@ def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) ->
     dependency = NO_DEPENDENCY.and_after(slurm_job_id(environment) or "")
     previous = _previous_submission(run)
     request = request_as_before(run, previous, environment=environment, dependency=dependency)
-    refuse_edited_job(run)
     # The next job inherits the umask of sbatch.
     with uninterrupted(submitted_all_the_same(run)), submitters_umask(environment):
         return _submit_again(run, request)

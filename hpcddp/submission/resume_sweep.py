@@ -35,7 +35,6 @@ from hpcddp.submission.resume import (
     restored_on_error,
     resume_locked,
 )
-from hpcddp.submission.script_job import refuse_edited_jobs
 from hpcddp.submission.submit import check_path, submitted_all_the_same
 from hpcddp.submission.sweep import JobArray, array_option, pickle_digest, submit_arrays
 from hpcddp.submission.sweep_element import begin_element, write_submission
@@ -137,7 +136,6 @@ def prepare_sweep(
         )
     refuse_to_resume_copy(directory)
     request = request_as_before(directory, previous, environment=environment, dependency=dependency, force=force)
-    refuse_edited_jobs(sweep, elements)
     table = request.sweep_table
     if table is None or previous.cluster == "local":
         # Each element of a sweep on this machine is checked as a run of its own.

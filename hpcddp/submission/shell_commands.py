@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,8 @@ _LEAVES: Final = frozenset({("exit",), ("return",)})
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*\S)", re.MULTILINE)
 _LARGEST_SCRIPT: Final = 1 << 18
 _SHOWN: Final = 6
+# How options of srun and their values begin; a value may be empty.
+_VALUE_OF_SRUN: Final = frozenset({"", "-", *string.digits})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +153,7 @@ def _submits(what: str, spec: JobSpec, *, script: str = "SCRIPT", certain: bool 
 
 def _nested_step(text: ShellText, command: Sequence[str]) -> Obstacle:
     # The options of srun and their values.
-    program = list(dropwhile(lambda word: word.startswith("-") or word[0].isdigit(), command[1:])) or ["PROGRAM"]
+    program = list(dropwhile(lambda word: word[:1] in _VALUE_OF_SRUN, command[1:])) or ["PROGRAM"]
     return Obstacle(
         sentence=f"{text.name} calls {shlex.join(command[:3])}, and hpcddp starts the tasks with srun itself: a step "
         "in a task waits for the CPUs of the task until the time limit; write --nodes and --tasks-per-node, then "

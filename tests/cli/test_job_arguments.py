@@ -88,7 +88,7 @@ def test_a_dry_run_counts_the_runs_of_a_sweep(
         (("--nodes", "0", "--", "a"), ("--nodes: resources.nodes: is 0,", "at least 1; write 1 or more\n")),
         (
             ("--nodes=two", "--", "a"),
-            ("--nodes: resources.nodes: is 'two',", "an integer;", "such as --nodes 2\n"),
+            ("--nodes: resources.nodes: is 'two',", "an integer;", "write one without quotes, point or unit"),
         ),
         ((), ("no JOB is given;", "write a job file, or", "-- python train.py\n")),
         (("--run-root", "", "--", "a"), ("--run-root is empty;", "write a value, or leave the option out\n")),

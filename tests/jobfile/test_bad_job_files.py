@@ -52,7 +52,7 @@ BAD = {
     ),
     "a section that is a number": (
         f"{GOOD}learning_rate: 0.1\n",
-        ("job.yaml:4: learning_rate: is 0.1", "write 'base: ...' below it"),
+        ("job.yaml:4: learning_rate: is 0.1", "write learning_rate.base"),
     ),
     "an unknown tracker": (
         f"{GOOD}trackers: {{use: [tensorbord]}}\n",
@@ -64,7 +64,7 @@ BAD = {
     ),
     "trackers without their section": (
         f"{GOOD}trackers: [wandb]\n",
-        ("job.yaml:4: trackers: is a list", "write 'use: ...' below it"),
+        ("job.yaml:4: trackers: is a list", "write trackers.use"),
     ),
     "wrong type": (
         f"{GOOD}resources: {{nodes: two}}\n",

@@ -93,14 +93,14 @@ def test_an_override_repairs_the_file(load: Load) -> None:
         ),
         (
             "resources.nodes=two",
-            ("--set resources.nodes: is 'two'", "write a whole number", "such as --set resources.nodes=2"),
+            ("--set resources.nodes: is 'two'", "an integer", "write one without quotes, point or unit"),
         ),
         (
             "learning_rate.base=fast",
             (
                 "--set learning_rate.base: is 'fast'",
-                "write one without a unit",
-                "such as --set learning_rate.base=0.1",
+                "a number",
+                "write one without quotes or unit",
             ),
         ),
         (
@@ -109,19 +109,19 @@ def test_an_override_repairs_the_file(load: Load) -> None:
         ),
         (
             "learning_rate=0.10",
-            ("--set learning_rate: is 0.10", "write --set learning_rate.base=0.10"),
+            ("--set learning_rate: is 0.10", "write learning_rate.base"),
         ),
         (
             "train.optimizer=adam",
-            ("--set train.optimizer: is 'adam'", "write --set train.optimizer.name=adam"),
+            ("--set train.optimizer: is 'adam'", "write train.optimizer.name"),
         ),
         (
             "trackers=wandb",
-            ("--set trackers: is 'wandb'", "write --set trackers.use='[wandb]'"),
+            ("--set trackers: is 'wandb'", "write trackers.use"),
         ),
         (
             "trackers=[wandb]",
-            ("--set trackers: is a list", "write --set trackers.use=..."),
+            ("--set trackers: is a list", "write trackers.use"),
         ),
         ("name=null", ("--set name: is missing", "write for example name: my-job")),
         ("name=#1", ("--set name: contains a comment and no value", "put double quotes around the value")),
@@ -146,7 +146,7 @@ def test_an_override_repairs_the_file(load: Load) -> None:
         ("train.seed=.inf", ("--set train.seed: is not a finite number", "write a number")),
         (
             "resources.gres=gpu:a100:2,nvme:1",
-            ("resources.gpus_per_node=2 --set resources.gpu_type=a100 --set resources.gres.nvme=1",),
+            ("as sbatch takes it", 'write gpus_per_node: 2, gpu_type: a100, gres: {"nvme": 1} in resources'),
         ),
         ("resources.extra.reboot=true", ("goes under resources.sbatch, as in {reboot: ...}",)),
         ("train.epochs=", ("--set train.epochs: has no value", "write one, null to leave the field out")),

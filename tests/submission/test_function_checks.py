@@ -63,9 +63,9 @@ def refusal(spec: JobSpec, **fields: Any) -> str:
     ("name", "facts"),
     [
         ("own_model:build", ("{here} nor {python} ", "; did you mean own_models?")),
-        ("own_models:biuld", ("({here}/own_models.py) defines no biuld; ", "; did you mean own_models:build?")),
+        ("own_models:biuld", ("({here}/own_models.py) defines no biuld; ", "; did you mean build?")),
         ("own_models:inner", ("({here}/own_models.py) defines no inner; ", " write the name of a function")),
-        ("own_package.dep.losses:f", ("own_package has no module dep; ", "; did you mean own_package.deep?")),
+        ("own_package.dep.losses:f", ("own_package has no module dep; ", "; did you mean deep?")),
         ("own_models.sub:f", ("own_models ({here}/own_models.py) ", "not a package")),
         ("broken:build", ("{here}/broken.py is not valid Python (line 1): ",)),
         ("zzzzzz:f", (" has a module zzzzzz; ", " submit from the directory ")),
@@ -125,4 +125,4 @@ def test_what_another_environment_may_hold_is_not_refused() -> None:
     assert check_submittable(request_of(job(train={"model": "far:build"}, environment=changed), cluster="slurm")) == ()
     spec = job(train={"model": "own_models:biuld"}, environment=changed)
     (note,) = check_submittable(request_of(spec, cluster="slurm"))
-    assert "did you mean own_models:build?" in note
+    assert "did you mean build?" in note

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from hpcddp.errors import UserError
 from hpcddp.jobfile.read import ResolvedJob, change_job, load_job
 from hpcddp.jobfile.write import parse_resolved
 from hpcddp.manage.run_files import read_run_files
@@ -700,35 +699,3 @@ def test_a_resumption_that_slurm_refuses_leaves_the_result(slurm: FakeSlurm) -> 
         with pytest.raises(SlurmCommandError, match="Invalid qos"):
             submit_again()
         assert json.loads(run.result.read_text())["status"] == status
-
-
-def refusal_of_same_script(run: RunDirectory, slurm: FakeSlurm) -> str:
-    """Return why the script of a run is not submitted again, which a dry run says too."""
-    with pytest.raises(UserError) as caught:
-        resume(run, environment=slurm.environment())
-    code, out, error = submit(Path.cwd(), "--resume", "r1", "--dry-run")
-    assert (code, out, error) == (caught.value.exit_code, "", f"hpcddp: {caught.value.message}\n")
-    assert read_events(run.events) == []
-    return caught.value.message
-
-
-def test_a_script_whose_job_was_edited_into_another_training_is_not_submitted(
-    slurm: FakeSlurm, golden: GoldenMessages
-) -> None:
-    run = submitted(COMMAND)
-    run.script.write_text(run.script.read_text().replace("command: [python3, train.py", "command: [python3, mine.py"))
-    message = golden.message(refusal_of_same_script(run, slurm))
-    assert "cannot go on with this job: command is " in message
-    assert message.endswith(f": hpcddp submit --resume {run.path} -- python3 mine.py --depth 3")
-    resume_with_job(run, changing(run, slurm, command=["python3", "mine.py"]))
-    assert "mine.py" in run.job_file.read_text()
-
-
-def test_a_script_whose_job_is_damaged_is_not_submitted(slurm: FakeSlurm, golden: GoldenMessages) -> None:
-    run = submitted(COMMAND)
-    run.script.write_text(run.script.read_text().replace("command: [", "command: [["))
-    message = golden.message(refusal_of_same_script(run, slurm))
-    assert f"the job in {run.script} is damaged: line 5 " in message
-    assert message.endswith(
-        f"; restore a copy of the script, or give the job file too: hpcddp submit JOB --resume {run.path}"
-    )

@@ -383,16 +383,3 @@ def test_an_element_that_cannot_continue_leaves_the_results_of_the_others(
     result = read_result(sweep.run(0))
     assert result is not None
     assert result.status == "failed"
-
-
-def test_the_elements_of_a_script_whose_job_was_edited_do_not_continue(
-    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = swept(slurm, count=3, element_0="finished", element_1="failed")
-    script = sweep.directory.script
-    script.write_text(script.read_text().replace("model: resnet18", "model: resnet34"))
-    for words in (["s1"], ["s1", "--dry-run"], ["s1_1"], ["s1_1", "--dry-run"]):
-        code, out, err = run(capsys, "--resume", *words)
-        assert (code, out) == (2, "")
-        assert f"the run {sweep.run(1).path} cannot go on with this job: train.model is " in err
-    assert len(slurm.calls) == 1
