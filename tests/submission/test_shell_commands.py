@@ -200,7 +200,7 @@ def test_shell_text_with_a_syntax_error_is_refused(command: tuple[str, ...], scr
         (("bash", "run.sh"), "x=$(ls # it's here\n)\nexit 0\nthis isn't shell\n"),
         (("zsh", "run.sh"), "for i (1 2) echo $i\n"),
         (("./run.sh",), "#!/data/bash/bin/python3\nprint('it is no shell' if 1 else 0)\n"),
-        (("bash", "-c", "f() {{ echo {run_dir}; }}; f"), ""),
+        (("bash", "-c", "f() { echo {run_dir}; }; f"), ""),
     ],
 )
 def test_shell_text_that_bash_does_not_read_is_accepted(command: tuple[str, ...], script: str) -> None:
