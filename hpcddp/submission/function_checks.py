@@ -17,9 +17,11 @@ from hpcddp.errors import did_you_mean, nearest
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.user_source import names_defined
 from hpcddp.submission.environment_checks import runs_in_this_python
 from hpcddp.submission.request import Obstacle
+
+_FREE = frozenset({"exec", "globals", "vars", "setattr"})
+"""Calls that may define any name."""
 
 
 def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -142,7 +144,7 @@ def _no_function(spec: ModuleSpec, module: str, function: str) -> str | None:
     """Return why a module has no such function; None if it has, or if its source does not tell."""
     try:
         source = spec.loader.get_source(spec.name) if isinstance(spec.loader, InspectLoader) else None
-        names = None if source is None else names_defined(ast.parse(source).body)
+        names = None if source is None else _names_defined(ast.parse(source).body)
     except (ImportError, OSError, RecursionError, MemoryError):
         return None
     except SyntaxError as error:
@@ -154,3 +156,27 @@ def _no_function(spec: ModuleSpec, module: str, function: str) -> str | None:
         return None
     instead = did_you_mean(function, names, "write the name of a function in it")
     return f"{module} ({spec.origin}) defines no {function}; {instead}"
+
+
+def _names_defined(body: Sequence[ast.stmt]) -> set[str] | None:
+    """Return the names that statements define in their module; None if that cannot be known without running them."""
+    names: set[str] = set()
+    for statement in body:
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(statement.name)
+                continue
+            case ast.Import() | ast.ImportFrom():
+                names |= {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+                continue
+        for part in ast.walk(statement):
+            match part:
+                case ast.Name(ctx=ast.Store()):
+                    names.add(part.id)
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    names.add(part.name)
+                case ast.Import() | ast.ImportFrom():
+                    names |= {(alias.asname or alias.name).partition(".")[0] for alias in part.names}
+                case ast.Call(func=ast.Name(id=called)) if called in _FREE:
+                    return None
+    return None if names & {"*", "__getattr__"} else names
