@@ -2,9 +2,7 @@
 
 The faults are preemptions, signals, ranks that are killed, also two at once, or stopped, slurmstepds that are killed,
 hosts and links that are lost, slurmctld ended or killed, a full disk, run directories that are away for seconds, and
-damaged checkpoints and records. Ranks that are left go on, and one run of three may lose a host. The numbers of a run
-whose ranks were fewer for a time are those of the undisturbed run but for the order of additions; those of the others
-have its bits. Each step and evaluation is recorded once.
+damaged checkpoints and records. Each step is recorded once, and the result has the bits of the undisturbed run.
 
 usage: python -m benchmarks.soak [--seconds 1800] [--every 20] [--seed 0] [--results benchmarks/results]
 
@@ -35,8 +33,7 @@ from typing import Any
 from hpcddp.run.checkpoints import list_checkpoints, valid_or_none
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.slurm.hostlist import expand
-from tests.cluster.comparison import forwards
-from tests.cluster.recoveries import Difference, difference
+from tests.cluster.comparison import RunComparison, compare_runs
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import References, ScenarioContext
 from tests.cluster.slurm_faults import kill_step_daemon, link_cut, wait_for_node, without_controller, without_slurmd
@@ -45,8 +42,6 @@ from tests.small_disk import FILLS, make_room, small_disk
 
 RUNS_AT_ONCE = 3
 _NODES, _TASKS = 2, 2
-_RANKS = _NODES * _TASKS
-_GLOBAL_BATCH = 64
 # Twice as long as in the usual scenarios: faults have something to hit.
 _STEP_S = 0.18
 _LONGEST_RUN_S = 900
@@ -65,29 +60,14 @@ class Account:
     """What a run that has finished has cost, and its numbers against the undisturbed run.
 
     Attributes:
-        attempts: how often its tasks were started.
         requeues: how often its job was requeued.
-        recoveries: how often its ranks went on after others had gone.
-        joins: how often new processes joined them.
-        steps_repeated: samples that were computed more than once, in steps; each broken step is one of them.
-        was_whole: whether each rank computed no other batches than in the undisturbed run.
-        same_bits: whether the parameters are those of the undisturbed run, bit for bit.
-        difference: how the numbers differ.
+        restarts: how often its tasks were started again in the same job.
+        comparison: what it has lost and repeated.
     """
 
-    attempts: int
     requeues: int
-    recoveries: int
-    joins: int
-    steps_repeated: float
-    was_whole: bool
-    same_bits: bool
-    difference: Difference
-
-    @property
-    def is_well(self) -> bool:
-        """Whether the result is that of the undisturbed run."""
-        return self.difference.is_rounding and (self.same_bits or not self.was_whole)
+    restarts: int
+    comparison: RunComparison
 
 
 def account_of(tracked: TrackedRun, reference: TrackedRun) -> Account:
@@ -97,23 +77,10 @@ def account_of(tracked: TrackedRun, reference: TrackedRun) -> Account:
         tracked: the run.
         reference: the undisturbed run.
     """
-    recoveries = tracked.events("recovery")
-    was_whole = True
-    samples = 0
-    for rank in range(_RANKS):
-        computed = forwards(tracked.run, rank)
-        expected = forwards(reference.run, rank)
-        was_whole = was_whole and {each.digest for each in computed} <= {each.digest for each in expected}
-        samples += sum(each.samples for each in computed) - sum(each.samples for each in expected)
     return Account(
-        attempts=tracked.attempts,
         requeues=int(tracked.sandbox.job(tracked.job_id)["Restarts"]),
-        recoveries=len([event for event in recoveries if event.cause]),
-        joins=len([event for event in recoveries if not event.cause and "seconds" in event.facts]),
-        steps_repeated=round(samples / _GLOBAL_BATCH, 1),
-        was_whole=was_whole,
-        same_bits=tracked.result["parameters_sha256"] == reference.result["parameters_sha256"],
-        difference=difference(tracked, reference),
+        restarts=len(tracked.events("restart")),
+        comparison=compare_runs(tracked, reference),
     )
 
 
@@ -134,7 +101,7 @@ class Ended:
     @property
     def is_well(self) -> bool:
         """Whether it finished as the undisturbed run did."""
-        return self.account is not None and self.account.is_well
+        return self.account is not None and self.account.comparison.has_same_result
 
 
 @dataclass(kw_only=True)
@@ -177,12 +144,10 @@ class Soak:
 
     def _live(self, lane: int, reference: TrackedRun) -> None:
         number = 0
-        resources = {"min_nodes": _NODES - 1} if lane == 0 else {}
-        sections = {**_SECTIONS, "resources": resources}
         while not self._stopping.is_set():
             name = f"lane{lane}-run{number}"
             with self.undisturbed:
-                tracked = self.context.start(name, nodes=_NODES, tasks=_TASKS, seconds=_STEP_S, sections=sections)
+                tracked = self.context.start(name, nodes=_NODES, tasks=_TASKS, seconds=_STEP_S, sections=_SECTIONS)
             self._living[lane] = tracked
             try:
                 tracked.wait_until_finished(timeout_s=_LONGEST_RUN_S)
@@ -257,7 +222,6 @@ def _rank_killed(soak: Soak, tracked: TrackedRun) -> None:
 
 
 def _two_ranks_killed(soak: Soak, tracked: TrackedRun) -> None:
-    """The second one often dies while the others leave their generation, or form the next one."""
     soak.signal(tracked, signal.SIGKILL)
     time.sleep(soak.dice.uniform(0, 0.2))
     soak.signal(tracked, signal.SIGKILL)
@@ -400,14 +364,10 @@ def summary(soak: Soak, *, seed: int) -> dict[str, Any]:
         "faults": dict(Counter(name for _, name in soak.faults)),
         "runs": len(soak.ended),
         "runs_well": sum(ended.is_well for ended in soak.ended),
-        "runs_with_fewer_ranks": sum(not account.was_whole for account in accounts),
-        "attempts": sum(account.attempts for account in accounts),
+        "attempts": sum(account.comparison.attempts for account in accounts),
         "requeues": sum(account.requeues for account in accounts),
-        "recoveries": sum(account.recoveries for account in accounts),
-        "joins": sum(account.joins for account in accounts),
-        "steps_repeated": sum(account.steps_repeated for account in accounts),
-        "largest_loss_difference": max((account.difference.loss for account in accounts), default=None),
-        "largest_parameter_difference": max((account.difference.parameters for account in accounts), default=None),
+        "restarts": sum(account.restarts for account in accounts),
+        "steps_repeated": sum(account.comparison.steps_lost for account in accounts),
         "each": [asdict(ended) for ended in soak.ended],
     }
 

@@ -5,8 +5,6 @@
 Contenders, with the same data set of the user's own (map-style, in memory), model, optimizer and global batch of 32:
 
     hpcddp      the built-in training
-    keeping     the same with requeue.max_failures 1, so that no rank updates before it can record the step, and its
-                waits can be ended when another rank dies
     ddp         DistributedDataParallel, DistributedSampler, DataLoader, one JSON line with the loss per step
     plain       the same without DDP; one rank only
     accelerate  Accelerator.prepare, the same log
@@ -41,12 +39,11 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from benchmarks.turns import Case, in_turn, main
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.directory import RunDirectory
-from hpcddp.train.waits import WAITS
 
 BATCH: Final = 32
 STEPS: Final = {"mlp": 1500, "wide": 500, "resnet18": 20}
 SHAPES: Final = {"mlp": (64,), "wide": (64,), "resnet18": (3, 32, 32)}
-WAYS: Final = ("hpcddp", "keeping", "ddp", "plain", "accelerate", "lightning")
+WAYS: Final = ("hpcddp", "ddp", "plain", "accelerate", "lightning")
 ONE_RANK: Final = ("plain", "lightning")
 CLASSES: Final = 10
 
@@ -225,11 +222,8 @@ def rank_main(way: str, model_name: str, log: Path) -> None:
     dist.init_process_group("gloo")
     functions: dict[str, Callable[[str, Path], None]] = {
         "hpcddp": with_hpcddp,
-        "keeping": partial(with_hpcddp, max_failures=1),
         "accelerate": with_accelerate,
     }
-    if way == "keeping":
-        WAITS.begin()
     if way in functions:
         functions[way](model_name, log)
     else:
@@ -250,7 +244,7 @@ def run_ranks(way: str, model: str, ranks: int, directory: Path, *, steps: int) 
             **os.environ, **{name: str(value) for name, value in numbers.items()}, "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "STEPS": str(steps),
         }  # fmt: skip
-        path = log if way in ("hpcddp", "keeping") else log.with_name(f"log-{rank}.jsonl")
+        path = log if way == "hpcddp" else log.with_name(f"log-{rank}.jsonl")
         words = [sys.executable, "-m", "benchmarks.step", "--rank", way, "--model", model, "--output", str(path)]
         processes.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     codes = [process.wait() for process in processes]

@@ -363,8 +363,6 @@ def event_line(event: Event) -> str | None:
         return f"started on {event.host or 'a node'}{again}"
     if event.kind == "train" and event.step:
         return f"continues after step {event.step}"
-    if event.kind == "recovery":
-        return event.reason if event.step is None else f"after step {event.step}: {event.reason}"
     if event.kind in _END_VERBS:
         return f"{_END_VERBS[event.kind]}: {event.reason}"
     return _CONTINUATION_LINES.get(event.kind)

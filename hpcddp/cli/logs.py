@@ -93,22 +93,10 @@ def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) 
         if as_json:
             echo("null")
         else:
-            _print_survived(run, number, where)
+            echo(f"nothing has failed in {where}")
         return
     error = first_error(failed)
     echo(json.dumps(error.as_json(), indent=2) if as_json else "\n".join(error.lines()))
-
-
-def _print_survived(run: RunDirectory, number: int | None, where: str) -> None:
-    """Print that nothing has failed, and which deaths the ranks of an attempt, None for all, have survived."""
-    from hpcddp.manage.logs import event_lines
-
-    attempts = sorted(run.attempt_numbers()) if number is None else [number]
-    lines: list[str] = []
-    for attempt_number in attempts:
-        lines += [f"  {printable(line.text)}" for line in event_lines(run.attempt(attempt_number))]
-    what_else = ", but ranks have died while the others went on:" if lines else ""
-    echo("\n".join([f"nothing has failed in {where}{what_else}", *lines]))
 
 
 def _print_logs(
@@ -121,14 +109,13 @@ def _print_logs(
     as_json: bool,
     raw: bool,
 ) -> None:
-    from hpcddp.manage.logs import chosen_attempt, event_lines, last_of, merged, sources
+    from hpcddp.manage.logs import chosen_attempt, last_of, merged, sources
 
     attempt = chosen_attempt(run, number)
     logs = sources(attempt, ranks=ranks, batch=batch)
     if lines is not None:
         logs = [last_of(log, lines) for log in logs]
-    events = () if ranks else event_lines(attempt)
-    log_lines = _last(merged(logs, events), lines)
+    log_lines = _last(merged(logs), lines)
     if as_json:
         _print_document(attempt, log_lines)
         return

@@ -224,24 +224,9 @@ class JobSpec(Section):
         return "cuda" if self.uses_gpus else "cpu"
 
     @property
-    def keeps_steps(self) -> bool:
-        """Whether a rank can save the last step after other ranks have ended: in the built-in training on CPUs.
-
-        NCCL does not tell the host in time that a collective has failed.
-        """
-        is_on_cpus = self.train is not None and self.device == "cpu"
-        may_lose_ranks = self.requeue.max_failures > 0 or self.may_lose_nodes
-        return is_on_cpus and self.world_size > 1 and may_lose_ranks
-
-    @property
     def may_lose_nodes(self) -> bool:
         """Whether the job keeps running when it loses a node."""
         return self.resources.min_nodes is not None or self.resources.spare_nodes > 0
-
-    @property
-    def survives(self) -> bool:
-        """Whether the ranks that are left after a death may go on without a restart: not in a container."""
-        return self.keeps_steps and self.requeue.recovery == "auto" and self.environment.container is None
 
 
 _UNIONS = (Union, UnionType)

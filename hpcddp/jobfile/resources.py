@@ -201,16 +201,16 @@ class Resources(Section):
         None,
         ge=1,
         le=LARGEST_NODE_COUNT,
-        description="Nodes that must be left when a node is lost while a built-in training runs on CPUs: the others go "
-        "on without it until the next requeue, which asks for all `nodes` again. null requeues the job.",
+        description="Nodes that must be left when a node is lost, so that the job goes on with them. Refused for now: "
+        "null requeues the job.",
         json_schema_extra={"unit": "nodes"},
     )
     spare_nodes: Annotated[int, FieldFacts(option=Option(help="Nodes that take the places of lost ones."))] = Field(
         0,
         ge=0,
         le=LARGEST_NODE_COUNT,
-        description="Nodes that the job gets besides `nodes`. They are idle until a node is lost, whose ranks then go "
-        "on there. For a built-in training on CPUs, as `min_nodes`.",
+        description="Nodes that the job gets besides `nodes`, to take the places of lost ones. Refused for now, as "
+        "`min_nodes`.",
         json_schema_extra={"unit": "nodes"},
     )
     gpus_per_node: Annotated[

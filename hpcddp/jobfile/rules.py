@@ -455,24 +455,10 @@ def setup_returns(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _lost_node_is_survived(spec: JobSpec) -> Iterator[Finding]:
-    """Reject ``resources.min_nodes`` and ``spare_nodes`` in a job that does not go on without a lost node."""
-    if not spec.may_lose_nodes:
-        return
-    min_nodes = spec.resources.min_nodes
-    nodes = spec.nodes
-    key = "resources.spare_nodes" if min_nodes is None else "resources.min_nodes"
-    if min_nodes is not None and min_nodes >= nodes:
-        yield key, f"is {min_nodes}, and resources.nodes is {nodes}: no node may be lost; write a smaller number"
-    elif nodes == 1:
-        yield key, "is given, and resources.nodes is 1, the node of the batch script; write more nodes, or leave it out"
-    elif spec.train is None or spec.device != "cpu":
-        yield key, "is given, and only a built-in training on CPUs goes on without a lost node; leave it out"
-    elif spec.environment.container is not None:
-        yield key, "is given, and a job in a container does not go on without a lost node; leave it out"
-    elif spec.requeue.recovery != "auto":
-        yield key, f"is given, and requeue.recovery is {spec.requeue.recovery}; leave one of the two out"
-    elif "node_failure" not in spec.requeue.causes:
-        yield key, "is given, and requeue.causes does not name node_failure, so that the job stays without it; name it"
+    """Reject ``resources.min_nodes`` and ``spare_nodes``: no job goes on without a lost node yet."""
+    if spec.may_lose_nodes:
+        key = "resources.spare_nodes" if spec.resources.min_nodes is None else "resources.min_nodes"
+        yield key, "is given, and no job goes on without a lost node yet; leave it out: the job is requeued then"
 
 
 def variable_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -515,7 +501,7 @@ RULES = (
     Rule(("learning_rate",), _schedule_constants),
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
-    Rule(("requeue", "train.device", "environment.container", "resources"), _lost_node_is_survived),
+    Rule(("resources.min_nodes", "resources.spare_nodes"), _lost_node_is_survived),
     Rule(("environment.env", "environment.pass_env"), variable_names),
     Rule(("environment.setup",), setup_returns),
     Rule(("environment",), one_environment),

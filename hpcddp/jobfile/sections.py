@@ -300,13 +300,12 @@ class Requeue(Section):
     )
     max_time_limits: int = Field(50, ge=0, description="Largest number of requeues after the time limit.")
     max_failures: int = Field(
-        0, ge=0, description="Infrastructure failures after which the run goes on, in one of the ways of `recovery`."
+        0, ge=0, description="Infrastructure failures after which the run goes on, as `recovery` says."
     )
-    recovery: Literal["auto", "restart", "requeue"] = Field(
-        "auto",
+    recovery: Literal["restart", "requeue"] = Field(
+        "restart",
         description="How the run goes on after such a failure. `restart` starts the tasks again in the same job, which "
-        "keeps its nodes; where that is not possible, the job is requeued. `requeue` always gives the nodes back. "
-        "`auto` is the cheapest way that is exact: the ranks that are left go on, else `restart`.",
+        "keeps its nodes; where that is not possible, the job is requeued. `requeue` always gives the nodes back.",
     )
     max_attempts_without_progress: int = Field(
         2, ge=1, description="Attempts without a new step, after which the run stops."

@@ -107,9 +107,7 @@ def _has_failed(attempt: AttemptDirectory, crashed: Collection[int]) -> bool:
 def _crashed_attempts(run: RunDirectory) -> set[int]:
     """Return which attempts ended by a failure, as the events tell."""
     events = recent_events(run)
-    # A death that the other ranks have survived has a cause too.
-    ends = [event for event in events if event.kind != "recovery"]
-    return {event.attempt for event in ends if event.kind == "failure" or event.cause in _CRASHES}
+    return {event.attempt for event in events if event.kind == "failure" or event.cause in _CRASHES}
 
 
 def first_error(attempt: AttemptDirectory) -> FirstError:

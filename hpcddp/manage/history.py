@@ -114,7 +114,6 @@ _TEXTS: Final[Mapping[str, Callable[[Event], str | None]]] = MappingProxyType(
         "requeue": _requeue_text,
         "exclusion": lambda event: event.reason,
         "restart": _restart_text,
-        "recovery": lambda event: f"attempt {event.attempt}{_step_text(event)}: {event.reason}",
         "stop": _stop_text,
         "failure": lambda event: f"attempt {event.attempt} failed{_step_text(event)}{_error_text(event)}",
         "finish": lambda event: f"attempt {event.attempt} finished{_step_text(event)}{_error_text(event)}",

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import UserError
-from hpcddp.manage.history import event_text
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import RECOVERIES, Event
 from hpcddp.run.failure import beginning, read_failures
 from hpcddp.run.files import (
     GrowingFile,
@@ -28,11 +26,10 @@ from hpcddp.run.files import (
 )
 from hpcddp.run.job_records import known_hosts, member_word, read_start
 from hpcddp.run.log_timestamps import Times, read_times
-from hpcddp.run.record import RecordError, parse_lines
+from hpcddp.run.record import RecordError
 
 BATCH = "batch"
 """Shown for the batch script, where a rank has its number."""
-EVENTS = "hpcddp"
 """Shown for an event of the run, where a rank has its number."""
 _LAST_LINE_BYTES: Final = 4096
 # torch (c10d/socket.cpp) writes it where the address of a host has no name in DNS; the ranks are connected.
@@ -52,7 +49,7 @@ class LogSource:
     """A log of an attempt.
 
     Args:
-        rank: whose it is; None for the batch script, and for the events of the run.
+        rank: whose it is; None for the batch script.
         member: what the number counts, as ``member_word`` returns it; without a number, whose it is.
         host: where; None if that is not known yet.
         begin: the first byte that belongs to this attempt.
@@ -183,29 +180,13 @@ def _batch_host(attempt: AttemptDirectory) -> str | None:
     return None if start is None else start.host
 
 
-def merged(logs: Sequence[LogSource], events: Iterable[LogLine] = ()) -> Iterator[LogLine]:
-    """Yield the lines of logs, and those about events, in the order of time; those of one moment in the given order.
+def merged(logs: Sequence[LogSource]) -> Iterator[LogLine]:
+    """Yield the lines of logs in the order of time; those of one moment in the given order.
 
     Args:
         logs: the logs; what is added to them meanwhile may be missing.
     """
-    return heapq.merge(*map(lines_of, logs), events, key=lambda line: line.time)
-
-
-def event_lines(attempt: AttemptDirectory) -> Iterator[LogLine]:
-    """Yield a line for each death that the ranks of an attempt have survived, and for a restart of its tasks."""
-    return _new_event_lines(GrowingFile(attempt.run.events), attempt)
-
-
-def _new_event_lines(file: GrowingFile, attempt: AttemptDirectory) -> Iterator[LogLine]:
-    """Yield the lines about the events that were appended to the event log since it was read last."""
-    source = LogSource(path=attempt.run.events, rank=None, host=None, member=EVENTS)
-    # An event log that cannot be read is told by why and status.
-    with suppress(OSError):
-        for line in file.new_lines():
-            for event in parse_lines(line, Event).records:
-                if event.attempt == attempt.number and event.kind in RECOVERIES:
-                    yield LogLine(time=event.time, source=source, text=event_text(event) or "")
+    return heapq.merge(*map(lines_of, logs), key=lambda line: line.time)
 
 
 def last_of(log: LogSource, count: int) -> LogSource:
@@ -250,7 +231,7 @@ class LogFollower:
     """Returns what is added to the logs of an attempt, in the order of arrival.
 
     Args:
-        ranks: only those of these ranks; empty = of all, and the events of ``event_lines``.
+        ranks: only those of these ranks; empty = of all.
         batch: whether the batch script's log is followed too.
         last: how many lines of each log are of interest at first; None = all.
     """
@@ -263,7 +244,6 @@ class LogFollower:
         self._batch = batch
         self._last = last
         self._files: dict[Path, GrowingFile] = {}
-        self._events = GrowingFile(attempt.run.events)
 
     def new_lines(self, now: float, *, ended: bool = False) -> Iterator[LogLine]:
         """Return the lines that were completed since the last call; the first call returns all of them.
@@ -280,8 +260,6 @@ class LogFollower:
         if is_first and self._last is not None:
             logs = [last_of(log, self._last) for log in logs]
         added = [self._added(log, None if is_first else now, ended=ended) for log in logs]
-        if not self._ranks:
-            added.append(_new_event_lines(self._events, self._attempt))
         return heapq.merge(*added, key=lambda line: line.time)
 
     def _added(self, log: LogSource, now: float | None, *, ended: bool) -> Iterator[LogLine]:

@@ -17,7 +17,6 @@ from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, RunRecords
 from hpcddp.manage.damaged_records import T, closed_directory_sentence, lines_or_damage, record_or_damage
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.goodput import Goodput
-from hpcddp.manage.history import event_text
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.ranking import sort_key
 from hpcddp.manage.run_metrics import Extreme, RunMetrics, read_run_metrics
@@ -25,7 +24,7 @@ from hpcddp.manage.status import RunStatus
 from hpcddp.manage.sweep_values import values_now
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import RECOVERIES, Event, read_event_log
+from hpcddp.run.events import Event, read_event_log
 from hpcddp.run.failure import is_hang, read_failures
 from hpcddp.run.job_file import read_submitted_job
 from hpcddp.run.job_records import Rank, Start, SubmissionRecord, read_exits, read_ranks, read_start, read_submission
@@ -174,11 +173,6 @@ class RunReport:
         return [(event.attempt, str(event.reason)) for event in self.events if event.kind == "code"]
 
     @property
-    def recoveries(self) -> list[Event]:
-        """The deaths of ranks that the others survived, the new processes that joined, and the restarts in a job."""
-        return [event for event in self.events if event.kind in RECOVERIES]
-
-    @property
     def advice(self) -> Advice:
         """The one change that would help most."""
         data_wait_share = 0.0 if self.data_wait is None else self.data_wait["share"]
@@ -223,7 +217,6 @@ class RunReport:
             "data_wait": self.data_wait,
             "slowest_rank": self.slowest_rank,
             "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
-            "recoveries": [_recovery_document(event) for event in self.recoveries],
             "first_error": None if self.error is None else self.error.as_json(),
             "source": _source_document(self.sources[-1]) if self.sources else None,
             "code_changes": [{"attempt": attempt, "what": sentence} for attempt, sentence in self.code_changes],
@@ -240,10 +233,6 @@ class RunReport:
 
 def _extreme_document(extreme: Extreme | None) -> dict[str, Any] | None:
     return None if extreme is None else asdict(extreme)
-
-
-def _recovery_document(event: Event) -> dict[str, Any]:
-    return {"time": event.time, "attempt": event.attempt, "step": event.step, "what": event_text(event)}
 
 
 def _phases_document(goodput: Goodput) -> dict[str, Any]:

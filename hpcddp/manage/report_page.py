@@ -14,7 +14,6 @@ from hpcddp.errors import printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
 from hpcddp.manage.first_error import shortened
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
-from hpcddp.manage.history import event_text
 from hpcddp.manage.ranking import best_extreme
 from hpcddp.manage.report import RunReport, ranked
 from hpcddp.manage.report_drawing import Curve, chart, spans_powers_of_ten, time_unit, timeline
@@ -217,10 +216,6 @@ def _run_values(report: RunReport, texts: _Texts) -> dict[str, Any]:
         "Phase": Phase,
         "timeline": timeline(report.attempts),
         "saves": _durations(report.saves),
-        "recoveries": [
-            {"time": event.time, "text": event_text(event)} for event in report.recoveries[-_RECOVERIES_SHOWN:]
-        ],
-        "recoveries_left_out": max(0, len(report.recoveries) - _RECOVERIES_SHOWN),
         "error": _error(report),
         "sources": sources,
         "job_file": texts.take(_job_file_text(report)),

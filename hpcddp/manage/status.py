@@ -191,7 +191,7 @@ class RunStatus:
         if self.state is State.FINISHED:
             return
         excluded = excluded_nodes(self.files.events)
-        for node in failing_nodes(self.run, self.files.events, now=self.now):
+        for node in failing_nodes(self.files.events, now=self.now):
             advice = "to keep requeued jobs away from it, write requeue.avoid_failed_nodes: true"
             if node.name in excluded:
                 advice = "its job is kept away from it"

@@ -10,7 +10,6 @@ from hpcddp.errors import listed
 from hpcddp.manage.format import numbered_text
 from hpcddp.manage.run_progress import time_written
 from hpcddp.manage.status import RunStatus
-from hpcddp.run.events import survived_deaths
 from hpcddp.run.job_records import known_hosts
 
 # The ranks that wait for one rank leave their marks within seconds; an older mark is of an earlier wait.
@@ -29,9 +28,7 @@ def stuck_rank_lines(status: RunStatus) -> Iterator[str]:
     if newest <= time_written(status.run.metrics):
         return
     waiting = [rank for rank in times if times[rank] >= newest - _SAME_WAIT_S]
-    # A rank whose death the others have survived does not train, or a new process has taken its place.
-    survived = survived_deaths(attempt)
-    stuck = [rank for rank in times if rank not in waiting and rank not in survived]
+    stuck = [rank for rank in times if rank not in waiting]
     since = time.strftime("%H:%M:%S", time.localtime(newest))
     if stuck:
         places = [f"rank {rank} on {hosts[rank]}" for rank in stuck[:_RANKS_SHOWN]]

@@ -16,8 +16,8 @@ from pathlib import Path, PurePath
 from typing import ClassVar, Final
 
 from hpcddp.errors import UserError, listed
-from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.record import Record, create_record, read_record, write_record
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.record import Record, read_record, write_record
 from hpcddp.run.sweep import sweep_of
 
 LARGEST_CODE_FILE: Final = 1 << 20
@@ -154,20 +154,6 @@ def read_code(run: RunDirectory) -> SubmittedCode | None:
 def write_code(run: RunDirectory, record: CodeRecord) -> None:
     """Write the code of a submission into the directory of its run or sweep."""
     write_record(run.code, record)
-
-
-def read_loaded_code(attempt: AttemptDirectory) -> CodeRecord | None:
-    """Return the code that the ranks of an attempt have loaded; None where it is not known.
-
-    Raises:
-        RecordError: the record is damaged.
-    """
-    return read_record(attempt.loaded_code, CodeRecord)
-
-
-def write_loaded_code(attempt: AttemptDirectory, record: CodeRecord) -> None:
-    """Write the code that the ranks of an attempt have loaded; the first record stays."""
-    create_record(attempt.loaded_code, record)
 
 
 def is_installed(file: str) -> bool:

@@ -216,20 +216,6 @@ class AttemptDirectory:
         return self.path / "rendezvous.json"
 
     @property
-    def members(self) -> Path:
-        """Where the membership service of this attempt listens."""
-        return self.path / "members.json"
-
-    @property
-    def loaded_code(self) -> Path:
-        """The files of the project from which the ranks of this attempt have loaded modules, with their hashes."""
-        return self.path / "code.json"
-
-    def newcomer_log(self, number: int) -> Path:
-        """Return what srun says of the newest process that has taken the place of a rank."""
-        return self.path / f"newcomer-{number}.log"
-
-    @property
     def decision(self) -> Path:
         """Where this attempt's ranks agreed to stop, and why."""
         return self.path / "decision.json"
@@ -258,15 +244,6 @@ class AttemptDirectory:
     def requeue_request(self) -> Path:
         """The run's user's request to save and requeue it."""
         return self.path / "requeue-requested.json"
-
-    def survivor(self, step: int) -> Path:
-        """Return the file by which one of the ranks that are left takes the save of a step."""
-        return self.path / f"survivor-{step}"
-
-    @property
-    def requeue_by_rank(self) -> Path:
-        """The file by which one of the ranks takes the requeue of a job whose batch script is gone."""
-        return self.path / "requeue-by-rank"
 
     def rank_world(self, rank: int) -> Path:
         """Return the file in which one rank of a command reports that its program has started a world of its own."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
-from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import append_line
-from hpcddp.run.record import FORMAT, LATEST_TIME, Lines, Record, RecordError, read_last_lines
+from hpcddp.run.record import FORMAT, LATEST_TIME, Lines, Record, read_last_lines
 from hpcddp.stop.reasons import Cause
 
 EventKind = Literal[
@@ -26,7 +25,6 @@ EventKind = Literal[
     "requeue",
     "exclusion",
     "restart",
-    "recovery",
     "resume",
     "failure",
     "finish",
@@ -39,8 +37,6 @@ EventKind = Literal[
 _KIND = "event"
 CONTINUATIONS: Final = frozenset({"requeue", "restart"})
 """Kinds of events with which a run goes on after an attempt."""
-RECOVERIES: Final = frozenset({"recovery", "restart"})
-"""Kinds of events with which a run goes on in the same job after ranks have failed, and a new process that joins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,20 +188,6 @@ def read_events(path: Path, size: int = sys.maxsize) -> list[Event]:
 
 RECENT_BYTES: Final = 8 << 20
 """The end of an event log that is shown to a person: some 50,000 events."""
-
-
-def survived_deaths(attempt: AttemptDirectory) -> set[int]:
-    """Return the ranks of an attempt that have died while the others went on; none if the log cannot be read."""
-    try:
-        events = read_events(attempt.run.events, RECENT_BYTES)
-    except RecordError:
-        return set()
-    dead: set[int] = set()
-    for event in events:
-        ranks = event.facts.get("dead")
-        if event.kind == "recovery" and event.attempt == attempt.number and isinstance(ranks, list):
-            dead.update(rank for rank in ranks if type(rank) is int)
-    return dead
 
 
 def newest_saved_step(events: Iterable[Event]) -> int:

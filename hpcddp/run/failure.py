@@ -10,7 +10,6 @@ from typing import ClassVar, Final
 
 from hpcddp.errors import printable
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import survived_deaths
 from hpcddp.run.files import TAIL_BYTES, exists, read_tail
 from hpcddp.run.job_records import known_hosts, member_word, read_exits
 from hpcddp.run.lost_peers import TimedOutRanks, UnevenRanks, find_lost_peers, place_of
@@ -131,20 +130,12 @@ def _read_all(attempt: AttemptDirectory) -> tuple[list[FailureRecord], list[str]
 
 
 def ranks_without_record(attempt: AttemptDirectory) -> list[int]:
-    """Return the ranks that started, as their logs show, and ended without a record.
-
-    Those whose death the others survived are left out, unless there are no other ones: a new process may have died too.
-    """
-    silent = [
+    """Return the ranks that started, as their logs show, and ended without a record."""
+    return [
         rank
         for rank in sorted(attempt.rank_logs())
         if not exists(attempt.rank_error(rank)) and not exists(attempt.rank_exit(rank))
     ]
-    if not silent:
-        return []
-    survived = survived_deaths(attempt)
-    not_survived = [rank for rank in silent if rank not in survived]
-    return not_survived or silent
 
 
 def first_ended_without_record(attempt: AttemptDirectory) -> list[int]:
@@ -168,8 +159,7 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     """
     # The first that is known.
     return (
-        _different_states_sentence(records)
-        or _lost_peers_sentence(attempt, records)
+        _lost_peers_sentence(attempt, records)
         or _named_sentence(records)
         or _launch_sentence(attempt)
         or _hang_sentence(attempt, records)
@@ -179,11 +169,6 @@ def failure_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
         or _container_sentence(attempt)
         or _without_a_cause(attempt)
     )
-
-
-def _different_states_sentence(records: Sequence[FailureRecord]) -> str | None:
-    """Return why no state was saved where the ranks had different ones: which of them is to blame is not known."""
-    return next((record.headline for record in records if record.kind == DIFFERENT_STATES), None)
 
 
 def _named_sentence(records: Sequence[FailureRecord]) -> str | None:
@@ -502,11 +487,6 @@ def exits_of_tasks(attempt: AttemptDirectory) -> dict[int, str]:
     return exits_in(_since_start(attempt))
 
 
-def failed_nodes(attempt: AttemptDirectory) -> set[str]:
-    """Return the nodes of an attempt that Slurm has given up while its tasks ran, as srun has reported it so far."""
-    return set(_NODE_FAILURE.findall(_since_start(attempt)))
-
-
 def _numbers(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
@@ -521,13 +501,11 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
     Args:
         rank: a rank without a record.
     """
-    how = _exit_of_new_process(attempt, rank)
-    if how is None:
-        log = read_tail(attempt.rank_log(rank), TAIL_BYTES)
-        if _FATAL in log:
-            # faulthandler, below the last line that Python could still print.
-            return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
-        how = exits_in(_since_start(attempt)).get(rank)
+    log = read_tail(attempt.rank_log(rank), TAIL_BYTES)
+    if _FATAL in log:
+        # faulthandler, below the last line that Python could still print.
+        return log.rpartition(_FATAL)[2].partition("\n")[0].strip()
+    how = exits_in(_since_start(attempt)).get(rank)
     if how is None:
         return None
     hint = next((hint for word, hint in _HINTS.items() if how.startswith(word)), None)
@@ -541,12 +519,6 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
     elif hint == KILLED_HINT and _SRUN_SIGNALLED.search(before_any_task_ended):
         hint = "by srun, which a signal to the whole job has ended, as scancel --full sends it"
     return f"{how} ({hint})" if hint else how
-
-
-def _exit_of_new_process(attempt: AttemptDirectory, rank: int) -> str | None:
-    """Return how the newest process in the place of a rank ended, as its own srun has reported it; None without one."""
-    ends = list(_SRUN.finditer(read_tail(attempt.newcomer_log(rank), TAIL_BYTES)))
-    return ends[-1]["how"].strip() if ends else None
 
 
 def _launch_sentence(attempt: AttemptDirectory) -> str | None:

@@ -212,20 +212,6 @@ def publish_address(attempt: AttemptDirectory, address: PublishedAddress) -> Non
     write_record(attempt.rendezvous, address, reserves=attempt.run.reserves("meeting"))
 
 
-def publish_members_address(attempt: AttemptDirectory, address: PublishedAddress) -> None:
-    """Write where the membership service listens."""
-    write_record(attempt.members, address)
-
-
-def read_members_address(attempt: AttemptDirectory) -> PublishedAddress | None:
-    """Return where the membership service listens, or None before it does.
-
-    Raises:
-        RecordError: the record is damaged.
-    """
-    return read_record(attempt.members, PublishedAddress)
-
-
 def read_address(attempt: AttemptDirectory) -> PublishedAddress | None:
     """Return where rank 0 listens, or None before it does.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -127,14 +127,13 @@ def read_metrics(path: Path, size: int) -> Lines[MetricsLine]:
     return read_last_lines(path, MetricsLine, size)
 
 
-def keep_until(path: Path, step: int, evaluated_step: int | None, *, last_lines: Sequence[str] = ()) -> None:
+def keep_until(path: Path, step: int, evaluated_step: int | None) -> None:
     """Drop what a resumed run will write again, and a torn last line, so that no record is there twice.
 
     Args:
         path: the metrics file; need not exist.
         step: optimizer steps done at the checkpoint; 0 drops every step.
         evaluated_step: optimizer steps done at the last evaluation that the checkpoint knows; None drops them all.
-        last_lines: the last lines of the run at the checkpoint; those that the file lacks are added.
 
     Raises:
         RecordError: it cannot be read.
@@ -143,28 +142,10 @@ def keep_until(path: Path, step: int, evaluated_step: int | None, *, last_lines:
         with open_regular(path) as (stream, _):
             content = stream.read()
     except FileNotFoundError:
-        if not last_lines:
-            return
-        content = b""
+        return
     except OSError as error:
         raise RecordError(
             f"{path} cannot be read ({why_unreadable(error)}); move it away to go on without its lines", path=path
         ) from error
     last_evaluation = -1 if evaluated_step is None else evaluated_step
-    kept = lines_until(content, step=step, evaluated_step=last_evaluation)
-    if last_lines:
-        last = lines_until("\n".join(last_lines).encode(), step=step, evaluated_step=last_evaluation)
-        kept += _missing(kept, last)
-    write_bytes(path, kept)
-
-
-def _missing(content: bytes, last: bytes) -> bytes:
-    """Return those of the last lines of a training that a log lacks; a line is known by its step and its kind."""
-    last_lines = last.splitlines(keepends=True)
-    present = {_step_and_kind(line) for line in content.splitlines()[-len(last_lines) :]}
-    return b"".join(line for line in last_lines if _step_and_kind(line) not in present)
-
-
-def _step_and_kind(line: bytes) -> tuple[int, bool]:
-    record = json.loads(line)
-    return record["step"], "val_samples" in record
+    write_bytes(path, lines_until(content, step=step, evaluated_step=last_evaluation))

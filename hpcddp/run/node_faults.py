@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import CONTINUATIONS, Event
-from hpcddp.run.job_records import known_hosts
-from hpcddp.stop.reasons import Cause
 
 NodeFault = Literal["lost", "hardware", "failure"]
 """The node was lost; a rank there has reported a hardware error; a rank there was the first to fail."""
@@ -54,7 +51,7 @@ class FailingNode:
     time: float
 
 
-def failing_nodes(run: RunDirectory, events: Sequence[Event], *, now: float) -> list[FailingNode]:
+def failing_nodes(events: Sequence[Event], *, now: float) -> list[FailingNode]:
     """Return the nodes on which a run fails, the one with the newest fault first.
 
     These are the nodes that were lost, that had a hardware error, or that were twice the first to fail, in the last 24
@@ -66,7 +63,7 @@ def failing_nodes(run: RunDirectory, events: Sequence[Event], *, now: float) -> 
     faults: dict[str, list[tuple[Event, NodeFault]]] = {}
     for event in events:
         if now - event.time < EXPIRY_S:
-            for node, fault in _node_faults(run, event):
+            for node, fault in _node_faults(event):
                 faults.setdefault(node, []).append((event, fault))
     nodes = [
         FailingNode(name=name, why=_describe(faults_of_node), time=faults_of_node[-1][0].time)
@@ -76,21 +73,14 @@ def failing_nodes(run: RunDirectory, events: Sequence[Event], *, now: float) -> 
     return sorted(nodes, key=lambda node: -node.time)
 
 
-def _node_faults(run: RunDirectory, event: Event) -> Iterator[tuple[str, NodeFault]]:
+def _node_faults(event: Event) -> Iterator[tuple[str, NodeFault]]:
     """Yield the nodes that an event notes, with the fault of each."""
     noted = event.facts.get("node_faults")
-    dead_ranks = event.facts.get("dead")
     if event.kind in CONTINUATIONS and isinstance(noted, dict):
         for fault in _FAULTS_NEEDED:
             for node, word in noted.items():
                 if word == fault:
                     yield str(node), fault
-    elif event.kind == "recovery" and isinstance(dead_ranks, list):
-        hosts = known_hosts(run.attempt(event.attempt)) or []
-        nodes_of_the_dead = {hosts[rank] for rank in dead_ranks if type(rank) is int and 0 <= rank < len(hosts)}
-        fault_of_recovery: NodeFault = "lost" if event.known_cause is Cause.NODE_FAILURE else "failure"
-        for node in sorted(nodes_of_the_dead):
-            yield node, fault_of_recovery
 
 
 def _is_failing(faults: Sequence[NodeFault]) -> bool:

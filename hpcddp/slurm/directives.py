@@ -125,7 +125,7 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
         *request_of(spec),
         *_extras(spec.resources),
         *_output(spec, run_id),
-        *_recovery(spec, run_id),
+        *_recovery(spec),
     )
     for directive in directives:
         # Raises if the value cannot be written.
@@ -207,10 +207,9 @@ def _batch_log(spec: JobSpec, run_id: str) -> str:
     return f"{directory}/batch.log" if spec.sweep is None else f"{directory}/logs/%A_%a.log"
 
 
-def _recovery(spec: JobSpec, run_id: str | None) -> Iterator[Directive]:
+def _recovery(spec: JobSpec) -> Iterator[Directive]:
     yield Directive("requeue" if spec.requeue.left_to_slurm else "no-requeue", None, "requeue.causes")
-    # The ranks of a script that a person passes to sbatch do not go on (hpcddp.submission.render).
-    if spec.may_lose_nodes and run_id is not None:
+    if spec.may_lose_nodes:
         yield Directive("no-kill", None, "resources.min_nodes")
     if spec.signal_lead is not None:
         # Never "B:", which signals the batch shell only.

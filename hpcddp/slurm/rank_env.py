@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 from hpcddp.errors import HpcddpError
 from hpcddp.slurm.hostlist import HostListError, expand
@@ -18,35 +18,6 @@ Source = Literal["slurm", "submitit", "torchrun"]
 # Digits: enough for any number of Slurm.
 _LONGEST_NUMBER = 9
 _TASKS = re.compile(r"(?P<tasks>[0-9]{1,9})(?:\(x(?P<nodes>[0-9]{1,9})\))?", re.ASCII)
-
-
-TASK_VARIABLES: Final = frozenset(
-    {
-        "SLURMD_NODENAME",
-        "SLURM_DISTRIBUTION",
-        "SLURM_LOCALID",
-        "SLURM_NODEID",
-        "SLURM_NTASKS",
-        "SLURM_PROCID",
-        "SLURM_STEP_NODELIST",
-        "SLURM_STEP_NUM_NODES",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_STEP_TASKS_PER_NODE",
-    }
-)
-"""The variables of srun that say which task a process is."""
-
-
-def task_on_other_node(task: Mapping[str, str], node: str) -> dict[str, str]:
-    """Return the variables of srun of a task that runs on another node than before.
-
-    Args:
-        task: the variables (``TASK_VARIABLES``).
-        node: the name of the other node, which takes the place of the old one.
-    """
-    old = task["SLURMD_NODENAME"]
-    hosts = [node if host == old else host for host in expand(task["SLURM_STEP_NODELIST"])]
-    return {**task, "SLURMD_NODENAME": node, "SLURM_STEP_NODELIST": ",".join(hosts)}
 
 
 def own_host(environment: Mapping[str, str]) -> str:
@@ -212,25 +183,6 @@ class RankEnv:
             job_id=own_job_id(variables.env),
             restart_count=variables.number("TORCHELASTIC_RESTART_COUNT", 0),
             source="torchrun",
-        )
-
-    def among(self, rank: int, world_size: int) -> RankEnv:
-        """Return this process as one of fewer ranks, after others have died.
-
-        Args:
-            rank: its number among those that are left.
-            world_size: how many are left.
-        """
-        return RankEnv(
-            rank=rank,
-            local_rank=rank,
-            world_size=world_size,
-            local_world_size=world_size,
-            node_rank=0,
-            nodes=1,
-            job_id=self.job_id,
-            restart_count=self.restart_count,
-            source=self.source,
         )
 
     def host_of(self, rank: int) -> str | None:

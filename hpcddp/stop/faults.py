@@ -33,8 +33,6 @@ VARIABLE: Final = "HPCDDP_FAULTS"
 
 Point = Literal[
     "step",
-    "backward",
-    "update",
     "evaluation",
     "save.begin",
     "save.file",
@@ -43,11 +41,9 @@ Point = Literal[
     "save.latest",
     "save.prune",
     "best",
-    "form",
 ]
-"""The points of injection: a step boundary, in a step before its last backward and before its update, before an
-evaluation, before each part of a save (``save.begin``: before all of it), before ``checkpoints/best`` moves, and before
-a rank that is left after a death opens the next process group."""
+"""The points of injection: a step boundary, before an evaluation, before each part of a save (``save.begin``: before
+all of it), and before ``checkpoints/best`` moves."""
 
 POINTS: Final[tuple[Point, ...]] = get_args(Point)
 SAVE_POINTS: Final = tuple(point for point in POINTS if point.startswith("save."))

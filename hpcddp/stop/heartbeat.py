@@ -38,9 +38,8 @@ class Heartbeat:
     """The heartbeat of a rank, and its watchdog.
 
     Before the first step, which may compile, the watchdog waits at least half an hour. After it, it waits for
-    ``timeout_s``, or for ten times ``slowest_s`` if that is more, and never longer than before the first step. Where
-    the training begins again with other ranks, the time from the start of the watchdog until the first step counts as
-    well.
+    ``timeout_s``, or for ten times the longest step, batch of an evaluation or save if that is more, and never longer
+    than before the first step.
 
     Args:
         timeout_s: seconds; ``launch.hang_timeout``.
@@ -66,9 +65,6 @@ class Heartbeat:
         self._last = monotonic()
         self._looked = self._last
         self._slowest_s = 0.0
-        self._began = self._last
-        self._beginning_s = 0.0
-        self._begins_again = False
         self._step: int | None = None
         self._long_wait = False
         self._last_standstill_s = 0.0
@@ -83,14 +79,6 @@ class Heartbeat:
         return self._step
 
     @property
-    def slowest_s(self) -> float:
-        """The longest step, batch of an evaluation or save after the first step, in seconds.
-
-        A wait that was announced as long is none of them.
-        """
-        return self._slowest_s
-
-    @property
     def first_timeout_s(self) -> float:
         """How long the watchdog waits before the first step, and at most ever, in seconds."""
         return max(_FIRST_TIMEOUT_S, _FIRST_FACTOR * self._configured_s)
@@ -100,41 +88,24 @@ class Heartbeat:
         """How long the watchdog waits now, in seconds."""
         if self._step is None or self._long_wait:
             return self.first_timeout_s
-        slowest_s = self._slowest_s
-        if self._begins_again:
-            slowest_s = max(slowest_s, self._beginning_s)
-        return min(self.first_timeout_s, max(self._configured_s, _SLOWEST_FACTOR * slowest_s))
+        return min(self.first_timeout_s, max(self._configured_s, _SLOWEST_FACTOR * self._slowest_s))
 
     def beat(self) -> None:
         """Record progress: a batch was evaluated, or a save was made."""
-        was_announced = self._long_wait or self._begins_again
+        was_announced = self._long_wait
         waited_since = self._last
         self._wait_again()
         if self._step is not None and not was_announced:
             self._slowest_s = max(self._slowest_s, self._last - waited_since)
 
     def expect_long(self) -> None:
-        """Allow the next heartbeat to take as long as the first step: one rank writes, the others wait for it.
-
-        The step before, which another rank's death may have cut short, does not count as a slow one.
-        """
+        """Allow the next heartbeat to take as long as the first step: one rank writes, the others wait for it."""
         self._wait_again()
         self._long_wait = True
-
-    def expect_beginning(self) -> None:
-        """Allow each heartbeat until the next step to take as long as a beginning: the training begins again.
-
-        Its first step with other ranks may compile again.
-        """
-        self._wait_again()
-        self._begins_again = True
 
     def at_step(self, step: int) -> None:
         """Record progress at the boundary after ``step`` optimizer steps."""
         self.beat()
-        self._begins_again = False
-        if self._step is None:
-            self._beginning_s = self._last - self._began
         self._step = step
 
     def gap(self) -> HeartbeatGap:
@@ -160,7 +131,6 @@ class Heartbeat:
     def start(self) -> None:
         """Start the watchdog."""
         self._last = self._monotonic()
-        self._began = self._last
         self._looked = self._last
         self._running = True
         threading.Thread(target=self._watch, name="hpcddp-watchdog", daemon=True).start()
@@ -208,7 +178,7 @@ class Heartbeat:
             self._resumed = now
             self._last += pause_s
         self._looked = now
-        takes_long = self._step is None or self._long_wait or self._begins_again
+        takes_long = self._step is None or self._long_wait
         if now - self._last > _SILENT_AFTER_S and not takes_long and not self._is_silence_told:
             self._is_silence_told = True
             self._on_silence()

@@ -15,7 +15,6 @@ from hpcddp.jobfile.job import JobSpec, leaf_paths
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.rules import data_mount_of
-from hpcddp.jobfile.sweep import element_spec
 from hpcddp.jobfile.write import dump_for_script
 from hpcddp.slurm.directives import Directive, UnwritableValueError, directives_for, refuse_unwritable
 from hpcddp.slurm.job_environment import FOREIGN_PREFIXES, foreign_step_options
@@ -30,8 +29,6 @@ from hpcddp.submission.template import (
     render_template,
 )
 
-# The fields on which JobSpec.survives depends, and that may differ between the elements of a sweep.
-_RECOVERY_KEYS = frozenset({"requeue.max_failures", "requeue.recovery", "train", "train.device"})
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -126,8 +123,6 @@ def _template_values(request: SubmitRequest, directives: Sequence[Directive]) ->
         "foreign_prefixes": FOREIGN_PREFIXES,
         "foreign_variables": foreign_step_options(directive.flag for directive in directives),
         "directives": directives,
-        "survives": request.cluster == "slurm" and _survives(request),
-        "may_lose_nodes": spec.may_lose_nodes,
         "spare_nodes": spec.resources.spare_nodes,
         "nodes": nodes,
         "tasks": tasks,
@@ -151,18 +146,6 @@ def _template_values(request: SubmitRequest, directives: Sequence[Directive]) ->
         "job_document": document,
         "job_delimiter": _delimiter(document),
     }
-
-
-def _survives(request: SubmitRequest) -> bool:
-    """Return whether the ranks of a job may go on after a death: of each element of a sweep, on any number of nodes."""
-    jobs = [request.job.spec]
-    table = request.sweep_table
-    if table is not None:
-        keys = [key for key in table.keys if key in _RECOVERY_KEYS]
-        # One element of each combination stands for the others: a sweep may have thousands.
-        examples = [combination.elements[0] for combination in table.combinations(keys)]
-        jobs = [element_spec(request.job.spec, table.element(index)) for index in examples]
-    return all(job.sized(node_count).survives for job in jobs for node_count in job.node_counts)
 
 
 def _work_of(spec: JobSpec) -> str:

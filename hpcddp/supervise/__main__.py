@@ -1,4 +1,4 @@
-"""The command line of the batch script: ``python -m hpcddp.supervise`` begin, mounts, stage, watch, members or end.
+"""The command line of the batch script: ``python -m hpcddp.supervise`` begin, mounts, stage, watch or end.
 
 Each command imports its own modules alone: every start and every end of a job waits for them.
 """
@@ -39,9 +39,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     watch_parser = commands_of.add_parser("watch")
     watch_parser.add_argument("--pid", type=int, required=True)
     watch_parser.add_argument("--warn", action="store_true")
-    members_parser = commands_of.add_parser("members")
-    members_parser.add_argument("--pid", type=int, required=True)
-    members_parser.add_argument("task", nargs=argparse.REMAINDER)
     end_parser = commands_of.add_parser("end")
     end_parser.add_argument("--code", type=int, required=True)
     end_parser.add_argument("--cancelled", action="store_true")
@@ -141,14 +138,6 @@ def _watch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     return ExitCode.FINISHED
 
 
-def _members(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    from hpcddp.supervise.serve_members import serve_members
-
-    attempt = AttemptDirectory.from_text(environment["HPCDDP_ATTEMPT_DIR"])
-    serve_members(attempt, options.pid, options.task, environment=environment)
-    return ExitCode.FINISHED
-
-
 def _end(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     from hpcddp.supervise.end import end
 
@@ -176,7 +165,7 @@ def _print_attempt(attempt: AttemptDirectory) -> None:
 
 
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace, Mapping[str, str]], int]]] = MappingProxyType(
-    {"begin": _begin, "stage": _stage, "mounts": _mounts, "watch": _watch, "members": _members, "end": _end}
+    {"begin": _begin, "stage": _stage, "mounts": _mounts, "watch": _watch, "end": _end}
 )
 
 

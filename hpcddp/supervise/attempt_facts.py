@@ -35,7 +35,6 @@ from hpcddp.supervise.avoid_nodes import required_nodes_of
 from hpcddp.supervise.budgets import (
     count_attempts_without_progress,
     count_requeues,
-    why_cascade,
     why_used_up,
     why_without_progress,
 )
@@ -113,8 +112,6 @@ class AttemptFacts:
         requeue = self.spec.requeue
         no_progress_text = why_without_progress(attempts_without_progress, self.spec)
         used_up_text = why_used_up(count_requeues(events), requeue, self.cause)
-        if used_up_text is None and self.cause is Cause.CRASH:
-            used_up_text = why_cascade(events, self.attempt.number)
         error_code = self._error_code
         can_restart = False
         if self.cause is Cause.CRASH and no_progress_text is None and used_up_text is None:
@@ -148,7 +145,7 @@ class AttemptFacts:
             return False
         nodes = expand(self.environment.get("SLURM_JOB_NODELIST", ""))
         required_nodes = set(required_nodes_of(self.job_fields or {}))
-        failing = failing_nodes(self.attempt.run, events, now=time.time())
+        failing = failing_nodes(events, now=time.time())
         return any(node.name in nodes and node.name not in required_nodes for node in failing)
 
     def _can_restart(self, attempts_without_progress: int) -> bool:

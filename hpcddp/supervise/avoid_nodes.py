@@ -61,7 +61,7 @@ def _exclude_failing_nodes(
     """
     events = read_events(attempt.run.events)
     excluded_before = excluded_nodes(events)
-    failing = failing_nodes(attempt.run, events, now=time.time())
+    failing = failing_nodes(events, now=time.time())
     if not failing and not excluded_before:
         return None
     job = commands.show_job(job_id) or {}

@@ -40,8 +40,7 @@ BUDGETS: Mapping[Cause, Budget] = MappingProxyType(
 def count_requeues(events: Sequence[Event]) -> Mapping[Cause, int]:
     """Return how often a run went on after each cause, since a person last submitted it.
 
-    It was requeued, its tasks were started again, or the ranks that were left went on. A requeue that the user of the
-    run requested is not counted.
+    It was requeued, or its tasks were started again. A requeue that the user of the run requested is not counted.
     """
     counts: Counter[Cause] = Counter()
     for event in events:
@@ -49,8 +48,6 @@ def count_requeues(events: Sequence[Event]) -> Mapping[Cause, int]:
             counts.clear()
         elif event.kind in CONTINUATIONS and event.by != "user":
             counts[event.known_cause] += 1
-        elif event.kind == "recovery" and event.known_cause is Cause.CRASH:
-            counts[Cause.CRASH] += 1
     return counts
 
 
@@ -123,17 +120,6 @@ def why_used_up(requeues: Mapping[Cause, int], requeue: Requeue, cause: Cause) -
     if limit == 0:
         return f"{budget.field} is 0"
     return f"{budget.field} is {limit}, and that is used up"
-
-
-def why_cascade(events: Sequence[Event], attempt: int) -> str | None:
-    """Return why a run must not go on after an attempt whose ranks died again and again at one step, or None.
-
-    Another attempt would make the same step, with the same samples.
-    """
-    for event in events:
-        if event.kind == "recovery" and event.attempt == attempt and event.facts.get("is_cascade") is True:
-            return event.reason
-    return None
 
 
 def why_exceeded(events: Sequence[Event], spec: JobSpec) -> str | None:

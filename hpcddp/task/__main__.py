@@ -176,16 +176,9 @@ def _exit_with_record(attempt: AttemptDirectory, error: BaseException, *, exit_c
     # torch's handler raises an error when a loader process ends; a second one would prevent the record.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     record = failure_record(error, exit_code=exit_code)
-    if PROCESS_STATE.is_newcomer:
-        # The other ranks do without it.
-        sys.stderr.write(failure_text(record))
-        exit_process(record.exit_code)
     save_failure(attempt, record)
     sys.stderr.write(failure_text(record))
     sys.stderr.flush()
-    if record.secondary and PROCESS_STATE.save_last_step is not None:
-        PROCESS_STATE.heartbeat.expect_long()
-        PROCESS_STATE.save_last_step()
     exit_after_failure(record.exit_code, attempt)
 
 

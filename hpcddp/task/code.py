@@ -1,4 +1,4 @@
-"""The code of the project in a task: imported from its copy alone, and compared with what other ranks have loaded."""
+"""The code of the project in a task, imported from its copy alone."""
 
 from __future__ import annotations
 
@@ -6,34 +6,23 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, MutableMapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Final
 
-from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.launchers import PYTHON
 from hpcddp.run.code import (
     CodeError,
     CodeRecord,
-    changes_since,
-    content_of,
-    digest_of,
     import_roots,
     in_copy,
-    is_installed,
     outside_copy,
-    read_code,
     read_copy,
-    read_loaded_code,
-    write_loaded_code,
 )
-from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.record import RecordError
+from hpcddp.run.directory import RunDirectory
 from hpcddp.stop.listener import write_to_stderr
 
 _SEARCH_PATH: Final = "PYTHONPATH"
@@ -179,48 +168,3 @@ def _modules_of(record: CodeRecord) -> list[str]:
             module = module.parent
         names.add(module.name)
     return sorted(name for name in names if name.isidentifier() and name != _OWN_PACKAGE)
-
-
-def record_loaded_code(attempt: AttemptDirectory) -> None:
-    """Record from which files of the project this process has loaded modules, unless another rank has done so.
-
-    Nothing is recorded where the project is not known, or its record is damaged.
-    """
-    try:
-        code = None if attempt.loaded_code.exists() else read_code(attempt.run)
-    except HpcddpError:
-        return
-    if code is None:
-        return
-    root = os.path.realpath(code.record.root if code.copy is None else code.copy)
-    files = {}
-    for name in _loaded_files(root):
-        with suppress(OSError):
-            files[name] = digest_of(content_of(f"{root}/{name}"))
-    try:
-        write_loaded_code(attempt, CodeRecord(time=time.time(), root=root, directory="", files=files))
-    except OSError as error:
-        write_to_stderr(f"hpcddp: {attempt.loaded_code} cannot be written ({error})\n")
-
-
-def _loaded_files(root: str) -> Iterator[str]:
-    """Yield the files in a project from which this process has loaded modules, relative to its real path."""
-    for module in list(sys.modules.values()):
-        # A module that loads itself when it is first used stays as it is.
-        file = getattr(module, "__dict__", {}).get("__file__")
-        if not isinstance(file, str):
-            continue
-        real = os.path.realpath(file)
-        name = real.removeprefix(f"{root}/")
-        if name != real and not is_installed(name):
-            yield name
-
-
-def why_code_differs(attempt: AttemptDirectory) -> str | None:
-    """Return which files have changed since the ranks of an attempt have loaded them; None where that is not known."""
-    try:
-        record = read_loaded_code(attempt)
-    except RecordError as error:
-        return error.message
-    changes = None if record is None else changes_since(record)
-    return f"{changes.what} since the ranks began" if changes else None

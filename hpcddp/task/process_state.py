@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from hpcddp.jobfile.job import JobSpec
 
 
-NEWCOMER: Final = "HPCDDP_NEWCOMER"
-"""Set for a process that takes the place of a rank that has died."""
-
-
 def _unknown_cause() -> Cause | None:
     return None
 
@@ -58,8 +54,6 @@ class ProcessState:
         cause: returns why the job ends; None if that is not known.
         collective_trace: returns the trace of the newest collectives as JSON, None without one; None before the process
             group is open.
-        save_last_step: saves the last step of all ranks when other ranks have gone; None where that is not possible.
-        is_newcomer: whether this process takes the place of another one, and has not yet been taken in.
         saves_alone: whether this rank can save after other ranks have gone; true for a ``command``.
     """
 
@@ -72,8 +66,6 @@ class ProcessState:
         self.heartbeat = Heartbeat()
         self.cause: Callable[[], Cause | None] = _unknown_cause
         self.collective_trace: Callable[[], str | None] | None = None
-        self.save_last_step: Callable[[], None] | None = None
-        self.is_newcomer = False
         self.saves_alone = False
         self._training_begins = threading.Lock()
         self._training = False
@@ -83,7 +75,6 @@ class ProcessState:
         self.rank = own_rank(environment)
         self.host = own_host(environment)
         self.has_srun = "SUBMITIT_LOCAL_GLOBALID" not in environment
-        self.is_newcomer = NEWCOMER in environment
 
     def start_training(self) -> None:
         """Record that the training has begun: at the first vote of this rank, or as its program or function is called.

@@ -34,12 +34,12 @@ _TRACE_TIMEOUT_S: Final = 15.0
 # torch 2.10 and later, and before (torch/csrc/distributed/c10d/FlightRecorder.cpp).
 _TRACE_FILE_NAMES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
-# The files of a thread that waits for its peers: in a collective, in the wait for one, or in a backward that reduces.
+# The files of a thread that waits for its peers: in a collective, in a backward that reduces, or for a sum.
 _WAITING_IN: Final = (
     "torch/distributed/",
     "torch/autograd/",
     "torch/cuda/streams.py",
-    "hpcddp/train/waits.py",
+    "hpcddp/train/loop/agreement.py",
 )
 
 
@@ -92,8 +92,6 @@ def end_hung_rank(
     try:
         _keep_collectives(attempt, process_state)
     finally:
-        if record.waiting and process_state.save_last_step is not None:
-            process_state.save_last_step()
         _wait_for_peer_records(attempt, world_size)
         end(ExitCode.HANG, attempt)
 

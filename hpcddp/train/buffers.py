@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcddp.train.waits import WAITS
-
 
 @contextmanager
 def buffers_restored(model: nn.Module, *, exclude: Collection[nn.Module] = ()) -> Iterator[None]:
@@ -55,6 +53,6 @@ def broadcast_buffers(model: nn.Module) -> None:
         by_dtype.setdefault(buffer.dtype, []).append(buffer)
     for buffers in by_dtype.values():
         flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-        WAITS.run(dist.broadcast, as_real(flat), src=0)
+        dist.broadcast(as_real(flat), src=0)
         for buffer, part in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(part.view_as(buffer))

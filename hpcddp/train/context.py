@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -20,15 +19,7 @@ from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import Deadline, KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import StopReason
-from hpcddp.train.checkpoint.memory import MemoryCheckpoint
-from hpcddp.train.data.parts import Data
 from hpcddp.train.errors import TrainingError
-from hpcddp.train.tracking.opening import TrackingKeeper
-
-
-def never_pause() -> bool:
-    """Return that no rank waits to join."""
-    return False
 
 
 def never_stop() -> StopReason:
@@ -39,49 +30,6 @@ def never_stop() -> StopReason:
 def unknown_cause() -> str | None:
     """Return None: the cause is not known."""
     return None
-
-
-class Survivor(Protocol):
-    """What a rank can do alone, after other ranks have gone."""
-
-    data: Data
-    metrics: MetricsFile | None
-
-    @property
-    def smallest_world(self) -> int:
-        """The fewest ranks that can go on with the same result."""
-
-    def save(self) -> None:
-        """Save the last step that all ranks have made, unless another rank does."""
-
-    def state(self) -> MemoryCheckpoint | None:
-        """Return the state after that step; None where this rank does not have all of it."""
-
-    def samples_of_begun_step(self) -> list[int]:
-        """Return the numbers of the samples of the step after that one; none if an evaluation is due before it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
-    """How a process group has taken the place of another one.
-
-    Args:
-        state: this rank's state; None on a rank that is new.
-        data: the data set that this rank has opened; None on a rank that is new.
-        source: the rank whose state all ranks take.
-        shares_state: whether the state is sent: some rank is new, or behind.
-        completes_records: whether rank 0 has not written all records: it is another process than before, or behind.
-    """
-
-    state: MemoryCheckpoint | None
-    data: Data | None
-    source: int
-    shares_state: bool
-    completes_records: bool
-
-
-def _ignore_survivor(_: Survivor) -> None:
-    pass
 
 
 def _allowed_cpus() -> int:
@@ -109,13 +57,6 @@ class TrainContext:
         deadline: the end of the job as the attempt began.
         ask_end: asks Slurm for the end of the job, in a thread of rank 0; None = it does not move.
         heartbeat: records when this rank made progress.
-        offer_survivor: called with what this rank can do when other ranks have gone.
-        recovery: how this process group has taken the place of another one in this attempt; None for the first one.
-        trackers: keeps the trackers of a rank that may go on after an error; None where it may not.
-        metrics: the metrics file of this process when it was rank 0 of the process group before, with the lines that
-            the disk has not taken; else None.
-        is_paused: called on every rank when it votes; returns whether the ranks are to leave the process group after
-            the step, so that another rank can join.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
         write_line: prints one line to rank 0's log.
@@ -133,11 +74,6 @@ class TrainContext:
     deadline: Deadline = field(default_factory=Deadline)
     ask_end: Callable[[], KnownEnd | None] | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    offer_survivor: Callable[[Survivor], None] = _ignore_survivor
-    recovery: Recovery | None = None
-    trackers: TrackingKeeper | None = None
-    metrics: MetricsFile | None = None
-    is_paused: Callable[[], bool] = never_pause
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     write_line: Callable[[str], None] = _write_line
@@ -167,11 +103,6 @@ class TrainContext:
     def is_main(self) -> bool:
         """Whether this rank writes the run's files."""
         return self.rank == 0
-
-    @property
-    def keeps_steps(self) -> bool:
-        """Whether no rank makes an update before it can record its step, so that it can save the step alone."""
-        return self.spec.keeps_steps
 
     def print_on_rank_0(self, text: str) -> None:
         """Print one line, on rank 0 only."""

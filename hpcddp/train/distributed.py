@@ -7,9 +7,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -19,12 +18,9 @@ from hpcddp.errors import HpcddpError, UserError
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import ExitCode
-from hpcddp.train.waits import WAITS
 
 _TEARDOWN_TIMEOUT = timedelta(seconds=30)
 _GROUP_FACTOR = 2
-# How long the ranks wait for each other before they connect, where a further try follows.
-_MEETING_TIMEOUT = timedelta(seconds=10)
 
 
 class DeviceError(HpcddpError):
@@ -69,22 +65,6 @@ def gpu_uuid(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forming:
-    """How a process group opens while ranks may die.
-
-    Args:
-        connect_timeout: the timeout of the group and of its store while they open: short, because nothing wakes a rank
-            that waits for the connection of a dead one. gloo waits five times as long (tcp/pair.cc), torch's store
-            about three times.
-        raise_if_broken: called when this rank has reached rank 0's store; raises if another rank has gone. What it
-            waits for afterwards ends when another thread shuts its sockets down.
-    """
-
-    connect_timeout: timedelta
-    raise_if_broken: Callable[[], None]
-
-
 @contextlib.contextmanager
 def process_group(
     env: RankEnv,
@@ -95,7 +75,6 @@ def process_group(
     device: torch.device,
     rendezvous_timeout: timedelta,
     hang_timeout: timedelta,
-    forming: Forming | None = None,
 ) -> Iterator[None]:
     """Open the default process group with all ranks, which have met, and close it after the block.
 
@@ -107,50 +86,25 @@ def process_group(
         rendezvous_timeout: how long to wait for rank 0's store.
         hang_timeout: how long a rank may make no progress. The timeout of collectives is longer, so that the watchdogs
             of the ranks, which report more, act first.
-        forming: how the group opens if ranks may die meanwhile; None where that ends the attempt.
 
     Raises:
         RuntimeError: an error of torch, such as a connection that was lost.
     """
     timeout = _GROUP_FACTOR * timedelta(seconds=Heartbeat(hang_timeout.total_seconds()).first_timeout_s)
-    connect_timeout = timeout
-    if forming is not None:
-        connect_timeout = rendezvous_timeout = forming.connect_timeout
     store = _open_store(env, address, port, listener, rendezvous_timeout)
-    if forming is not None:
-        forming.raise_if_broken()
-        _wait_for_all(store, env)
-        # torch numbers the keys of its groups, counts a try that has failed, and starts again after a success.
-        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,
         store=store,
         rank=env.rank,
         world_size=env.world_size,
-        timeout=connect_timeout,
+        timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
-    if forming is not None:
-        # Public from torch 2.14 as dist.set_timeout, which does this.
-        dist.distributed_c10d._get_default_group()._get_backend(device)._set_default_timeout(timeout)  # noqa: SLF001
     yield
     # Only after success: after an exception no collective may be entered, and the process ends at once.
-    WAITS.run(dist.barrier)
+    dist.barrier()
     with _exit_after(_TEARDOWN_TIMEOUT):
-        dist.destroy_process_group()
-
-
-_ABANDONED: Final[list[dist.ProcessGroup | None]] = []
-
-
-def abandon_process_group() -> None:
-    """Forget the default process group after another rank has gone, without waiting for what it still does.
-
-    Freeing it would wait for collectives that never end, so it stays in memory.
-    """
-    if dist.is_initialized():
-        _ABANDONED.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
@@ -177,13 +131,6 @@ def _open_store(env: RankEnv, address: str, port: int, listener: socket.socket |
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-
-
-def _wait_for_all(store: TCPStore, env: RankEnv) -> None:
-    """Wait until all ranks have reached the store, so that none counts the time of a late one as that of connecting."""
-    names = [f"is_there/{rank}" for rank in range(env.world_size)]
-    store.set(names[env.rank], "")
-    store.wait(names, _MEETING_TIMEOUT)
 
 
 def collective_trace() -> str | None:
@@ -225,7 +172,7 @@ def broadcast_numbers(numbers: Sequence[int]) -> list[int]:
     if not dist.is_initialized():
         return list(numbers)
     tensor = torch.tensor(list(numbers), dtype=torch.int64, device=collective_device())
-    WAITS.run(dist.broadcast, tensor, src=0)
+    dist.broadcast(tensor, src=0)
     return [int(number) for number in tensor.tolist()]
 
 

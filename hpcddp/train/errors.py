@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from hpcddp.errors import HpcddpError
-from hpcddp.run.failure import DIFFERENT_STATES
 from hpcddp.stop.reasons import ExitCode
 
 
@@ -61,12 +60,6 @@ class SaveError(TrainingError):
     exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
-class PausedError(TrainingError):
-    """All ranks have left the loop after the same step, so that another rank can join them."""
-
-    kind = "paused"
-
-
 class StoppedError(TrainingError):
     """All ranks agreed to stop after the same step; its state is saved, unless the save failed.
 
@@ -90,13 +83,6 @@ class DriftError(TrainingError):
     """
 
     kind = "drift"
-
-
-class DifferentStatesError(TrainingError):
-    """The ranks that are left after a death, or have paused, have different states after the same step."""
-
-    kind = DIFFERENT_STATES
-    exit_code: ClassVar[int] = ExitCode.INFRASTRUCTURE
 
 
 class LossError(TrainingError):

@@ -36,7 +36,6 @@ from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.workers import start_worker
 from hpcddp.train.tracking.opening import Tracking
-from hpcddp.train.waits import WAITS
 
 # How often rank 0 checks the deadline; each check sorts some hundred numbers.
 _CHECK_EVERY_S: Final = 0.5
@@ -230,7 +229,7 @@ def agree_on_stop(vote: StopReason, device: torch.device) -> StopReason:
         device: where the default process group reduces tensors.
     """
     largest_vote = torch.tensor(int(vote), device=device)
-    WAITS.run(dist.all_reduce, largest_vote, op=dist.ReduceOp.MAX)
+    dist.all_reduce(largest_vote, op=dist.ReduceOp.MAX)
     return StopReason(int(largest_vote.item()))
 
 

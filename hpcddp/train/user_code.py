@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 
 from hpcddp.errors import HpcddpError
-from hpcddp.jobfile.fields import is_reference
-from hpcddp.jobfile.job import JobSpec
 from hpcddp.train.errors import UserCodeError
 
 
@@ -38,19 +36,6 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
             f"{key} is {name}, but {module_name} ({module.__file__}) has {given}; write the name of a function in it"
         )
     return cast("Callable[..., Any]", function)
-
-
-def import_modules_of(spec: JobSpec) -> None:
-    """Import the modules of the user's functions that a training calls, so that it need not wait for them later.
-
-    An error is left to the call: a module may want the variables of the process group, which is not there yet.
-    """
-    if spec.train is None:
-        return
-    for name in (spec.train.model, spec.train.dataset, spec.train.loss, spec.batch.group):
-        if name is not None and is_reference(name):
-            with suppress(Exception):
-                importlib.import_module(name.partition(":")[0])
 
 
 def call_function(key: str, name: str, arguments: Mapping[str, Any]) -> object:

@@ -19,7 +19,7 @@ from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import QueuedJob
-from tests.manage.runs import FakeRun, make, queued
+from tests.manage.runs import make, queued
 from tests.messages import GoldenMessages
 from tests.slurm.programs import program
 
@@ -140,23 +140,6 @@ def test_the_first_error_is_all_that_is_printed(capsys: pytest.CaptureFixture[st
     assert json.loads(run(capsys, "logs", "b", "--first-error", "--json")[1])["ranks"] == [1]
     assert run(capsys, "logs", "a", "--first-error")[:2] == (0, "nothing has failed in run a-runs\n")
     assert run(capsys, "logs", "a", "--first-error", "--json")[:2] == (0, "null\n")
-
-
-def test_deaths_that_the_others_survived_are_told_where_nothing_has_failed(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    alive = FakeRun(RunDirectory(root / "digits" / "a-runs")).log(0, "hello\n")
-    alive.event("recovery", step=7, cause="crash", dead=[1], reason="rank 1 on n1 was lost; the others went on")
-    died = "attempt 0 after step 7: rank 1 on n1 was lost; the others went on"
-    assert run(capsys, "logs", "a", "--first-error")[:2] == (
-        0,
-        f"nothing has failed in run a-runs, but ranks have died while the others went on:\n  {died}\n",
-    )
-    assert died in run(capsys, "logs", "a")[1]
-    assert died not in run(capsys, "logs", "a", "--rank", "0")[1]
-    alive.event("requeue", cause="preemption").started(attempt=1)
-    assert died in run(capsys, "logs", "a", "--first-error")[1]
-    assert died not in run(capsys, "logs", "a", "--first-error", "--attempt", "1")[1]
 
 
 @pytest.mark.usefixtures("root")

@@ -24,7 +24,5 @@ def killed_in_saves(
         f"kill@{point}:{STEPS_PER_EPOCH * (attempt + 2)},attempt={attempt}" for attempt, point in enumerate(points)
     ]
     budgets: dict[str, Any] = {"max_failures": len(points), "max_attempts_without_progress": len(points) + 1}
-    # Each death is to end its attempt.
-    budgets["recovery"] = "restart"
     tracked = context.start(name, on=OTHER_HOSTS, seconds=0.01, sections={**faults(*texts), "requeue": budgets})
     return tracked, context.compare(f"SIGKILL at each of {len(points)} points of a save", tracked)

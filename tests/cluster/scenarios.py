@@ -38,23 +38,22 @@ _OWN_SLURMS_AT_ONCE = 2
 
 
 class References:
-    """The same runs uninterrupted, one for each number of ranks and behaviour, made when they are first asked for."""
+    """The same runs uninterrupted, one for each number of ranks, made when they are first asked for."""
 
     def __init__(self, sandbox: Sandbox, directory: Path) -> None:
         self._sandbox, self._directory = sandbox, directory
         self._runs: dict[str, TrackedRun] = {}
         self._lock = threading.Lock()
 
-    def of(self, nodes: int, tasks: int, behaviour: dict[str, float] | None = None) -> TrackedRun:
-        """Return the uninterrupted run on so many hosts with so many ranks each, of a model that behaves so."""
-        words = [f"{key}-{value}" for key, value in (behaviour or {}).items()]
-        name = "-".join(["reference", str(nodes), str(tasks), *words])
+    def of(self, nodes: int, tasks: int) -> TrackedRun:
+        """Return the uninterrupted run on so many hosts with so many ranks each."""
+        name = f"reference-{nodes}-{tasks}"
         with self._lock:
             if name not in self._runs:
                 context = ScenarioContext(sandbox=self._sandbox, directory=self._directory, references=self)
                 hosts = OTHER_HOSTS.split(",")
                 on = ",".join(hosts[:nodes]) if nodes <= len(hosts) else None
-                tracked = context.start(name, nodes=nodes, tasks=tasks, on=on, seconds=0, behaviour=behaviour)
+                tracked = context.start(name, nodes=nodes, tasks=tasks, on=on, seconds=0)
                 tracked.wait_until_finished()
                 self._runs[name] = tracked
             return self._runs[name]

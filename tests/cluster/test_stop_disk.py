@@ -12,7 +12,6 @@ import pytest
 
 from tests.cluster.commands import script, start
 from tests.cluster.comparison import RunComparison
-from tests.cluster.recoveries import assert_same
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import (
     OTHER_HOSTS,
@@ -112,26 +111,6 @@ def away_at_a_save(context: ScenarioContext) -> ScenarioResult:
     return tracked, context.compare("run directory away at a save", tracked)
 
 
-def full_while_the_others_recover(context: ScenarioContext) -> TrackedRun:
-    """The disk is full from just before a rank dies until a new process has taken its place."""
-    sections = {"requeue": {"max_failures": 1}}
-    tracked = context.start("recovery", tasks=2, on=OTHER_HOSTS, seconds=0.5, sections=sections)
-    # The pages into which the model under test writes its lines have room for more; that of the metrics is full soon.
-    tracked.wait_for_steps(22)
-    trace = trace_file(tracked.attempt, 1)
-    FILLS["bytes"](context.directory)
-    try:
-        tracked.signal(1, signal.SIGKILL)
-        time.sleep(2)
-        written = trace.stat().st_size
-        tracked.wait_until(lambda: trace.stat().st_size > written, "the steps of the new process")
-    finally:
-        make_room(context.directory)
-    tracked.hurry()
-    tracked.wait_until_finished()
-    return tracked
-
-
 def assert_went_on(tracked: TrackedRun, comparison: RunComparison) -> None:
     assert comparison.has_same_result, comparison
     assert comparison.attempts == 2
@@ -153,13 +132,6 @@ def test_a_program_waits_for_space_on_a_disk_that_was_full_before_it_started(on_
     tracked = full_before_a_program_starts(on_small_disk)
     assert tracked.attempts == 1
     assert tracked.result["status"] == "finished"
-
-
-@pytest.mark.long("a death and a full disk together")
-def test_a_disk_that_is_full_while_the_others_recover_costs_no_step(on_small_disk: ScenarioContext) -> None:
-    tracked = full_while_the_others_recover(on_small_disk)
-    assert (tracked.attempts, tracked.events("restart")) == (1, [])
-    assert_same(tracked, on_small_disk.references.of(2, 2))
 
 
 @after_scenario(away_at_the_end)

@@ -31,9 +31,7 @@ def host_killed(
     context: ScenarioContext, name: str = "run", *, steps: int = 40, hosts: str = OTHER_HOSTS
 ) -> ScenarioResult:
     """The tasks and the slurmstepd of the second host are killed; the first rank loses its peer."""
-    # Otherwise the first rank goes on where the sentinel of the second one dies last.
-    requeue = {"max_failures": 1, "recovery": "restart"}
-    tracked = context.start(name, on=hosts, sections={"requeue": requeue})
+    tracked = context.start(name, on=hosts, sections={"requeue": {"max_failures": 1}})
     tracked.wait_for_steps(steps)
     kill_step_on_host(tracked.ranks()[1])
     return tracked, context.compare("tasks and slurmstepd of a host killed", tracked)

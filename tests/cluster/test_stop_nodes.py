@@ -83,7 +83,7 @@ def step_daemon_killed(context: ScenarioContext) -> ScenarioResult:
 
 def node_fails_twice(context: ScenarioContext) -> tuple[TrackedRun, RunComparison, str]:
     """The rank on one node is killed twice in a run that avoids failing nodes; its user has excluded another node."""
-    requeue = {"max_failures": 3, "recovery": "restart", "avoid_failed_nodes": True}
+    requeue = {"max_failures": 3, "avoid_failed_nodes": True}
     tracked = context.start("twice", sections={"requeue": requeue, "resources": {"exclude": "n1"}})
     for attempt in range(2):
         tracked.wait_for_steps(30, attempt=attempt)

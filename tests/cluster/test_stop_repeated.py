@@ -109,7 +109,7 @@ def killed_at_any_moment(context: ScenarioContext) -> list[RunComparison]:
 
 
 def _killed(context: ScenarioContext, name: str, dice: random.Random) -> RunComparison:
-    tracked = context.start(name, on=OTHER_HOSTS, sections={"requeue": {"max_failures": 1, "recovery": "restart"}})
+    tracked = context.start(name, on=OTHER_HOSTS, sections={"requeue": {"max_failures": 1}})
     if dice.random() < 0.3:
         tracked.wait_until(lambda: tracked.attempts and tracked.ranks(), "a task")
     else:

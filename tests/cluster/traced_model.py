@@ -7,9 +7,7 @@ A copy of this file lies beside the job files of the tests. Each training forwar
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,10 +17,6 @@ from pathlib import Path
 import torch  # noqa: TID253
 from torch import Tensor, nn  # noqa: TID253
 
-# Its presence lets steps take no longer than they must.
-FAST = Path(__file__).with_name("fast")
-# A process whose ranks go on after a death builds the model again.
-BUILDS = itertools.count(1)
 # The library tries a model with so many samples before it trains; no rank's share is as small.
 _TRIED = 2
 
@@ -32,15 +26,11 @@ class Traced(nn.Module):
 
     def __init__(self, num_classes: int, behaviour: dict[str, float]) -> None:
         super().__init__()
-        # With these, the result depends on which rank computes a sample.
-        of_ranks = (nn.BatchNorm1d(32), nn.Dropout(0.2)) if behaviour.get("depends_on_ranks") else ()
-        layers = (nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 32), *of_ranks, nn.ReLU(), nn.Linear(32, num_classes))
+        layers = (nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 32), nn.ReLU(), nn.Linear(32, num_classes))
         self.layers = nn.Sequential(*layers)
         self.behaviour, self.forwards = behaviour, 0
-        self.builds = next(BUILDS)
         self.rank = int(os.environ["RANK"])
         attempt = Path(os.environ["HPCDDP_ATTEMPT_DIR"])
-        self.is_first_attempt = int(attempt.name) == 0
         path = attempt / f"trace-{self.rank}"
         self.trace = repeated(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
@@ -56,8 +46,7 @@ class Traced(nn.Module):
             written = repeated(partial(os.write, self.trace, line))
             line = line[written:]
         slow = self.rank == self.behaviour.get("slow_rank")
-        if not FAST.exists():
-            time.sleep(self.behaviour.get("seconds", 0) * (3 if slow else 1))
+        time.sleep(self.behaviour.get("seconds", 0) * (3 if slow else 1))
         return self._misbehave(self._scores(images))
 
     def _scores(self, images: Tensor) -> Tensor:
@@ -65,14 +54,8 @@ class Traced(nn.Module):
         return scores
 
     def _misbehave(self, scores: Tensor) -> Tensor:
-        recoveries = self.builds - 1
-        if recoveries and self.forwards == 1 and self.rank == self.behaviour.get("dies_again", -9) + recoveries - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
         if self.rank != self.behaviour.get("rank", 1):
             return scores
-        if self.forwards == self.behaviour.get("drifts_at") and self.is_first_attempt:
-            *_, bias = self.parameters()
-            bias.data[0] += 1e-9
         if self.forwards == self.behaviour.get("raise_at"):
             raise ValueError("a bug in the user's model")
         if self.forwards == self.behaviour.get("stuck_at"):
@@ -97,10 +80,9 @@ def build(num_classes: int, *, missing_on: int | None = None, **behaviour: float
     Args:
         num_classes: the data's.
         missing_on: a rank that looks for a file that is not there.
-        behaviour: ``seconds`` that a step takes until there is a file ``fast``, three times as long on ``slow_rank``;
+        behaviour: ``seconds`` that a step takes, three times as long on ``slow_rank``;
             and what ``rank`` (1 if not given) does at its n-th forward: ``raise_at``, ``stuck_at``, ``exit_at``
-            (0), ``nan_at``, ``drifts_at`` (a parameter changes by itself, in the first attempt); ``dies_again``: which
-            rank is killed in its first forward after a recovery; after the next one it is the next rank.
+            (0), ``nan_at``.
     """
     if os.environ["RANK"] == str(missing_on):
         Path("/no/such/place/weights.pt").read_bytes()

@@ -21,7 +21,6 @@ from tests.waiting import wait_until
 
 _POLL_S = 0.05
 _TASK_WORDS = ("-P", "-u", "-m", "hpcddp.task")
-_SENTINEL = "hpcddp.task.sentinel"
 
 
 def trace_file(attempt: AttemptDirectory, rank: int) -> Path:
@@ -85,12 +84,6 @@ class TrackedRun:
 
         self.wait_until(reached, f"{count} steps in attempt {attempt}")
 
-    def hurry(self) -> None:
-        """Let the steps of the traced model take no longer than they must from now on."""
-        copies = self.run.code_copies.rglob("traced_model.py")
-        for file in (self.job, *copies):
-            file.with_name("fast").touch()
-
     def wait_for_attempt(self, attempt: int) -> None:
         """Wait until an attempt has started."""
         self.wait_until(lambda: self.attempts > attempt, f"the start of attempt {attempt}")
@@ -108,7 +101,7 @@ class TrackedRun:
     def ranks(self) -> dict[int, int]:
         """Return the process id of each rank of the newest attempt that is there now."""
         processes = processes_with(f"HPCDDP_ATTEMPT_DIR={self.attempt.path}")
-        # srun, and the membership service, have these words behind their own.
+        # srun has these words behind its own.
         tasks = {process.pid: process for process in processes if process.argv[1:] == _TASK_WORDS}
         return {
             int(process.environment["SLURM_PROCID"]): pid
@@ -119,15 +112,7 @@ class TrackedRun:
     def workers(self, rank: int) -> list[int]:
         """Return the process ids of a rank's children: its loader's workers."""
         parent = self.ranks()[rank]
-        return [
-            process.pid
-            for process in processes_with(str(self.run.path))
-            if process.parent == parent and process.argv[-1:] != (_SENTINEL,)
-        ]
-
-    def sentinels(self) -> list[int]:
-        """Return the process ids of the sentinels of all ranks that are there now."""
-        return [process.pid for process in processes_with(str(self.run.path)) if process.argv[-1:] == (_SENTINEL,)]
+        return [process.pid for process in processes_with(str(self.run.path)) if process.parent == parent]
 
     def signal(self, rank: int, number: signal.Signals, ranks: Mapping[int, int] | None = None) -> None:
         """Signal one rank and nobody else; one that has gone is no error.

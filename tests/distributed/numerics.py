@@ -354,30 +354,9 @@ def unreached(rank: int, ranks: int) -> str:
     return "nothing"
 
 
-class WithMask(nn.Linear):
-    """Has a buffer of its process's own, which is part of its state or not."""
-
-    def __init__(self, mask: float, *, persistent: bool) -> None:
-        super().__init__(3, 1)
-        self.mask: Tensor
-        self.register_buffer("mask", torch.full((), mask), persistent=persistent)
-
-
-def taken_state(rank: int, _ranks: int) -> list[float]:
-    """Return the buffer of a replica whose ranks take the same state afterwards: part of the state, and not."""
-    train = Train.model_validate({"model": "a.b:c", "dataset": "a.b:c", "precision": "fp64"})
-    placeholder = torch.randn(2, 3, dtype=torch.float64)
-    masks = []
-    for persistent in (True, False):
-        model = WithMask(rank, persistent=persistent).double()
-        build_replica(train, model, placeholder, learning_rate=RATE, unused_parameters=False, takes_state=True)
-        masks.append(model.mask.item())
-    return masks
-
-
 CHECKS: list[Callable[[int, int], Any]] = [
     batch_norm, closed_form, far_from_zero, one_value, clipping, unused, overflow, average, guard, guard_of_buffers,
-    merging, taken_state, unreached,
+    merging, unreached,
 ]  # fmt: skip
 
 

@@ -19,14 +19,12 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop import faults
 from hpcddp.stop.reasons import StopReason
-from hpcddp.task.attribution import is_peer_loss
-from hpcddp.train.context import Survivor, TrainContext
+from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop.blocks import Blocks
 from hpcddp.train.loop.job import run_training
 
 MEASURED_BLOCK_LENGTH = Blocks.block_length
-STATE = "the checksum of the state after step"
 
 
 def main(plan_path: Path, rank: int) -> int:
@@ -42,19 +40,9 @@ def main(plan_path: Path, rank: int) -> int:
     )
     code = 0
     for job in plan["jobs"]:
-        survivors: list[Survivor] = []
         try:
-            run_training(context_of(job, rank, plan["world_size"], survivors.append))
+            run_training(context_of(job, rank, plan["world_size"]))
             code = 0
-        except RuntimeError as error:
-            if is_peer_loss(error):
-                # As the boundary of a task does.
-                for survivor in survivors:
-                    state = survivor.state()
-                    if state is not None:
-                        print(f"{STATE} {state.manifest.step}: {state.checksum()}")
-                    survivor.save()
-            raise
         except HpcddpError as error:
             traceback.print_exc()
             code = int(error.exit_code)
@@ -75,9 +63,7 @@ def block_length(steps: int | None) -> Callable[[Blocks], int]:
     return MEASURED_BLOCK_LENGTH if steps is None else lambda _: steps
 
 
-def context_of(
-    job: dict[str, Any], rank: int, world_size: int, offer_survivor: Callable[[Survivor], None]
-) -> TrainContext:
+def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     run = RunDirectory(Path(job["run"]))
     # Not before: an attempt that is there already fences those before it.
     run.attempt(job.get("attempt", 0)).path.mkdir(parents=True, exist_ok=True)
@@ -110,5 +96,4 @@ def context_of(
         attempt=job.get("attempt", 0),
         threads=1,
         stop_reason=stop_reason,
-        offer_survivor=offer_survivor,
     )

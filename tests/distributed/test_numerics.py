@@ -73,13 +73,6 @@ def test_parameter_that_some_ranks_leave_out_unsaid_is_named_and_nobody_waits_fo
     assert "nothing" not in first
 
 
-def test_what_is_not_part_of_a_state_that_all_take_is_sent(answers: dict[str, list[Any]]) -> None:
-    in_state, not_in_state = zip(*answers["taken_state"], strict=True)
-    # The state that they take will make it equal.
-    assert list(in_state) == [float(rank) for rank in range(RANKS)]
-    assert list(not_in_state) == [0.0] * RANKS
-
-
 def test_overflow_on_one_rank_skips_the_step_on_all(answers: dict[str, list[Any]]) -> None:
     first = answers["overflow"][0]
     assert all(steps == first for steps in answers["overflow"])

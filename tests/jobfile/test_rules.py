@@ -36,40 +36,15 @@ BETWEEN = {
         "00:05:00 (resources.time_limit)",
         "write requeue.signal_lead: 150s or null",
     ),
-    "resources: {nodes: 2, min_nodes: 2}": (
-        "resources.min_nodes: is 2",
-        "resources.nodes is 2: no node may be lost",
-        "write a smaller number",
-    ),
-    "resources: {nodes: 2, min_nodes: 1, gpus_per_node: 1}": (
+    "resources: {nodes: 2, min_nodes: 1}": (
         "resources.min_nodes: is given",
-        "only a built-in training on CPUs",
-        "leave it out",
+        "no job goes on without a lost node yet",
+        "leave it out: the job is requeued",
     ),
-    "resources: {nodes: 2, min_nodes: 1}\nenvironment: {container: {image: docker://a/b, runtime: pyxis}}": (
-        "resources.min_nodes: is given",
-        "a job in a container",
-        "leave it out",
-    ),
-    "resources: {nodes: 2, spare_nodes: 1}\nrequeue: {recovery: restart}": (
+    "resources: {nodes: 2, spare_nodes: 1}": (
         "resources.spare_nodes: is given",
-        "requeue.recovery is restart",
-        "leave one of the two out",
-    ),
-    "resources: {nodes: 1, spare_nodes: 1}": (
-        "resources.spare_nodes: is given",
-        "resources.nodes is 1, the node of the batch script",
-        "write more nodes",
-    ),
-    "resources: {nodes: 2-3, spare_nodes: 1}": (
-        "resources.spare_nodes: is given",
-        "resources.nodes is a range",
-        "write a number of nodes",
-    ),
-    "resources: {nodes: 2, min_nodes: 1}\nrequeue: {causes: [preemption]}": (
-        "resources.min_nodes: is given",
-        "requeue.causes does not name node_failure",
-        "name it",
+        "no job goes on without a lost node yet",
+        "leave it out: the job is requeued",
     ),
     "learning_rate: {schedule: step}": ("learning_rate.milestones: is empty", "write the epochs", "[30, 60, 80]"),
     "learning_rate: {milestones: [3]}": (
@@ -242,7 +217,6 @@ def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
         "resources: {time_limit: unlimited}",
         "resources: {time_limit: 1}",
         "resources: {time_limit: 1}\nrequeue: {signal_lead: null}",
-        "resources: {nodes: 3, min_nodes: 2}\nsweep: {train.seed: [0, 1]}",
         "learning_rate: {schedule: step, milestones: [1, 2], gamma: 0.5, min: 0.001}",
         "environment: {env: {A: '', B: \"a\\nb\"}, pass_env: [C]}",
         "checkpoint: {every: {epochs: 1}}",

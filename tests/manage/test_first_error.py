@@ -111,13 +111,6 @@ def test_torchs_warning_about_a_host_without_a_name_is_no_error(made: FakeRun) -
     assert first_error(made.attempt()).text == ("the last word",)
 
 
-def test_a_death_that_the_others_survived_is_no_failure(made: FakeRun) -> None:
-    made.event("recovery", step=20, cause="crash", dead=[4], reason="rank 4 on n2 was lost (Killed)")
-    assert failed_attempt(made.run) is None
-    made.event("failure", step=30, cause="crash")
-    assert failed_attempt(made.run) == made.attempt()
-
-
 def test_of_several_silent_ranks_the_one_that_srun_saw_first_is_named(made: FakeRun, golden: GoldenMessages) -> None:
     follow(made, 0, 1, 2, 3)
     srun = "srun: error: n2: task 6: Killed\nsrun: error: n2: tasks 4-5,7: Killed\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.manage.logs import LogFollower, NoLogError, chosen_attempt, event_lines, line_text, merged, sources
+from hpcddp.manage.logs import LogFollower, NoLogError, chosen_attempt, line_text, merged, sources
 from hpcddp.run.directory import times_of
 from hpcddp.run.failure import beginning
 from hpcddp.run.job_records import Rank, write_ranks
@@ -96,30 +96,7 @@ def test_the_batch_scripts_words_of_this_attempt_alone(made: FakeRun) -> None:
     assert lines[0].source.label == "batch n1"
 
 
-DIED = "rank 1 on n2 was lost (Killed); the others went on after 0.1 s with 1 rank"
-JOINED = "a new process of rank 1 on n2 joined, after a pause of 0.1 s: 2 ranks"
 NAMELESS = "[W1127 18:38:04.1 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
-
-
-def test_who_died_while_the_others_went_on_stands_between_the_lines(made: FakeRun) -> None:
-    made.event("recovery", at=2.5, step=7, reason=DIED, cause="crash", dead=[1]).event("save", at=2.6, step=8)
-    made.event("recovery", at=5.5, step=9, reason=JOINED, dead=[])
-    made.event("recovery", at=5.6, attempt=1, step=9, reason="of another attempt", dead=[])
-    lines = list(merged(sources(made.attempt()), event_lines(made.attempt())))
-    texts = [line.text for line in lines if line.source.label == "hpcddp"]
-    assert texts == [f"attempt 0 after step 7: {DIED}", f"attempt 0 after step 9: {JOINED}"]
-    assert [line.time - NOON for line in lines] == [1, 1, 2, 2.5, 3, 5, 5.5, 6]
-
-
-def test_a_follower_tells_who_died_unless_ranks_were_chosen(made: FakeRun) -> None:
-    followers = [LogFollower(made.attempt()), LogFollower(made.attempt(), ranks=[0])]
-    for follower in followers:
-        list(follower.new_lines(NOON))
-    made.event("recovery", at=7, step=7, reason=DIED, cause="crash", dead=[1])
-    assert [[line.text for line in follower.new_lines(NOON)] for follower in followers] == [
-        [f"attempt 0 after step 7: {DIED}"],
-        [],
-    ]
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank1]:"])

@@ -90,34 +90,6 @@ def test_the_sums_over_all_devices_are_those_computed_by_hand(tmp_path: Path, go
     json.dumps(document, allow_nan=False)
 
 
-def test_recoveries_are_told_and_no_first_error(made: FakeRun) -> None:
-    died = "rank 3 on n2 was lost (Killed); the others went on after 0.1 s with 3 ranks"
-    joined = "a new process of rank 3 on n2 joined, after a pause of 0.1 s: 4 ranks"
-    made.started().event("train", at=20, step=0).steps(1, 20, at=20)
-    made.event("recovery", at=30, step=7, reason=died, cause="crash", dead=[3])
-    made.event("recovery", at=35, step=9, reason=joined, dead=[])
-    found = report(made.event("finish", at=50, step=20).ended("finished", steps=20))
-    document = found.as_json()
-    assert document["first_error"] is None
-    assert document["recoveries"] == [
-        {"time": NOON + 30, "attempt": 0, "step": 7, "what": f"attempt 0 after step 7: {died}"},
-        {"time": NOON + 35, "attempt": 0, "step": 9, "what": f"attempt 0 after step 9: {joined}"},
-    ]
-    text = html(found)
-    assert "First error" not in text
-    assert text.index("<h3>Recoveries</h3>") < text.index(died) < text.index(joined)
-
-
-def test_of_many_recoveries_the_page_has_the_last_ones(made: FakeRun) -> None:
-    made.started()
-    for step in range(1, 31):
-        made.event("recovery", at=20 + step, step=step, reason=f"death {step}", cause="crash", dead=[3])
-    text = html(report(made, state="RUNNING"))
-    assert "10 earlier ones are in the event log" in text
-    assert "death 10<" not in text
-    assert "death 11<" in text
-
-
 def test_the_first_error_says_how_the_run_went_on(made: FakeRun) -> None:
     made.started().failed(2, step=25).event("restart", at=40, cause="crash", reason="rank 2 on n1 failed first")
     made.started(attempt=1, at=50)
@@ -125,9 +97,6 @@ def test_the_first_error_says_how_the_run_went_on(made: FakeRun) -> None:
     went_on = "the run went on: its tasks were started again in the same job, as attempt 1"
     assert found.as_json()["first_error"]["went_on"] == went_on
     assert went_on in html(found)
-    assert [event["what"] for event in found.as_json()["recoveries"]] == [
-        "attempt 0 ended, and its tasks are started again in the same job: rank 2 on n1 failed first"
-    ]
 
 
 def test_the_wait_for_data_and_the_slowest_rank_are_those_computed_by_hand(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import append_event
 from hpcddp.run.failure import beginning, cause_in_log, exit_of, exits_in, failure_sentence, never_started
 from hpcddp.stop.reasons import Cause
 from tests.facts import assert_facts
@@ -112,41 +111,6 @@ def test_a_killed_rank_has_a_likely_reason(tmp_path: Path, golden: GoldenMessage
     reason = golden.message(exit_of(attempt, 1))
     assert reason.startswith("Killed (by SIGKILL")
     assert "out of memory" in reason
-
-
-@pytest.mark.parametrize(
-    ("dead", "named"),
-    [
-        ([0], "rank 2"),
-        # Its new process has died too, which is not in the batch log.
-        ([0, 2], "rank 0"),
-        ("damaged", "rank 0"),
-        (["damaged"], "rank 0"),
-    ],
-)
-def test_a_rank_whose_death_the_others_survived_is_not_the_cause_of_the_end(
-    tmp_path: Path, dead: object, named: str
-) -> None:
-    attempt = attempt_in(tmp_path)
-    for rank in (0, 2):
-        attempt.rank_log(rank).write_text("")
-    said = "srun: error: n1: task 0: Killed\nsrun: error: n2: task 2: Killed\n"
-    attempt.run.batch_log.write_text(f"{beginning(attempt)}{said}")
-    append_event(attempt.run.events, kind="recovery", time=1.0, attempt=1, step=7, cause="crash", dead=dead)
-    append_event(attempt.run.events, kind="recovery", time=1.0, attempt=0, step=7, cause="crash", dead=[2])
-    assert failure_sentence(attempt, []).startswith(f"{named} ended without an error message")
-
-
-def test_of_a_rank_whose_new_process_has_ended_too_the_end_of_the_new_one_counts(tmp_path: Path) -> None:
-    attempt = attempt_in(tmp_path)
-    attempt.rank_log(1).write_text("Fatal Python error: Segmentation fault\n")
-    attempt.run.batch_log.write_text(f"{beginning(attempt)}srun: error: n2: task 1: Segmentation fault\n")
-    append_event(attempt.run.events, kind="recovery", time=1.0, attempt=1, step=7, cause="crash", dead=[1])
-    # Of two new processes the newest one counts; for its srun it is task 0.
-    attempt.newcomer_log(1).write_text(
-        "srun: error: n2: task 0: Killed\nsrun: error: n2: task 0: Exited with exit code 3\n"
-    )
-    assert failure_sentence(attempt, []) == "rank 1 ended without an error message: Exited with exit code 3"
 
 
 def test_a_crash_below_python_is_read_from_the_ranks_own_log(tmp_path: Path) -> None:

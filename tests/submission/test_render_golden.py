@@ -39,7 +39,6 @@ CASES = (
     Case("imagenet", ROOT / "jobs" / "resnet50_imagenet.yaml", run_id="20260401-120000-ab12"),
     Case("cifar10", ROOT / "jobs" / "resnet18_cifar10.yaml", run_id="r1"),
     Case("sweep", GOLDEN / "sweep.yaml", run_id="20260401-120000-ab12"),
-    Case("survivors", GOLDEN / "survivors.yaml", run_id="r1"),
     Case("ranged", GOLDEN / "ranged.yaml", run_id="r1"),
     Case("everything", GOLDEN / "everything.yaml", run_id="r1"),
     # Each is the example below its heading in docs/environments.md.

@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -129,24 +128,6 @@ def test_the_shell_survives_the_warning_and_the_end_of_its_time_and_still_gets_t
     (runner.record / "hold").unlink()
     assert runner.end_of(process) == 75
     assert runner.end_options()[:2] == ["--code", "75"]
-
-
-@pytest.mark.parametrize(
-    ("sweep", "option"),
-    [
-        ({"train.seed": [0, 1]}, "--kill-on-bad-exit=0"),
-        ({"requeue.max_failures": [1, 2], "train.seed": [0, 1]}, "--kill-on-bad-exit=0"),
-        ({"requeue.recovery": ["auto", "restart"]}, "--kill-on-bad-exit=1"),
-        ([{"train.seed": 1}, {"requeue.max_failures": 0, "train.seed": 2}], "--kill-on-bad-exit=1"),
-    ],
-)
-def test_ranks_go_on_after_a_death_if_those_of_every_element_of_a_sweep_may(
-    runner: ScriptRunner, sweep: Any, option: str
-) -> None:
-    resources = {"nodes": 2, "cpus_per_task": 1}
-    script = script_of(runner, resources=resources, requeue={"max_failures": 1}, sweep=sweep)
-    assert option in script
-    assert ("supervise members" in script) == (option == "--kill-on-bad-exit=0")
 
 
 def scancel_in(runner: ScriptRunner) -> None:

@@ -195,25 +195,8 @@ def test_damaged_notes_are_left_out(scenario: Scenario, slurm: FakeSlurm) -> Non
     events = scenario.attempt.run.events
     for noted in ("n5", ["n5"], {"n5": "haunted"}, {"n5": 3}, None):
         append_event(events, kind="requeue", time=time.time(), attempt=0, node_faults=noted)
-    append_event(events, kind="recovery", time=time.time(), attempt=0, cause="crash", dead=["1", -1, 7])
     append_event(events, kind="exclusion", time=time.time(), attempt=0, nodes="n5")
     scenario.attempt.ranks.unlink()
     fail(scenario, 0)
     scenario.end()
     assert slurm.calls == ["requeue 7"]
-
-
-def test_a_death_that_the_others_survived_counts_as_a_failure_of_its_node(scenario: Scenario, slurm: FakeSlurm) -> None:
-    events = scenario.attempt.run.events
-    append_event(events, kind="recovery", time=time.time(), attempt=0, cause="crash", dead=[1])
-    fail(scenario, 1)
-    assert scenario.end().next_attempt is None
-    assert slurm.calls == ["requeue 7", UPDATE.format("n2")]
-
-
-def test_a_lost_node_that_the_others_survived_is_a_failing_one(scenario: Scenario, slurm: FakeSlurm) -> None:
-    events = scenario.attempt.run.events
-    append_event(events, kind="recovery", time=time.time(), attempt=0, cause="node_failure", dead=[1])
-    fail(scenario, 0)
-    scenario.end()
-    assert slurm.calls == ["requeue 7", UPDATE.format("n2")]

@@ -13,7 +13,6 @@ from hpcddp.supervise.budgets import (
     count_attempts_without_progress,
     count_requeues,
     is_interruption,
-    why_cascade,
     why_used_up,
     why_without_progress,
 )
@@ -120,19 +119,6 @@ def test_a_budget_that_is_used_up_names_its_field(
     requeues: Mapping[Cause, int], cause: Cause, sentence: str | None
 ) -> None:
     assert why_used_up(requeues, REQUEUE, cause) == sentence
-
-
-def test_an_attempt_whose_ranks_died_again_and_again_at_a_step_is_the_last() -> None:
-    def recovery(attempt: int, **facts: object) -> Event:
-        return Event(
-            kind="recovery", time=0.0, attempt=attempt, step=7, reason="3 generations have broken", facts=facts
-        )
-
-    cascade = recovery(1, is_cascade=True, samples=[31, 4])
-    assert why_cascade([recovery(1), cascade], 1) == "3 generations have broken"
-    # Somebody has resumed the run.
-    assert why_cascade([cascade], 2) is None
-    assert why_cascade([recovery(1, is_cascade=False), recovery(1, is_cascade="yes")], 1) is None
 
 
 def test_only_preemptions_and_time_limits_say_nothing_of_the_work_itself() -> None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
 
 import pytest
 
@@ -288,30 +287,6 @@ def test_trackers_of_a_killed_rank_say_nothing_about_the_end(training: Training,
         process.communicate(timeout=60)
     (run,), curves = shown_by_mlflow(server)
     assert (run.info.status, curves) == ("RUNNING", {"train/loss": [(1, 0.5)]})
-
-
-def test_trackers_stay_with_a_rank_that_goes_on_after_an_error(
-    training: Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, keeper = create_autospec(opening.Tracking, instance=True), opening.TrackingKeeper()
-    monkeypatch.setattr(opening, "start_trackers", lambda *_, **__: kept)
-    lost = pytest.raises(RuntimeError, match="closed by peer")
-    with lost, opening.tracked(training.context(**JOB), first_step=0, keeper=keeper):
-        raise RuntimeError("connection closed by peer")
-    kept.end.assert_not_called()
-    monkeypatch.delattr(opening, "start_trackers")
-    with opening.tracked(training.context(**JOB), first_step=3, keeper=keeper):
-        kept.end.assert_not_called()
-    kept.end.assert_called_once_with(AttemptEnding.FINISHED)
-
-
-def test_trackers_of_a_rank_that_is_no_longer_the_first_finish_beside_its_work() -> None:
-    kept, keeper = create_autospec(opening.Tracking, instance=True), opening.TrackingKeeper()
-    keeper.keep(kept)
-    assert keeper.take(is_main=False) is None
-    assert wait_until(lambda: kept.end.called, timeout_s=30, poll_s=0.01)
-    kept.end.assert_called_once_with(AttemptEnding.STOPPED)
-    assert keeper.take(is_main=True) is None
 
 
 def test_attempt_that_another_one_has_overtaken_shows_nothing_more(training: Training) -> None:

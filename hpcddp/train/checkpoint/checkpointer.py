@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.fields import Best
-from hpcddp.run.checkpoints import Checkpoint, FileRecord, Manifest
+from hpcddp.run.checkpoints import Checkpoint, Manifest
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.evaluations import Mode
 from hpcddp.run.events import append_event
@@ -30,7 +30,6 @@ from hpcddp.run.job_records import Start, write_start
 from hpcddp.run.metrics_log import METRICS_FILE
 from hpcddp.run.moved import is_same_directory
 from hpcddp.train import distributed
-from hpcddp.train.checkpoint.memory import MemoryCheckpoint
 from hpcddp.train.checkpoint.staging import Staging
 from hpcddp.train.checkpoint.start import agree_on_start, load_file, loading, refuse_another_contract
 from hpcddp.train.checkpoint.writer import CheckpointWriter, SaveOutcome
@@ -86,7 +85,6 @@ class SaveSettings:
         optional: names of the objects that have no file while their state is empty.
         save_context: returns a context that all ranks enter while rank 0 reads the states, for the collectives that the
             states need; takes the optimizer steps done.
-        save_alone_context: the same for a save of one rank alone, without collectives.
         broadcast_save_errors: whether rank 0 broadcasts the result of the last write, so that every rank raises its
             error. False in the built-in training: its steps must not wait for the disk, and srun ends the other ranks
             after rank 0.
@@ -102,7 +100,6 @@ class SaveSettings:
     described_as: str = "the objects of the Checkpointer"
     optional: Container[str] = ()
     save_context: Callable[[int], AbstractContextManager[None]] = _no_context
-    save_alone_context: Callable[[int], AbstractContextManager[None]] = _no_context
     broadcast_save_errors: bool = True
     checks_contract: bool = True
     now: Callable[[], float] = time.time
@@ -281,40 +278,6 @@ class Checkpointer:
                     name: partial(self._dump, content) for name, content in self._staging.copy(self._files()).items()
                 }
                 self._writer.start(self._manifest(step, document), writers, reason=reason, began=began)
-
-    def save_alone(self, step: int, facts: Mapping[str, Any], *, reason: str) -> SaveOutcome | None:
-        """Write the state of this rank, after other ranks have gone, and wait; no collective.
-
-        Args:
-            step: optimizer steps done.
-            facts: as for ``save``.
-            reason: why a save is made, in a few words, for the event log.
-
-        Returns:
-            The result of the write.
-
-        Raises:
-            FencedError: another process owns the directory.
-        """
-        began = self._settings.monotonic()
-        writer = self._writer or self._make_writer()
-        with self._settings.save_alone_context(step):
-            files = {name: partial(torch.save, content) for name, content in self._files().items()}
-            writer.start(self._manifest(step, facts), files, reason=reason, began=began)
-            return writer.wait()
-
-    def state_alone(self, step: int, facts: Mapping[str, Any]) -> MemoryCheckpoint:
-        """Return the state of this rank, after other ranks have gone; no collective.
-
-        Args:
-            step: optimizer steps done.
-            facts: as for ``save``.
-        """
-        with self._settings.save_alone_context(step):
-            contents = self._files()
-            # A restore asks whether there is a file, not what it is.
-            files = dict.fromkeys(contents, FileRecord(size=0, sha256=""))
-            return MemoryCheckpoint.of(replace(self._manifest(step, facts), files=files), contents)
 
     def _make_writer(self) -> CheckpointWriter:
         settings = self._settings

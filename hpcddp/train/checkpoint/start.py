@@ -26,7 +26,6 @@ from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.publish import remove_unfinished
 from hpcddp.run.result import has_finished
 from hpcddp.train import distributed
-from hpcddp.train.checkpoint.memory import MemoryCheckpoint
 from hpcddp.train.errors import ResumeError
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -172,9 +171,6 @@ def load_file(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
         FileNotFoundError: the manifest lists no such file.
         InvalidCheckpointError: the file can no longer be read.
     """
-    if isinstance(checkpoint, MemoryCheckpoint):
-        content: dict[str, Any] = checkpoint.contents[name]
-        return content
     if name not in checkpoint.manifest.files:
         raise FileNotFoundError(f"it has no {name}")
     with open_file(checkpoint.path / name) as (stream, _):

@@ -14,7 +14,6 @@ from hpcddp.batch.sampler import GroupTable
 from hpcddp.train.data.parts import Data
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.user_code import as_user_error, load_function
-from hpcddp.train.waits import WAITS
 
 _DIGEST_BYTES = 32
 
@@ -55,7 +54,7 @@ def _names(name: str, samples: int) -> Iterator[int | str]:
 def _refuse_other_groups(function: str, groups: GroupTable, device: torch.device) -> None:
     mine = torch.frombuffer(bytearray.fromhex(groups.digest), dtype=torch.uint8).to(device)
     all_digests = torch.empty(dist.get_world_size(), _DIGEST_BYTES, dtype=torch.uint8, device=device)
-    WAITS.run(dist.all_gather, list(all_digests), mine)
+    dist.all_gather(list(all_digests), mine)
     other = [rank for rank, digest in enumerate(all_digests) if not torch.equal(digest, all_digests[0])]
     if other:
         raise DataError(

@@ -14,7 +14,6 @@ from hpcddp.jobfile.datasets import is_in_memory
 from hpcddp.train.data.own import known_labels
 from hpcddp.train.data.parts import Data, MapStyle
 from hpcddp.train.errors import DataError
-from hpcddp.train.waits import WAITS
 
 _MOST_SAMPLES = 64
 
@@ -78,7 +77,7 @@ def refuse_other_data(data: Data, *, rank: int, world_size: int, device: torch.d
     rows[rank] = torch.tensor([len(data.train), len(data.val), int(data.fingerprint[:_DIGITS] or "0", 16)])
     seen = rows.to(device)
     # Each rank fills its own row only, so the sum gathers the rows.
-    WAITS.run(dist.all_reduce, seen)
+    dist.all_reduce(seen)
     first, *others = seen.tolist()
     for other_rank, other in enumerate(others, start=1):
         if other != first:

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.stop.reasons import StopReason
-from hpcddp.train.waits import WAITS
 
 # The vector has these numbers of each step.
 _LOSS: Final = 0
@@ -29,8 +28,7 @@ _PER_STEP: Final = 2
 # different reasons, the largest wins.
 _SECONDS: Final = 0
 _SAVE: Final = 1
-_PAUSE: Final = _SAVE + 1 + max(StopReason)
-_REQUESTS: Final = _PAUSE + 1
+_REQUESTS: Final = _SAVE + 1 + max(StopReason)
 
 # A number is the sum of these many parts, each a multiple of its unit with at most 38 bits before it: 2**15 ranks can
 # be added in float64 without rounding. What is smaller than the last unit, 2**-148, is lost; a number of 2**80 or more,
@@ -47,13 +45,11 @@ class Votes:
 
     Args:
         save: whether a save is due; only rank 0 reads its clock.
-        pause: whether the ranks are to leave their process group after this step, so that another rank can join.
         seconds: mean duration of the rank's last steps; 0 if there was none.
     """
 
     save: bool = False
     stop: StopReason = StopReason.NONE
-    pause: bool = False
     seconds: float = 0.0
 
 
@@ -87,7 +83,6 @@ class Agreed:
     steps: tuple[StepSums, ...]
     save: bool = False
     stop: StopReason = StopReason.NONE
-    pause: bool = False
     seconds: float = 0.0
 
 
@@ -181,7 +176,7 @@ class PendingAgreement:
         if self._copied is not None:
             self._copied.synchronize()
         elif self._work is not None:
-            WAITS.wait(self._work)
+            self._work.wait()
 
 
 def _step_numbers(parts: Sequence[StepPart]) -> list[float]:
@@ -195,7 +190,6 @@ def _request_numbers(votes: Votes) -> list[float]:
     numbers = [0.0] * _REQUESTS
     numbers[_SECONDS] = votes.seconds
     numbers[_SAVE] = float(votes.save)
-    numbers[_PAUSE] = float(votes.pause)
     if votes.stop:
         numbers[_SAVE + votes.stop] = 1.0
     return numbers
@@ -213,7 +207,6 @@ def _agreed_of(step_numbers: Sequence[float], request_numbers: Sequence[float]) 
         steps=tuple(_step_sums(step_numbers[first : first + _PER_STEP]) for first in first_numbers),
         save=request_numbers[_SAVE] > 0,
         stop=stop,
-        pause=request_numbers[_PAUSE] > 0,
         seconds=request_numbers[_SECONDS],
     )
 

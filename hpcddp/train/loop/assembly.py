@@ -35,7 +35,6 @@ from hpcddp.train.model.normalisation import choose_batch_norm, local_batch_norm
 from hpcddp.train.model.replica import Replica, build_replica
 from hpcddp.train.precision import Precision
 from hpcddp.train.randomness import seed_initialisation
-from hpcddp.train.waits import WAITS
 
 # Largest micro-batch whose BatchNorm statistics are mostly noise (batch contract, section 2).
 _FEW_FOR_BATCH_NORM: Final = 4
@@ -71,18 +70,14 @@ def derive_setting(context: TrainContext) -> Setting:
     """
     spec = context.spec
     train = context.train
-    data = _open_or_take_over(context)
+    data = open_data(context.train)
     refuse_other_data(data, rank=context.rank, world_size=context.world_size, device=context.device)
     if spec.batch.group is not None:
         data = with_groups(data, spec.batch.group, context.device)
     smallest_group = None
     if data.groups is not None:
         smallest_group = data.groups.smallest
-    world_size = spec.world_size
-    if context.recovery is not None:
-        # The ranks of a recovery may be fewer than those of the job.
-        world_size = context.world_size
-    plan = plan_job(spec, samples=data.units, smallest_group=smallest_group, world_size=world_size)
+    plan = plan_job(spec, samples=data.units, smallest_group=smallest_group)
     scaled = scaled_hyperparameters(spec)
     if plan.batch.world_size != context.world_size:
         raise TrainingError(
@@ -111,14 +106,6 @@ def derive_setting(context: TrainContext) -> Setting:
     )
 
 
-def _open_or_take_over(context: TrainContext) -> Data:
-    """Open the data, or return the data that this process has opened for the process group before."""
-    # Grouped data is opened again: the groups are in its fingerprint already.
-    if context.spec.batch.group is None and context.recovery is not None and context.recovery.data is not None:
-        return context.recovery.data
-    return open_data(context.train)
-
-
 def change_start(setting: Setting, start: BatchStart) -> Setting:
     """Return the setting of a training whose batches begin to have the size of its plan at ``start``."""
     schedule = replace(
@@ -141,23 +128,6 @@ def _sample_counter(spec: JobSpec, data: Data, start: BatchStart) -> Callable[[i
 def _global_batches(spec: JobSpec, data: Data, start: BatchStart) -> GlobalBatches:
     seed = 0 if spec.train is None else spec.train.seed
     return GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, seed, start=start)
-
-
-def samples_of_step(setting: Setting, step: int) -> list[int]:
-    """Return the numbers of the samples of a step's global batch, as the data set counts them.
-
-    Args:
-        setting: the setting of the training.
-        step: optimizer steps done before it; fewer than all.
-    """
-    schedule = setting.schedule
-    data = setting.data
-    position = schedule.position(step)
-    batches = _global_batches(setting.context.spec, data, schedule.steps.start)
-    units = batches.indices(position.epoch, position.step_in_epoch)
-    samples = units if data.groups is None else data.groups.samples(units)
-    numbers: list[int] = samples.tolist()
-    return numbers
 
 
 def make_replica(setting: Setting) -> Replica:
@@ -203,9 +173,6 @@ def make_replica(setting: Setting) -> Replica:
         learning_rate=setting.schedule.position(first_step).learning_rate,
         unused_parameters=_on_any_rank(placement.device, flag=has_unused),
         fixed_micro_batch=setting.plan.batch.per_device_batch_size is not None,
-        keeps_steps=context.keeps_steps,
-        # A process that is new may have built another model, which DDP compares.
-        takes_state=context.recovery is not None and not context.recovery.shares_state,
     )
 
 
@@ -240,7 +207,7 @@ def _largest_micro_batch(setting: Setting) -> int:
 def _on_any_rank(device: torch.device, *, flag: bool) -> bool:
     """Return whether ``flag`` is set on any rank; DDP deadlocks where ranks differ in unused parameters."""
     largest = torch.tensor(float(flag), device=device)
-    WAITS.run(dist.all_reduce, largest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return bool(largest.item())
 
 
@@ -281,7 +248,6 @@ def make_loop(
         context.train,
         _training_batches(setting, progress.step),
         context.rank,
-        keeps_buffers=context.keeps_steps,
     )
     return Loop(
         context,

@@ -93,9 +93,9 @@ class Blocks:
         """Whether there are steps whose agreement has not been started."""
         return bool(self._current.parts)
 
-    def start_agreement(self, *, save: bool, stop: StopReason, pause: bool = False) -> None:
+    def start_agreement(self, *, save: bool, stop: StopReason) -> None:
         """Start the agreement of the current block, with this rank's requests (``Votes``)."""
-        votes = Votes(save=save, stop=stop, pause=pause, seconds=self._rank_step_s)
+        votes = Votes(save=save, stop=stop, seconds=self._rank_step_s)
         self._current.agreement = PendingAgreement(self._current.parts, votes)
 
     def current_step_is_nonfinite(self) -> bool:

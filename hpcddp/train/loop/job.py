@@ -27,8 +27,7 @@ from hpcddp.run.metrics_file import MetricsFile
 from hpcddp.run.ownership import BATCH, raise_if_fenced
 from hpcddp.run.plan import write_plan_record
 from hpcddp.run.result import FINISHED, Result, finish_run
-from hpcddp.train.checkpoint.memory import broadcast_checkpoint
-from hpcddp.train.checkpoint.start import Found, agree_on_start, refuse_another_contract
+from hpcddp.train.checkpoint.start import agree_on_start, refuse_another_contract
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.identity import tensor_bytes
 from hpcddp.train.data.parts import Data
@@ -37,12 +36,10 @@ from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop.assembly import Setting, change_start, derive_setting, make_loop, make_replica, notes_of
 from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.loop.state import TrainingProgress, make_checkpointer, progress_of, restore
-from hpcddp.train.loop.survivor import Survivor
 from hpcddp.train.model.models import count_parameters
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.tracking.opening import tracked
-from hpcddp.train.waits import WAITS
 from hpcddp.version import __version__
 
 __all__ = ["TrainContext", "run_training"]
@@ -72,7 +69,7 @@ def run_training(context: TrainContext) -> None:
         FencedError: another attempt owns the run.
         PlanError: the batch does not fit the data or the model.
     """
-    start = _find_start(context)
+    start = agree_on_start(context.run, context.attempt, print_line=context.print_on_rank_0, check=progress_of)
     if start.finished:
         context.print_on_rank_0(f"run {context.run.run_id} has finished already; nothing to do")
         return
@@ -80,7 +77,7 @@ def run_training(context: TrainContext) -> None:
         _train_from(context, start.checkpoint)
     except StoppedError:
         # The launcher may end the other ranks as soon as one has exited, so all ranks leave together.
-        WAITS.run(dist.barrier)
+        dist.barrier()
         raise
     except RuntimeError as error:
         # torch reports a lost loader process by an exception at any place of the main thread.
@@ -90,17 +87,7 @@ def run_training(context: TrainContext) -> None:
         raise worker_error from error
     # Freeing DDP after its process group is destroyed can deadlock, so it is freed before.
     gc.collect()
-    WAITS.run(dist.barrier)
-
-
-def _find_start(context: TrainContext) -> Found:
-    recovery = context.recovery
-    if recovery is None:
-        return agree_on_start(context.run, context.attempt, print_line=context.print_on_rank_0, check=progress_of)
-    state = recovery.state
-    if recovery.shares_state:
-        state = broadcast_checkpoint(state, recovery.source)
-    return Found(finished=False, checkpoint=state)
+    dist.barrier()
 
 
 def _train_from(context: TrainContext, checkpoint: Checkpoint | None) -> None:
@@ -120,9 +107,7 @@ def _train_from(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     if context.is_main:
         metrics = _open_files(setting, replica, progress)
     loop = make_loop(setting, replica, checkpointer, metrics, progress)
-    if context.keeps_steps:
-        context.offer_survivor(Survivor(context, replica, loop, setting, checkpointer, metrics))
-    with tracked(context, first_step=progress.step, keeper=context.trackers):
+    with tracked(context, first_step=progress.step):
         try:
             progress = loop.run()
         finally:
@@ -178,15 +163,8 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     """Write the plan, the event and the start-up lines, and drop metrics that are later than the checkpoint."""
     context = setting.context
     raise_if_fenced(context.run, context.attempt)
-    if context.recovery is not None:
-        ranks = counted(context.world_size, "rank")
-        context.print_on_rank_0(f"going on after step {progress.step} with {ranks}")
-        if context.metrics is not None and not context.recovery.completes_records:
-            return context.metrics
-        _complete_metrics(context, progress)
-        return context.metrics_file()
     write_plan_record(context.run, {**setting.plan.as_json(), "total_steps": setting.schedule.total_steps})
-    _complete_metrics(context, progress)
+    keep_until(context.run.metrics, progress.step, progress.evaluated_step)
     append_event(
         context.run.events,
         kind="train",
@@ -198,11 +176,6 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     for line in _start_up_lines(setting, replica, progress):
         context.print_on_rank_0(line)
     return context.metrics_file()
-
-
-def _complete_metrics(context: TrainContext, progress: TrainingProgress) -> None:
-    """Drop lines that are later than the state from which the training goes on, and add those that are missing."""
-    keep_until(context.run.metrics, progress.step, progress.evaluated_step, last_lines=progress.metrics_lines)
 
 
 def _origin_text(progress: TrainingProgress, unit: Unit) -> str:

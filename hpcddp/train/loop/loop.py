@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-from hpcddp.run.metrics_file import MetricsFile, metrics_line
+from hpcddp.run.metrics_file import MetricsFile
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import broadcast_numbers, collective_device
-from hpcddp.train.errors import NonFiniteError, PausedError, StoppedError
+from hpcddp.train.errors import NonFiniteError, StoppedError
 from hpcddp.train.loop.account import TimeAccount
 from hpcddp.train.loop.agreement import StepPart, StepSums
 from hpcddp.train.loop.blocks import Blocks, MadeStep
@@ -26,8 +25,6 @@ from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.stopper import RunStopper, agree_on_stop
 
-# Rank 0 writes each record at once, unless the disk does not take it.
-_LINES_KEPT: Final = 100
 # How long the ranks wait before they save the last step again, on a disk that has refused it.
 _SAVE_AGAIN_S: Final = 5.0
 
@@ -60,39 +57,33 @@ class Loop:
         self._evaluator = evaluator
         self._checkpointer = checkpointer
         self._metrics = metrics
-        self._progress = replace(progress, metrics_lines=())
+        self._progress = progress
         self._skips_nonfinite = context.train.nonfinite_loss == "skip"
         # An agreement that an update waits for is about one step.
-        update_waits = self._skips_nonfinite or context.keeps_steps
-        self._blocks = Blocks(world_size=context.world_size, always_one_step=context.world_size == 1 or update_waits)
-        self._last_lines: deque[str] = deque(progress.metrics_lines, maxlen=_LINES_KEPT)
+        always_one_step = context.world_size == 1 or self._skips_nonfinite
+        self._blocks = Blocks(world_size=context.world_size, always_one_step=always_one_step)
         self._stopper = RunStopper(context, checkpointer)
         self._account = TimeAccount()
         self._guard = ReplicaGuard(context.train.replica_check_every)
-        self.saved_step = progress.step if context.recovery is None and progress.step > 0 else None
-        """The step of the checkpoint that the loop began with; None if it began with step 0 or a state in memory."""
+        # The step of the checkpoint that the loop began with.
+        self._saved_step = progress.step if progress.step > 0 else None
         self._wall_s_before = progress.wall_s
         self._began_at = context.monotonic()
         self._step_began_at = self._began_at
         self._saved_at = self._began_at
         self._save_is_agreed = False
-        self._pause_is_agreed = False
 
     def run(self) -> TrainingProgress:
         """Train to the end and return the final progress.
 
         Raises:
             StoppedError: the ranks agreed to stop; the state is saved.
-            PausedError: the ranks agreed to leave the process group, so that another rank can join.
             NonFiniteError: a loss is not finite, and train.nonfinite_loss is stop.
             DriftError: the replicas of the ranks are no longer equal.
         """
         self._context.heartbeat.beat()
         if self._schedule.evaluation_missing(self._progress.step, self._progress.evaluated_step):
             self._evaluate()
-        if self._context.recovery is not None and self._progress.step == self._schedule.total_steps:
-            # Other ranks have gone after the last step, perhaps before it was saved.
-            self._save("end of training")
         for position in self._schedule.positions(self._progress.step):
             faults.inject("step", step=position.step)
             self._make_step(position)
@@ -101,9 +92,6 @@ class Loop:
             self._checkpointer.settle()
             self._stop_evaluate_or_save(position)
             self._context.heartbeat.at_step(position.step + 1)
-            if self._pause_is_agreed and position.step + 1 < self._schedule.total_steps:
-                self._flush()
-                raise PausedError(f"all ranks have paused after step {position.step + 1}")
         self._context.heartbeat.expect_long()
         self._wait_for_last_save()
         # A save flushes the metrics, but an attempt that only evaluated has saved nothing.
@@ -135,17 +123,9 @@ class Loop:
 
     def _make_step(self, position: Position) -> None:
         """Compute the gradient, start the agreement in the last step of a block, and update or skip."""
-        if self._context.keeps_steps and self._stepper.part_is_loss_alone:
-            # It starts before the last backward, when the loss is known (``Stepper._accumulate``): beside the reduction
-            # of the gradients, after which the sums are awaited.
-            computed = self._stepper.compute(position, lambda loss: self._add_part(position, StepPart(loss)))
-        else:
-            computed = self._stepper.compute(position)
-            # Before the update, so that the ranks can still skip it, and so that the sums arrive beside it.
-            self._add_part(position, computed.part)
-        shared_statistics = self._replica.shared_statistics
-        if shared_statistics is not None:
-            shared_statistics.start(self._replica.samples)
+        computed = self._stepper.compute(position)
+        # Before the update, so that the ranks can still skip it, and so that the sums arrive beside it.
+        self._add_part(position, computed.part)
         skipped = self._update_or_skip(computed)
         ended_at = self._context.monotonic()
         step = MadeStep(
@@ -171,9 +151,7 @@ class Loop:
             self._start_agreement()
 
     def _start_agreement(self) -> None:
-        self._blocks.start_agreement(
-            save=self._save_is_due(), stop=self._stopper.vote(), pause=self._context.is_paused()
-        )
+        self._blocks.start_agreement(save=self._save_is_due(), stop=self._stopper.vote())
 
     def _save_is_due(self) -> bool:
         """Return whether this rank asks for a save because of the time since the last one."""
@@ -186,20 +164,15 @@ class Loop:
 
     def _update_or_skip(self, computed: ComputedStep) -> bool:
         """Update the parameters, or skip the update on all ranks; return whether it was skipped."""
-        if self._skips_nonfinite or self._context.keeps_steps:
-            is_nonfinite = self._blocks.current_step_is_nonfinite()
-            if self._skips_nonfinite and is_nonfinite:
-                self._stepper.skip()
-                return True
-        if self._replica.shared_statistics is not None:
-            self._replica.shared_statistics.keep()
-        faults.inject("update", step=self._progress.step)
+        if self._skips_nonfinite and self._blocks.current_step_is_nonfinite():
+            self._stepper.skip()
+            return True
         self._stepper.update(computed)
         return False
 
     def _read_due_agreements(self) -> None:
         """Read the agreement of the block before the current one, and that of this one too where that costs nothing."""
-        waits = self._blocks.steps_are_long or self._context.keeps_steps
+        waits = self._blocks.steps_are_long
         # This agreement was started in an earlier step and has arrived by now, so reading it does not block.
         self._read_agreement()
         self._blocks.close_if_complete()
@@ -223,8 +196,6 @@ class Loop:
         steps, agreed = block
         if agreed.save:
             self._save_is_agreed = True
-        if agreed.pause:
-            self._pause_is_agreed = True
         self._stopper.set_agreed(agreed.stop)
         for step, sums in zip(steps, agreed.steps, strict=True):
             self._record_step(step, sums)
@@ -262,7 +233,7 @@ class Loop:
         )
 
     def _write_metrics(self, step: MadeStep, loss: float, *, skipped: bool) -> None:
-        if self._metrics is None and not self._context.keeps_steps:
+        if self._metrics is None:
             return
         position = step.position
         record = {
@@ -279,8 +250,6 @@ class Loop:
         self._add_record(record)
 
     def _add_record(self, record: Mapping[str, Any]) -> None:
-        if self._context.keeps_steps:
-            self._last_lines.append(metrics_line(record))
         if self._metrics is not None:
             self._metrics.add(record)
 
@@ -317,7 +286,7 @@ class Loop:
         step = self._progress.step
         reason = self._stopper.agreed
         # The state at the start is saved already.
-        if step != self.saved_step:
+        if step != self._saved_step:
             self._save("stop")
         self._context.heartbeat.expect_long()
         saved = self._checkpointer.wait()
@@ -367,16 +336,6 @@ class Loop:
     def _flush(self) -> None:
         if self._metrics is not None:
             self._metrics.flush()
-
-    def last_made_step(self) -> TrainingProgress:
-        """Return the progress after the last step that all ranks have made, and put back a step that was begun.
-
-        Called when no collective may be entered any more, with ``keeps_steps``: a step is then recorded before another
-        collective is entered. Rank 0's metrics file may lack the last lines, so they are in the progress.
-        """
-        self._stepper.put_back()
-        self._flush()
-        return replace(self._progress_now(), metrics_lines=tuple(self._last_lines))
 
     def _progress_now(self) -> TrainingProgress:
         wall_s = self._wall_s_before + self._context.monotonic() - self._began_at

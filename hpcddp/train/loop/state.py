@@ -17,7 +17,7 @@ from hpcddp.train.checkpoint.checkpointer import Checkpointer, SaveSettings, Sta
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import NonFiniteError, ResumeError
 from hpcddp.train.loop.evaluation import EvaluationResult
-from hpcddp.train.model.merging import gather_differing, gather_samples, merge_from_rows, take_rows
+from hpcddp.train.model.merging import gather_differing, gather_samples, take_rows
 from hpcddp.train.model.replica import Replica
 
 # Names of objects in a checkpoint; each has a file of its name.
@@ -42,7 +42,6 @@ class TrainingProgress:
         evaluation: the last evaluation; None before the first.
         evaluated_step: optimizer steps done at the last evaluation; None before the first.
         batch_starts: where global batches of each size begin, in their order; empty if all have the same size.
-        metrics_lines: the last lines of the metrics, which their file may lack because rank 0 has died.
     """
 
     step: int = 0
@@ -54,14 +53,12 @@ class TrainingProgress:
     evaluation: EvaluationResult | None = None
     evaluated_step: int | None = None
     batch_starts: tuple[BatchStart, ...] = ()
-    metrics_lines: tuple[str, ...] = ()
 
     def as_document(self) -> dict[str, Any]:
         """Return the progress as a JSON document; non-finite numbers become null."""
         document = asdict(self)
-        for name in ("batch_starts", "metrics_lines"):
-            if not document[name]:
-                del document[name]
+        if not self.batch_starts:
+            del document["batch_starts"]
         if self.evaluation is not None:
             document["evaluation"] = {
                 name: value if math.isfinite(value) else None for name, value in self.evaluation.as_record().items()
@@ -78,7 +75,6 @@ class TrainingProgress:
                 numbers[name] = math.nan if value is None else value
             fields["evaluation"] = EvaluationResult(**numbers)
         fields["batch_starts"] = tuple(BatchStart(**start) for start in document.get("batch_starts", ()))
-        fields["metrics_lines"] = tuple(str(line) for line in document.get("metrics_lines", ()))
         return cls(**fields)
 
 
@@ -133,25 +129,6 @@ class _RankStates:
         finally:
             self._gathered = {}
 
-    @contextmanager
-    def known(self) -> Iterator[None]:
-        """Keep the states of all ranks that this rank knows within the block; no collective.
-
-        They stay merged in the model, which is not trained any more: a state in memory is not a copy of it.
-        """
-        shared = self._replica.shared_statistics
-        rows = None if shared is None else shared.rows()
-        if rows is None:
-            yield
-            return
-        buffers = {f"model.{name}": values for name, values in rows.buffers.items()}
-        self._gathered = {"world_size": len(rows.samples), "samples": rows.samples, "buffers": buffers}
-        merge_from_rows(self._replica.model, rows)
-        try:
-            yield
-        finally:
-            self._gathered = {}
-
     def state_dict(self) -> dict[str, Any]:
         """Return what was gathered; empty if no buffer differs."""
         return self._gathered
@@ -182,12 +159,6 @@ def make_checkpointer(
         with rank_states.gathered(), replica.merged():
             yield
 
-    @contextmanager
-    def save_alone_context(step: int) -> Iterator[None]:
-        _refuse_nonfinite(replica, step)
-        with rank_states.known():
-            yield
-
     return Checkpointer(
         context.run.path,
         objects,
@@ -199,7 +170,6 @@ def make_checkpointer(
             described_as="train.model and train.optimizer",
             optional=(_RANKS,),
             save_context=save_context,
-            save_alone_context=save_alone_context,
             broadcast_save_errors=False,
             checks_contract=False,
             now=context.now,

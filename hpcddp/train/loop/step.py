@@ -5,10 +5,11 @@ The order of the operations is that of the batch contract, section 4.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.jobfile.sections import Train
-from hpcddp.stop import faults
 from hpcddp.train.buffers import copy_buffers, restore_buffers
 from hpcddp.train.data.parts import MicroBatch
 from hpcddp.train.errors import UserCodeError
@@ -33,10 +33,6 @@ T = TypeVar("T")
 
 # On a GPU the forward of one step in so many is timed: an event costs the host some microseconds.
 _TIMED_ON_GPU_EVERY: Final = 16
-
-
-def _ignore(_: Tensor) -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +52,6 @@ class Stepper:
     Args:
         plan: the split of global batches.
         batches: this rank's micro-batches in order, without empty ones.
-        keeps_buffers: whether a step that was begun can be put back.
 
     Attributes:
         timer: the parts of the steps in which this rank waits for no other.
@@ -69,42 +64,30 @@ class Stepper:
         train: Train,
         batches: Iterator[MicroBatch],
         rank: int,
-        *,
-        keeps_buffers: bool = False,
     ) -> None:
         self._replica = replica
         self._plan = plan
         self._train = train
         self._batches = batches
         self._rank = rank
-        self._keeps_buffers = keeps_buffers or train.nonfinite_loss == "skip"
-        # The model's buffers before the step that was begun; None if there is none, or if they are not kept.
-        self._buffers_before: list[Tensor] | None = None
+        # The model's buffers before the step that was begun; empty if no step is skipped.
+        self._buffers_before: list[Tensor] = []
         self._loss = choose_loss(train, replica.placeholder.device)
         self._shares = functools.cache(plan.rank_share)
         forward_waits = self._loss.reduction is Reduction.GLOBAL or synchronised_batch_norms(replica.model)
         self.timer = StepTimer(replica.placeholder.device, times_forward=not forward_waits)
 
-    @property
-    def part_is_loss_alone(self) -> bool:
-        """Whether this rank's part of the sums of a step is known before its last backward."""
-        return not self._checks_gradient
-
-    def compute(self, position: Position, on_loss: Callable[[Tensor], None] = _ignore) -> ComputedStep:
-        """Take the micro-batches of a step, and compute the gradient of its global batch and this rank's sums.
-
-        Args:
-            on_loss: called with this rank's sum of losses, float64, before the backward that reduces the gradients.
-        """
+    def compute(self, position: Position) -> ComputedStep:
+        """Take the micro-batches of a step, and compute the gradient of its global batch and this rank's sums."""
         replica = self._replica
         self.timer.begin_step()
         if replica.statistics is not None:
             replica.statistics.begin()
         seed_step(self._train.seed, position.step, self._rank, replica.placeholder.device)
         set_learning_rate(replica.optimizer, position.learning_rate)
-        if self._keeps_buffers:
+        if self._train.nonfinite_loss == "skip":
             self._buffers_before = copy_buffers(replica.model)
-        loss_sum = self._accumulate(position, on_loss)
+        loss_sum = self._accumulate(position)
         if replica.statistics is not None:
             replica.statistics.merge()
         replica.scaler.unscale_(replica.optimizer)
@@ -122,50 +105,36 @@ class Stepper:
 
     def skip(self) -> None:
         """Leave parameters and buffers as they were before a computed step; ``train.nonfinite_loss`` is skip."""
-        self.put_back()
+        restore_buffers(self._replica.model, self._buffers_before)
         self._end_step()
 
-    def put_back(self) -> None:
-        """Set the buffers to their values before the step that was begun; a step that was updated stays."""
-        if self._buffers_before is not None:
-            restore_buffers(self._replica.model, self._buffers_before)
-
     def _end_step(self) -> None:
-        self._buffers_before = None
         self._replica.scaler.update()
         self._replica.optimizer.zero_grad(set_to_none=True)
 
-    def _accumulate(self, position: Position, on_loss: Callable[[Tensor], None]) -> Tensor:
+    def _accumulate(self, position: Position) -> Tensor:
         """Run forward and backward of all micro-steps and return this rank's sum of losses, float64."""
+        shares = self._shares(position.units, self._rank)
         losses: list[Tensor] = []
-
-        def add_last_loss(loss: Tensor) -> None:
-            losses.append(loss)
-            faults.inject("backward", step=position.step)
-            on_loss(_total(losses))
-
-        last = self._plan.grad_accum_steps - 1
-        for micro_step in range(last):
+        for micro_step, share in enumerate(shares):
+            reduction: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if micro_step < len(shares) - 1:
+                # The ranks reduce the gradient once, in the last micro-step.
+                reduction = self._replica.no_sync()
             # The forward belongs inside: there DDP decides whether the backward reduces gradients.
-            with self._replica.no_sync():
-                self._make_micro_step(position, micro_step, losses.append)
-        # The ranks reduce the gradient once, in the last micro-step.
-        self._make_micro_step(position, last, add_last_loss)
+            with reduction:
+                if share:
+                    batch = self.timer.next_batch(self._batches)
+                    losses.append(self._backward(batch, position.samples))
+                else:
+                    # Rank 0 has samples whenever some rank has.
+                    others_have_samples = self._shares(position.units, 0)[micro_step] > 0
+                    losses.append(self._backward_nothing(position.samples, others_have_samples=others_have_samples))
         self._refuse_unreached(position)
-        return _total(losses)
+        return sum(losses[1:], start=losses[0])
 
-    def _make_micro_step(self, position: Position, micro_step: int, add_loss: Callable[[Tensor], None]) -> None:
-        """Run forward and backward of one micro-step; ``add_loss`` gets its sum of losses between them."""
-        if self._shares(position.units, self._rank)[micro_step] > 0:
-            batch = self.timer.next_batch(self._batches)
-            self._backward(batch, position.samples, add_loss)
-        else:
-            # Rank 0 has samples whenever some rank has.
-            others_have_samples = self._shares(position.units, 0)[micro_step] > 0
-            self._backward_nothing(position.samples, add_loss, others_have_samples=others_have_samples)
-
-    def _backward(self, batch: MicroBatch, global_samples: int, add_loss: Callable[[Tensor], None]) -> None:
-        """Run one micro-step; ``add_loss`` takes its sum of losses, float64, without gradient, before the backward."""
+    def _backward(self, batch: MicroBatch, global_samples: int) -> Tensor:
+        """Run one micro-step and return its sum of losses, float64, without gradient."""
         inputs, labels = batch
         replica = self._replica
         replica.samples += len(labels)
@@ -174,29 +143,27 @@ class Stepper:
         with replica.precision.autocast():
             share = self._share(len(labels), global_samples)
             loss = self.timer.forward(lambda: self._loss.of_share(replica.parallel(inputs), labels, share), len(labels))
-        add_loss(loss.logged * global_samples)
         torch.autograd.backward(replica.scaler.scale(loss.backward))
+        return loss.logged * global_samples
 
-    def _backward_nothing(
-        self, global_samples: int, add_loss: Callable[[Tensor], None], *, others_have_samples: bool
-    ) -> None:
-        """Run one micro-step without samples, like ``_backward``.
+    def _backward_nothing(self, global_samples: int, *, others_have_samples: bool) -> Tensor:
+        """Run one micro-step without samples and return its sum of losses, like ``_backward``.
 
-        Its sum of losses is 0, except for a loss with reduction ``global``, which every rank computes and logs a part
-        of.
+        The sum is 0, except for a loss with reduction ``global``, which every rank computes and logs a part of.
         """
         device = self._replica.placeholder.device
+        logged = torch.zeros((), dtype=torch.float64, device=device)
 
         def loss_of(outputs: ModelOutputs) -> Tensor:
             if self._loss.reduction is not Reduction.GLOBAL:
-                add_loss(torch.zeros((), dtype=torch.float64, device=device))
                 return zero_loss(outputs)
             labels = torch.empty(0, dtype=torch.int64, device=device)
             loss = self._loss.of_share(no_rows(outputs), labels, self._share(0, global_samples))
-            add_loss(loss.logged * global_samples)
+            logged.copy_(loss.logged)
             return loss.backward
 
         self._replica.backward_placeholder(others_have_samples=others_have_samples, loss_of=loss_of)
+        return logged * global_samples
 
     def _share(self, samples: int, global_samples: int) -> Share:
         return Share(samples=samples, global_samples=global_samples, world_size=self._plan.world_size)
@@ -219,20 +186,12 @@ class Stepper:
 
     def _nonfinite_gradient(self) -> Tensor | None:
         """Return a float64 scalar on the device: 1 if a gradient is not finite, else 0; None if that skips no step."""
-        if not self._checks_gradient:
+        if self._train.nonfinite_loss != "skip" and not self._replica.scaler.is_enabled():
             return None
         gradients = [parameter.grad for parameter in self._replica.model.parameters() if parameter.grad is not None]
         # The maximum norm: a sum of squares could overflow although every entry is finite.
         largest = nn.utils.get_total_norm(gradients, norm_type=math.inf)
         return torch.isfinite(largest).logical_not().double()
-
-    @property
-    def _checks_gradient(self) -> bool:
-        return self._train.nonfinite_loss == "skip" or self._replica.scaler.is_enabled()
-
-
-def _total(losses: Sequence[Tensor]) -> Tensor:
-    return sum(losses[1:], start=losses[0])
 
 
 def _first_without_gradient(model: nn.Module) -> str:

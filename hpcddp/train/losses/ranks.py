@@ -16,7 +16,6 @@ from torch.autograd import Function
 
 from hpcddp.train import distributed
 from hpcddp.train.errors import LossError
-from hpcddp.train.waits import WAITS
 
 # Values that travel in the first collective of a sum, whatever there is to be summed; more take a second one.
 INLINE: Final = 512
@@ -34,7 +33,7 @@ def device_of_tensors(values: Iterable[object], group: dist.ProcessGroup | None)
 def add_over_ranks(values: Tensor, group: dist.ProcessGroup | None) -> None:
     """Replace ``values``, which must be contiguous, by their sum over all ranks."""
     if dist.is_initialized():
-        WAITS.run(dist.all_reduce, values, group=group)
+        dist.all_reduce(values, group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +291,7 @@ def gather_shares(share: Tensor, sizes: Sequence[int], group: dist.ProcessGroup 
     padded = share.new_zeros((max(sizes), *share.shape[1:]))
     padded[: len(share)] = share.detach()
     gathered = [torch.empty_like(padded) for _ in sizes]
-    WAITS.run(dist.all_gather, gathered, padded, group=group)
+    dist.all_gather(gathered, padded, group=group)
     shares = [rows[:size] for rows, size in zip(gathered, sizes, strict=True)]
     return torch.cat(shares)
 

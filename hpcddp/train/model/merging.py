@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 
 from hpcddp.train.buffers import as_real, broadcast_buffers, copy_buffers, restore_buffers
 from hpcddp.train.model.normalisation import local_batch_norms
-from hpcddp.train.waits import WAITS
 
 
 class OrderedStatistics:
@@ -53,7 +51,7 @@ class OrderedStatistics:
             return
         if self._before is None:
             for buffer in (*self._running(), *self._counts()):
-                WAITS.run(dist.broadcast, buffer, src=0)
+                dist.broadcast(buffer, src=0)
         self._before = self._read()
 
     @torch.no_grad()
@@ -64,7 +62,7 @@ class OrderedStatistics:
         (before, count), (after, new_count) = self._before, self._read()
         steps = before.new_zeros(dist.get_world_size(), len(self._layers))
         steps[dist.get_rank()] = new_count - count
-        WAITS.run(dist.all_reduce, steps)
+        dist.all_reduce(steps)
         total = steps.sum(dim=0)
         steps_here = steps[dist.get_rank()]
         later = steps[dist.get_rank() + 1 :].sum(dim=0)
@@ -76,7 +74,7 @@ class OrderedStatistics:
         remains_here = torch.where(cumulative, count / (count + steps_here).clamp(min=1), kept**steps_here)
         part = torch.where(cumulative, (count + steps_here) / all_counted, kept**later)
         added = (after - self._per_channel(remains_here) * before) * self._per_channel(part)
-        WAITS.run(dist.all_reduce, added)
+        dist.all_reduce(added)
         merged = torch.where(self._per_channel(total) == 0, before, self._per_channel(remains) * before + added)
         for buffer, value in _in_parts(self._running(), merged):
             buffer.copy_(value)
@@ -106,79 +104,6 @@ class OrderedStatistics:
         """Return one number for each running statistic from one for each layer."""
         sizes = [2 * layer.num_features for layer in self._layers]
         return torch.cat([value.expand(size) for value, size in zip(of_layers.unbind(), sizes, strict=True)])
-
-
-@dataclass(frozen=True, slots=True)
-class RankRows:
-    """State of all ranks after a step, known to each of them.
-
-    Args:
-        samples: samples that each rank has trained on, ``[W]``.
-        buffers: the buffers of local BatchNorm, ``[W, ...]`` by name, one row per rank.
-    """
-
-    samples: list[int]
-    buffers: dict[str, Tensor]
-
-
-class SharedStatistics:
-    """Lets every rank know the buffers of local BatchNorm of all ranks, for a save after a rank has died."""
-
-    def __init__(self, model: nn.Module) -> None:
-        layers = {id(buffer) for layer in local_batch_norms(model) for buffer in layer.buffers(recurse=False)}
-        self._buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) in layers}
-        self._gathered: list[Tensor] = []
-        self._work: dist.Work | None = None
-        self._rows: Tensor | None = None
-
-    @torch.no_grad()
-    def start(self, samples: int) -> None:
-        """Start to gather the buffers after a step; a collective.
-
-        Args:
-            samples: samples that this rank has trained on.
-        """
-        # A float64 holds each of their numbers exactly.
-        parts = [buffer.reshape(-1).double() for buffer in self._buffers.values()]
-        row = torch.cat([*parts, torch.tensor([samples], dtype=torch.float64)])
-        self._gathered = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-        self._work = dist.all_gather(self._gathered, row, async_op=True)
-
-    def keep(self) -> None:
-        """Wait for what was gathered last: from now on ``rows`` returns it."""
-        if self._work is not None:
-            WAITS.wait(self._work)
-            self._rows = torch.stack(self._gathered)
-
-    def rows(self) -> RankRows | None:
-        """Return what was kept last; None before the first step."""
-        if self._rows is None:
-            return None
-        sizes = [buffer.numel() for buffer in self._buffers.values()]
-        *parts, samples = torch.split(self._rows, [*sizes, 1], dim=1)
-        buffers = {
-            name: part.reshape(-1, *buffer.shape).to(buffer.dtype)
-            for (name, buffer), part in zip(self._buffers.items(), parts, strict=True)
-        }
-        return RankRows([int(count) for count in samples.flatten().tolist()], buffers)
-
-
-@torch.no_grad()
-def merge_from_rows(model: nn.Module, rows: RankRows) -> None:
-    """Give the model the buffers of all ranks, merged as by ``merged_buffers``, for good; no collective."""
-    weights = torch.tensor(rows.samples, dtype=torch.float64)
-    buffers = dict(model.named_buffers())
-    for name, values in rows.buffers.items():
-        buffers[name].copy_(values[0])
-    for prefix in [name.removesuffix("running_mean") for name in rows.buffers if name.endswith("running_mean")]:
-        means, variances = (rows.buffers[prefix + name].double() for name in ("running_mean", "running_var"))
-        mean = _weighted_mean(means, weights)
-        buffers[f"{prefix}running_mean"].copy_(mean)
-        buffers[f"{prefix}running_var"].copy_(_weighted_mean(variances + (means - mean).square(), weights))
-
-
-def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
-    return (weights @ rows) / weights.sum()
 
 
 @contextmanager
@@ -217,12 +142,12 @@ def _merged_statistics(model: nn.Module, samples: int) -> list[tuple[Tensor, Ten
     running = _present([layer.running_mean for layer in layers]), _present([layer.running_var for layer in layers])
     means, variances = (torch.cat([value.double() for value in values]) for values in running)
     sums = torch.cat([means * samples, variances * samples, means.new_tensor([samples])])
-    WAITS.run(dist.all_reduce, sums)
+    dist.all_reduce(sums)
     if not sums[-1]:
         return []
     mean, within = (sums[:-1] / sums[-1]).chunk(2)
     between = samples * (means - mean).square()
-    WAITS.run(dist.all_reduce, between)
+    dist.all_reduce(between)
     return [*_in_parts(running[0], mean), *_in_parts(running[1], within + between / sums[-1])]
 
 
@@ -275,27 +200,27 @@ def _differing(buffers: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the buffers that differ from rank 0's on some rank; the same list on every rank."""
     values = torch.cat([buffer.reshape(-1) for buffer in buffers.values()])
     first = values.clone()
-    WAITS.run(dist.broadcast, as_real(first), src=0)
+    dist.broadcast(as_real(first), src=0)
     parts = torch.split(first != values, [buffer.numel() for buffer in buffers.values()])
     differs = torch.stack([part.any() for part in parts]).to(torch.int64)
-    WAITS.run(dist.all_reduce, differs)
+    dist.all_reduce(differs)
     return [name for name, count in zip(buffers, differs.tolist(), strict=True) if count]
 
 
 def _gather(row: Tensor) -> Tensor | None:
     """Return the rows of all ranks, ``[W, ...]``, on rank 0; None on the others."""
     if dist.get_rank() != 0:
-        WAITS.run(dist.gather, as_real(row), dst=0)
+        dist.gather(as_real(row), dst=0)
         return None
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    WAITS.run(dist.gather, as_real(row), [as_real(other) for other in rows], dst=0)
+    dist.gather(as_real(row), [as_real(other) for other in rows], dst=0)
     return torch.stack(rows)
 
 
 def gather_samples(samples: int, device: torch.device) -> list[int]:
     """Return how many samples each rank has trained on, ``[W]``, on every rank."""
     counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
-    WAITS.run(dist.all_gather, counts, torch.tensor([samples], device=device))
+    dist.all_gather(counts, torch.tensor([samples], device=device))
     return [int(count) for count in counts]
 
 

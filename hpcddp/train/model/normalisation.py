@@ -20,7 +20,6 @@ from hpcddp.jobfile.sections import BatchNorm
 from hpcddp.train.distributed import world_size
 from hpcddp.train.errors import ModelError
 from hpcddp.train.losses.ranks import add_over_ranks
-from hpcddp.train.waits import WAITS
 
 # [n, C], before any dimensions of space.
 _LEAST_DIMENSIONS: Final = 2
@@ -61,7 +60,7 @@ def gather_statistics(inputs: Tensor, *, absent: bool, group: dist.ProcessGroup 
         row[0] = count
         row[1:] = torch.cat([mean.double(), variance.double() * count])
     rows = [torch.empty_like(row) for _ in range(world_size(group))]
-    WAITS.run(dist.all_gather, rows, row, group=group)
+    dist.all_gather(rows, row, group=group)
     counts, means, squares = torch.split(torch.stack(rows), [1, inputs.shape[1], inputs.shape[1]], dim=1)
     total = counts.sum()
     mean = (counts * means).sum(dim=0) / total

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -19,10 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.jobfile.sections import Optimizer, Train
 from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.errors import ModelError, UserCodeError
-from hpcddp.train.model.average import average, use_hook
 from hpcddp.train.model.compiler import leave_compiler_out
-from hpcddp.train.model.merging import OrderedStatistics, SharedStatistics, merged_buffers
-from hpcddp.train.model.normalisation import absent, keep_uncompiled, local_batch_norms, synchronised_batch_norms
+from hpcddp.train.model.merging import OrderedStatistics, merged_buffers
+from hpcddp.train.model.normalisation import absent, keep_uncompiled, synchronised_batch_norms
 from hpcddp.train.model.objective import ModelOutputs, zero_loss
 from hpcddp.train.precision import Precision
 
@@ -154,8 +152,6 @@ class Replica:
         ema: the averaged weights; None without ``train.ema_decay``.
         samples: samples that this rank has trained on, which weight its running statistics in merges.
         statistics: merges running statistics in every step; None = only evaluations and checkpoints see them merged.
-        shared_statistics: gathers running statistics in every step, so that each rank can save those of all ranks; None
-            where no rank may have to, or where there is nothing to gather.
         needed: with one rank, the parameters that must get a gradient in every step.
     """
 
@@ -168,7 +164,6 @@ class Replica:
     ema: Ema | None = None
     samples: int = 0
     statistics: OrderedStatistics | None = None
-    shared_statistics: SharedStatistics | None = None
     needed: tuple[nn.Parameter, ...] = ()
 
     @property
@@ -244,8 +239,6 @@ def build_replica(
     learning_rate: float,
     unused_parameters: bool,
     fixed_micro_batch: bool = False,
-    keeps_steps: bool = False,
-    takes_state: bool = False,
 ) -> Replica:
     """Return the replica of a model that is on its device.
 
@@ -259,9 +252,6 @@ def build_replica(
         learning_rate: the rate of the first step.
         unused_parameters: whether some parameters may get no gradient, on some rank in some step.
         fixed_micro_batch: whether the micro-batches are the same for every number of ranks, in the order of the ranks.
-        keeps_steps: whether a rank may have to save a step alone.
-        takes_state: whether all ranks take the same state afterwards: DDP then sends nothing of rank 0, unless some
-            parameter or buffer is not part of the state.
 
     Raises:
         ModelError: the precision is fp16, and a parameter is complex.
@@ -276,13 +266,9 @@ def build_replica(
         model.compile()
     else:
         leave_compiler_out()
-    # The averaged statistics of a dead rank are not known.
-    shares_statistics = keeps_steps and ema is None and not fixed_micro_batch
     parallel: nn.Module = model
     if dist.get_world_size() > 1:
-        parallel = _in_ddp(model, device, unused_parameters=unused_parameters, takes_state=takes_state)
-        if keeps_steps:
-            use_hook(parallel, average)
+        parallel = _in_ddp(model, device, unused_parameters=unused_parameters)
     replica = Replica(
         model=model,
         parallel=parallel,
@@ -292,7 +278,6 @@ def build_replica(
         placeholder=placeholder,
         ema=ema,
         statistics=OrderedStatistics(model) if fixed_micro_batch and dist.get_world_size() > 1 else None,
-        shared_statistics=SharedStatistics(model) if shares_statistics and local_batch_norms(model) else None,
         needed=() if unused_parameters else tuple(p for p in model.parameters() if p.requires_grad),
     )
     model.train()
@@ -310,9 +295,7 @@ def _refuse_complex(model: nn.Module) -> None:
             )
 
 
-def _in_ddp(
-    model: nn.Module, device: torch.device, *, unused_parameters: bool, takes_state: bool
-) -> DistributedDataParallel:
+def _in_ddp(model: nn.Module, device: torch.device, *, unused_parameters: bool) -> DistributedDataParallel:
     """Wrap a model; each rank keeps its own buffers, which ``merging`` merges when needed."""
     # torch 2.15 renamed the option and warns about the old name.
     options = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -321,15 +304,7 @@ def _in_ddp(
     return DistributedDataParallel(
         model,
         device_ids=None if device.type == "cpu" else [device],
-        init_sync=not takes_state or not _is_whole_in_state(model),
         gradient_as_bucket_view=True,
         find_unused_parameters=unused_parameters,
         **no_broadcast,
     )
-
-
-def _is_whole_in_state(model: nn.Module) -> bool:
-    """Return whether the state dict of a model has all of its parameters and buffers."""
-    in_state = set(model.state_dict())
-    named = chain(model.named_parameters(), model.named_buffers())
-    return all(name in in_state for name, _ in named)

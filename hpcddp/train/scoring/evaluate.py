@@ -14,7 +14,6 @@ from hpcddp.train import distributed
 from hpcddp.train.errors import describe
 from hpcddp.train.losses.ranks import add_over_ranks
 from hpcddp.train.scoring.protocols import AdditiveMetric, Metric, MetricError
-from hpcddp.train.waits import WAITS
 
 
 class Tally:
@@ -232,7 +231,7 @@ def _agree_on_widths(
     # All ranks have the same k if and only if max(k) equals -max(-k).
     votes = torch.tensor([[k, -k] if k else [_NO_VOTE, _NO_VOTE] for k in widths], device=device).reshape(-1)
     if dist.is_initialized() and widths:
-        WAITS.run(dist.all_reduce, votes, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=group)
     pairs: list[list[int]] = votes.view(-1, 2).tolist()
     for name, (largest, smallest) in zip(names, pairs, strict=True):
         if largest != -smallest:

@@ -7,7 +7,6 @@ import math
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -104,53 +103,22 @@ class Tracking:
                 )
 
 
-class TrackingKeeper:
-    """Keeps the trackers of a rank while it leaves one process group for the next one."""
-
-    def __init__(self) -> None:
-        self._kept: Tracking | None = None
-
-    def keep(self, tracking: Tracking) -> None:
-        """Keep trackers that run."""
-        self._kept = tracking
-
-    def take(self, *, is_main: bool) -> Tracking | None:
-        """Return the trackers that were kept; another rank than 0 lets them finish beside its work."""
-        kept = self._kept
-        self._kept = None
-        if kept is None or is_main:
-            return kept
-        threading.Thread(target=kept.end, args=(AttemptEnding.STOPPED,), daemon=True).start()
-        return None
-
-    def fail(self) -> None:
-        """Let the trackers finish, because the process ends with an error."""
-        if self._kept is not None:
-            self._kept.end(AttemptEnding.FAILED)
-
-
 @contextlib.contextmanager
-def tracked(context: TrackedRun, *, first_step: int | None, keeper: TrackingKeeper | None = None) -> Iterator[Tracking]:
+def tracked(context: TrackedRun, *, first_step: int | None) -> Iterator[Tracking]:
     """Run the trackers while the block runs, on rank 0, and tell them how it ended.
 
     Args:
         context: the run, which this attempt owns, and this rank.
         first_step: optimizer steps done if ``metrics.jsonl`` has no later records at the start; None if it may have.
-        keeper: keeps the trackers after an error, after which the training may go on in this process.
     """
-    tracking = None if keeper is None else keeper.take(is_main=context.is_main)
-    if tracking is None:
-        tracking = start_trackers(context, first_step=first_step)
+    tracking = start_trackers(context, first_step=first_step)
     try:
         yield tracking
     except StoppedError:
         tracking.stop()
         raise
     except BaseException:
-        if keeper is None:
-            tracking.end(AttemptEnding.FAILED)
-        else:
-            keeper.keep(tracking)
+        tracking.end(AttemptEnding.FAILED)
         raise
     tracking.end(AttemptEnding.FINISHED)
 
