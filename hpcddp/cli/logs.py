@@ -56,10 +56,9 @@ def logs(
 ) -> None:
     """Print the output of the ranks of a run, ordered by time.
 
-    Each line starts with its time, rank and host. Control characters are printed as escapes. Lines of hpcddp between
-    them say which rank died while the others went on. A warning of torch about hosts without a name is left out.
-    --first-error prints which rank failed first, and how. --follow prints new lines, through requeues, until the run
-    has ended.
+    Each line starts with its time, rank and host. Control characters are printed as escapes. A warning of torch about
+    hosts without a name is left out. --first-error prints which rank failed first, and how. --follow prints new lines,
+    through requeues, until the run has ended.
 
     Example: hpcddp logs --first-error
     """

@@ -82,8 +82,6 @@ def _range_findings(spec: JobSpec) -> Iterator[Finding]:
             "each number of nodes; write one number of nodes, or leave the number of ranks out of the command"
         )
         yield "resources.nodes", sentence
-    if spec.resources.spare_nodes:
-        yield "resources.spare_nodes", "is given, and resources.nodes is a range; write a number of nodes"
     if "mincpus" in spec.resources.sbatch:
         sentence = (
             f"is given, and with the range {spec.resources.nodes} of resources.nodes hpcddp writes it itself, from "

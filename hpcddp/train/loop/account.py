@@ -13,7 +13,6 @@ from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import collective_device
 from hpcddp.train.loop.step import StepTimer
-from hpcddp.train.waits import WAITS
 
 
 class TimeAccount:
@@ -38,7 +37,7 @@ class TimeAccount:
         """
         rank_means = torch.tensor(timer.means(), dtype=torch.float64, device=collective_device())
         means = rank_means.new_empty(context.world_size, len(rank_means))
-        WAITS.run(dist.all_gather, list(means), rank_means)
+        dist.all_gather(list(means), rank_means)
         if not context.is_main:
             return
         data_waits, forwards = means.T.tolist()
