@@ -30,7 +30,6 @@ _FEWEST_POINTS: Final = 40
 # Characters of diffs, job files and packages in a page, and of one of them.
 _TEXT_CHARACTERS: Final = 300_000
 _LONGEST_TEXT: Final = 100_000
-_RECOVERIES_SHOWN: Final = 20
 _LOG_LINES: Final = 60
 _LONGEST_LINE: Final = 400
 _FIRST_CHARTS: Final = ("loss", "val_loss", "val_accuracy", "val_top5")
