@@ -20,6 +20,21 @@ def times_of(log: Path) -> Path:
     return log.with_suffix(".times")
 
 
+class _File:
+    """A file or a folder of a directory.
+
+    Args:
+        name: its name there.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, directory: RunDirectory | AttemptDirectory, owner: type) -> Path:
+        """Return its path."""
+        return directory.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """The layout of a run's directory.
@@ -45,94 +60,45 @@ class RunDirectory:
         """The directory of all runs, ``run_root`` in the job file."""
         return self.path.parent.parent
 
-    @property
-    def job_file(self) -> Path:
-        """The resolved job, as every task reads it."""
-        return self.path / "job.yaml"
-
-    @property
-    def plan(self) -> Path:
-        """The batch plan."""
-        return self.path / "plan.json"
-
-    @property
-    def script(self) -> Path:
-        """The script that was submitted."""
-        return self.path / "job.sbatch"
-
-    @property
-    def exported_values(self) -> Path:
-        """The values of ``environment.env`` that the script exports, which the resolved job leaves out."""
-        return self.path / "environment.json"
-
-    @property
-    def submission(self) -> Path:
-        """The submission: the cluster, the job id, the directory of submission, the interpreter."""
-        return self.path / "submission.json"
-
-    @property
-    def source(self) -> Path:
-        """The commit, the uncommitted changes and the package versions at each submission."""
-        return self.path / "source.json"
-
-    @property
-    def code(self) -> Path:
-        """The code files of the project at the submission, with their hashes; an element has those of its sweep."""
-        return self.path / "code.json"
-
-    @property
-    def code_copies(self) -> Path:
-        """The copies of the project's code that ``environment.code: snapshot`` makes, a directory for each."""
-        return self.path / "code"
-
-    @property
-    def batch_log(self) -> Path:
-        """What the batch script itself printed, over all attempts."""
-        return self.path / "batch.log"
-
-    @property
-    def submitit(self) -> Path:
-        """The folder that submitit keeps its pickles in."""
-        return self.path / "submitit"
-
-    @property
-    def events(self) -> Path:
-        """The run's own event log."""
-        return self.path / "events.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """One line per optimizer step and per evaluation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The folder that TensorBoard shows."""
-        return self.path / "tensorboard"
-
-    @property
-    def wandb(self) -> Path:
-        """The folder that W&B writes into."""
-        return self.path / "wandb"
-
-    @property
-    def trackers(self) -> Path:
-        """The folder with the position of each tracker."""
-        return self.path / "trackers"
+    job_file = _File("job.yaml")
+    """The resolved job, as every task reads it."""
+    plan = _File("plan.json")
+    """The batch plan."""
+    script = _File("job.sbatch")
+    """The script that was submitted."""
+    exported_values = _File("environment.json")
+    """The values of ``environment.env`` that the script exports, which the resolved job leaves out."""
+    submission = _File("submission.json")
+    """The submission: the cluster, the job id, the directory of submission, the interpreter."""
+    source = _File("source.json")
+    """The commit, the uncommitted changes and the package versions at each submission."""
+    code = _File("code.json")
+    """The code files of the project at the submission, with their hashes; an element has those of its sweep."""
+    code_copies = _File("code")
+    """The copies of the project's code that ``environment.code: snapshot`` makes, a directory for each."""
+    batch_log = _File("batch.log")
+    """What the batch script itself printed, over all attempts."""
+    submitit = _File("submitit")
+    """The folder that submitit keeps its pickles in."""
+    events = _File("events.jsonl")
+    """The run's own event log."""
+    metrics = _File("metrics.jsonl")
+    """One line per optimizer step and per evaluation."""
+    tensorboard = _File("tensorboard")
+    """The folder that TensorBoard shows."""
+    wandb = _File("wandb")
+    """The folder that W&B writes into."""
+    trackers = _File("trackers")
+    """The folder with the position of each tracker."""
 
     def tracker(self, name: str) -> Path:
         """Return the file with a tracker's name for this run and the last step sent to it."""
         return self.trackers / f"{name}.json"
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def result(self) -> Path:
-        """The result of the run; written when it ends and is not requeued."""
-        return self.path / "result.json"
+    checkpoints = _File("checkpoints")
+    """The folder of checkpoints."""
+    result = _File("result.json")
+    """The result of the run; written when it ends and is not requeued."""
 
     def reserves(self, record: ReservedRecord) -> tuple[Path, ...]:
         """Return the reserve files of a kind of record: two, because a result may follow a provisional one.
@@ -145,30 +111,16 @@ class RunDirectory:
         """Return the record of why a job may not use the directory."""
         return self.path / f"refused-{job_id}.json"
 
-    @property
-    def progress(self) -> Path:
-        """The file that a program of the user's own touches when it has made progress."""
-        return self.path / "progress"
-
-    @property
-    def sweep_manifest(self) -> Path:
-        """The elements and the job arrays of a sweep; only the directory of a sweep has it, as the next two."""
-        return self.path / "sweep.json"
-
-    @property
-    def sweep_logs(self) -> Path:
-        """Where the batch scripts of the elements of a sweep write, a file for each."""
-        return self.path / "logs"
-
-    @property
-    def sweep_turns(self) -> Path:
-        """The locks of the elements of a sweep on this machine."""
-        return self.path / "turns"
-
-    @property
-    def attempts(self) -> Path:
-        """The folder of attempts."""
-        return self.path / "attempts"
+    progress = _File("progress")
+    """The file that a program of the user's own touches when it has made progress."""
+    sweep_manifest = _File("sweep.json")
+    """The elements and the job arrays of a sweep; only the directory of a sweep has it, as the next two."""
+    sweep_logs = _File("logs")
+    """Where the batch scripts of the elements of a sweep write, a file for each."""
+    sweep_turns = _File("turns")
+    """The locks of the elements of a sweep on this machine."""
+    attempts = _File("attempts")
+    """The folder of attempts."""
 
     def attempt(self, number: int) -> AttemptDirectory:
         """Return the directory of attempt ``number`` (0 is the first)."""
@@ -205,45 +157,22 @@ class AttemptDirectory:
         """The run that this is an attempt of."""
         return RunDirectory(self.path.parent.parent)
 
-    @property
-    def start(self) -> Path:
-        """Who started this attempt: job id, restart count, submit time, token."""
-        return self.path / "start.json"
-
-    @property
-    def rendezvous(self) -> Path:
-        """Where rank 0 of this attempt listens."""
-        return self.path / "rendezvous.json"
-
-    @property
-    def decision(self) -> Path:
-        """Where this attempt's ranks agreed to stop, and why."""
-        return self.path / "decision.json"
-
-    @property
-    def end_time(self) -> Path:
-        """The end of the job as rank 0 of a command has asked Slurm for it."""
-        return self.path / "end-time.json"
-
-    @property
-    def ranks(self) -> Path:
-        """Where each rank of this attempt runs, once all have met."""
-        return self.path / "ranks.json"
-
-    @property
-    def step(self) -> Path:
-        """The id of the step of Slurm that the tasks of this attempt are, such as ``123.0``."""
-        return self.path / "step"
-
-    @property
-    def requeue_file(self) -> Path:
-        """The file that a program of the user's own creates to request a requeue."""
-        return self.path / "requeue"
-
-    @property
-    def requeue_request(self) -> Path:
-        """The run's user's request to save and requeue it."""
-        return self.path / "requeue-requested.json"
+    start = _File("start.json")
+    """Who started this attempt: job id, restart count, submit time, token."""
+    rendezvous = _File("rendezvous.json")
+    """Where rank 0 of this attempt listens."""
+    decision = _File("decision.json")
+    """Where this attempt's ranks agreed to stop, and why."""
+    end_time = _File("end-time.json")
+    """The end of the job as rank 0 of a command has asked Slurm for it."""
+    ranks = _File("ranks.json")
+    """Where each rank of this attempt runs, once all have met."""
+    step = _File("step")
+    """The id of the step of Slurm that the tasks of this attempt are, such as ``123.0``."""
+    requeue_file = _File("requeue")
+    """The file that a program of the user's own creates to request a requeue."""
+    requeue_request = _File("requeue-requested.json")
+    """The run's user's request to save and requeue it."""
 
     def rank_world(self, rank: int) -> Path:
         """Return the file in which one rank of a command reports that its program has started a world of its own."""
