@@ -136,7 +136,7 @@ class RunStatus:
         return round((start.end_time - start.time) / 60) * 60
 
     @property
-    def metrics(self) -> dict[str, Summary]:
+    def metrics(self) -> Mapping[str, Summary]:
         """The last and the best value of each metric of the evaluations, by name; empty for a run that waits."""
         if self.files.result is not None:
             return self.files.result.metrics

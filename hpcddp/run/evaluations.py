@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hpcddp.run.files import LONGEST_LINE, open_regular, unreadable_sentence
-from hpcddp.run.metrics import MetricsLine, finite_number, is_evaluation
+from hpcddp.run.metrics import MetricsLine, is_evaluation
 from hpcddp.run.metrics_reader import blocks_of_lines
 from hpcddp.run.record import LARGEST_RECORD, RecordError, parse_lines
 
@@ -57,21 +57,8 @@ class Summary:
         return f"best {best}, which is the last" if self.best_step == self.last_step else f"best {best}, last {last}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document that ``--json`` prints, and that ``result.json`` holds."""
+        """Return the document that ``--json`` prints."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: object) -> Summary | None:
-        """Return what ``as_json`` wrote; None for anything else."""
-        if not isinstance(document, dict) or document.keys() != {"last", "last_step", "best", "best_step", "mode"}:
-            return None
-        last = finite_number(document["last"])
-        best = finite_number(document["best"])
-        steps = (document["last_step"], document["best_step"])
-        mode = document["mode"]
-        if last is None or best is None or any(type(step) is not int for step in steps) or mode not in {"max", "min"}:
-            return None
-        return cls(last=last, last_step=steps[0], best=best, best_step=steps[1], mode=mode)
 
 
 def best_of(values: Mapping[int, float], mode: Mode) -> int:
@@ -117,7 +104,9 @@ def read_evaluations(path: Path, best: Best | None = None) -> dict[str, dict[int
     best_metric = None if best is None else best.metric
     needles: Sequence[bytes] = _NEEDLES
     if best_metric is not None:
-        needles = (*_NEEDLES, json.dumps(best_metric).encode())
+        # Other programs may write a name that is not ASCII as it is.
+        as_it_is = json.dumps(best_metric, ensure_ascii=False)
+        needles = (*_NEEDLES, json.dumps(best_metric).encode(), as_it_is.encode())
     values: dict[str, dict[int, float]] = {}
     try:
         with open_regular(path) as (stream, size):

@@ -372,4 +372,6 @@ def _plain(value: object) -> object:
         return _document_of(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

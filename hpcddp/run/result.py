@@ -50,6 +50,7 @@ class Result(Record):
         val_accuracy: its accuracy, from 0 to 1.
         world_size: ranks of the last attempt.
         wall_s: how long it ran, in seconds, without the time between attempts.
+        metrics: the last and the best value of each metric of the evaluations, by name; ``write_result`` sets it.
         facts: what else is known, by name.
     """
 
@@ -69,16 +70,8 @@ class Result(Record):
     val_accuracy: float | None = None
     world_size: int | None = None
     wall_s: float | None = None
+    metrics: Mapping[str, Summary] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def metrics(self) -> dict[str, Summary]:
-        """The last and the best value of each metric of the evaluations, by name; empty if it had none."""
-        written = self.facts.get("metrics")
-        if not isinstance(written, dict):
-            return {}
-        summaries = {name: Summary.from_json(value) for name, value in written.items()}
-        return {name: summary for name, summary in summaries.items() if summary is not None}
 
     def as_json(self) -> dict[str, Any]:
         """Return what commands print with ``--json``."""
@@ -89,7 +82,7 @@ class Result(Record):
         return {
             name: value
             for name, value in document.items()
-            if value is not None or name in self.facts or named.get(name, False)
+            if value not in (None, {}) or name in self.facts or named.get(name, False)
         }
 
     def as_document(self) -> dict[str, Any]:
@@ -163,11 +156,7 @@ def _best_of_job(run: RunDirectory) -> Best | None:
 
 def write_result(run: RunDirectory, result: Result) -> None:
     """Write the result of a run: whether it is final, and the last and the best value of each evaluation metric."""
-    result = replace(result, final=result.status in _FINAL)
-    summaries = metrics_of(run)
-    if summaries:
-        metrics = {name: summary.as_json() for name, summary in summaries.items()}
-        result = replace(result, facts={**result.facts, "metrics": metrics})
+    result = replace(result, final=result.status in _FINAL, metrics=metrics_of(run))
     write_record(run.result, result, reserves=run.reserves("result"))
 
 
