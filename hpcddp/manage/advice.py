@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hpcddp.manage.attempt_times import AttemptTimes, Phase
+from hpcddp.manage.attempt_times import AttemptTimes, Goodput, Phase
 from hpcddp.manage.format import duration_text
-from hpcddp.manage.goodput import Goodput
 from hpcddp.run.events import Event
 from hpcddp.stop.reasons import Cause
 

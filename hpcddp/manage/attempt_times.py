@@ -1,4 +1,4 @@
-"""Divide the time of each attempt of a run into phases, from its records: pure functions of values.
+"""Divide the time of each attempt of a run into phases, from its records, and compute its goodput.
 
 An attempt has up to five moments: its job was queued, its batch script began, its first step began, its training
 ended, it ended. The phases are what lies between them. What the time from the first step to a save went into, rank 0
@@ -160,6 +160,94 @@ class AttemptTimes:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Where the time on the nodes went.
+
+    Goodput is the share of the time on the nodes that went into training steps which count, which are those that no
+    later attempt has repeated or will have to repeat.
+
+    Args:
+        attempts: the times of all attempts.
+        missing: which record is missing, a sentence; None if none is.
+    """
+
+    attempts: Sequence[AttemptTimes]
+    missing: str | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The goodput, from 0 to 1; None if it is not known.
+
+        Each attempt weighs as much as it has ranks, or all weigh the same if the ranks of one are not known.
+        """
+        if self.unknown is not None:
+            return None
+        weights = self._ranks
+        if weights is None:
+            weights = [1 for _ in self.attempts]
+        weighted_attempts = list(zip(weights, self.attempts, strict=True))
+        on_nodes_s = sum(weight * attempt.on_nodes_s for weight, attempt in weighted_attempts)
+        useful_s = sum(weight * attempt.seconds.get(Phase.TRAINING, 0.0) for weight, attempt in weighted_attempts)
+        return useful_s / on_nodes_s if on_nodes_s > 0 else None
+
+    @property
+    def unknown(self) -> str | None:
+        """Why the goodput is not known; None if it is."""
+        if self.missing is not None:
+            return self.missing
+        if not self.attempts:
+            return "no attempt has begun"
+        for attempt in self.attempts:
+            if not attempt.is_end_known:
+                return f"the end of attempt {attempt.number} was not recorded"
+        seconds = self.seconds
+        if seconds.get(Phase.PROGRAM):
+            return "the program records no steps"
+        if not any(seconds.get(phase) for phase in (Phase.TRAINING, Phase.LOST, Phase.HANG)):
+            return "no step was recorded"
+        return None
+
+    @property
+    def seconds(self) -> dict[Phase, float]:
+        """The duration of each phase over all attempts."""
+        return self._weighted_sums([1.0 for _ in self.attempts])
+
+    @property
+    def device_hours(self) -> dict[Phase, float] | None:
+        """The same on all devices together, in hours; None if the ranks of an attempt are not known."""
+        if self._ranks is None:
+            return None
+        return self._weighted_sums([ranks / 3600 for ranks in self._ranks])
+
+    @property
+    def total_device_hours(self) -> float | None:
+        """Hours of all devices together, without the queue; None as above, and before the first attempt."""
+        if not self.attempts or self._ranks is None:
+            return None
+        return sum(attempt.on_nodes_s * ranks for attempt, ranks in zip(self.attempts, self._ranks, strict=True)) / 3600
+
+    def share(self, phase: Phase) -> float:
+        """Return the part of a phase in the time on the nodes: of all devices, or of the nodes if those are unknown."""
+        times = self.device_hours or self.seconds
+        on_nodes = sum(time for phase_of_time, time in times.items() if phase_of_time is not Phase.QUEUE)
+        return times.get(phase, 0.0) / on_nodes if on_nodes else 0.0
+
+    @property
+    def _ranks(self) -> list[int] | None:
+        """How many ranks each attempt has; None if those of one are not known."""
+        ranks = [attempt.ranks for attempt in self.attempts if attempt.ranks is not None]
+        return ranks if len(ranks) == len(self.attempts) else None
+
+    def _weighted_sums(self, weights: Sequence[float]) -> dict[Phase, float]:
+        """Return the duration of each phase over all attempts, each multiplied by its weight."""
+        sums: dict[Phase, float] = {}
+        for weight, attempt in zip(weights, self.attempts, strict=True):
+            for phase, seconds in attempt.seconds.items():
+                sums[phase] = sums.get(phase, 0.0) + seconds * weight
+        return {phase: sums[phase] for phase in Phase if phase in sums}
+
+
 def attempt_times(run: RunRecords) -> tuple[AttemptTimes, ...]:
     """Return the time of each attempt of a run."""
     logs = run.metrics.logs([records.began for records in run.attempts])
@@ -274,19 +362,21 @@ class _Attempt:
         if self.records.queued is not None:
             self._add(Phase.QUEUE, min(self.records.queued, began), began)
         self._add(Phase.START_UP, began, trained)
-        account = None
-        last_step = None
+        accounts: list[Account] = []
         if first_step_began is not None:
             if self.is_built_in:
-                account = self._add_training(trained, training_ended)
-                if account is not None:
-                    last_step = account.step
-                if self.end is None:
-                    last_step = self._highest_step()
+                accounts = accounts_of(self.events)
             elif self.has_step_durations:
-                last_step = max(self._add_records(trained, training_ended).steps, default=None)
+                accounts = self._accounts_of_program(trained, training_ended)
+            if self.last_counted_step is not None:
+                accounts = [account for account in accounts if account.step <= self.last_counted_step]
+            if self.is_built_in or self.has_step_durations:
+                self._add_training(trained, training_ended, accounts)
             else:
                 self._add(Phase.PROGRAM, trained, training_ended)
+        last_step = accounts[-1].step if accounts else None
+        if self.end is None and self.log.steps:
+            last_step = max(self.log.steps)
         self._add(Phase.STOP, training_ended, self.ended)
         is_end_known = self.end is None or self.end.is_time_known
         lost_steps = None
@@ -303,7 +393,7 @@ class _Attempt:
             last_step=last_step,
             lost_steps=lost_steps,
             outcome="running" if self.end is None else _outcome(self.end),
-            account=account,
+            account=accounts[-1] if accounts and self.is_built_in else None,
             seconds={phase: self.seconds[phase] for phase in Phase if self.seconds.get(phase)},
             spans=tuple(self.spans),
         )
@@ -346,12 +436,29 @@ class _Attempt:
                 return event
         return None
 
-    def _add_training(self, trained: float, ended: float) -> Account | None:
-        """Add the phases of the built-in training, and return its last account that counts; None without one."""
-        start = Account(step=self.resumed_from or 0, time=trained, train_s=0.0, eval_s=0.0, save_s=0.0, wait_s=0.0)
-        accounts = accounts_of(self.events)
-        if self.last_counted_step is not None:
-            accounts = [account for account in accounts if account.step <= self.last_counted_step]
+    def _accounts_of_program(self, trained: float, ended: float) -> list[Account]:
+        """Return the accounts of a program that records its steps: at each save of a ``Checkpointer``, and at its end.
+
+        Its last account is that of its last line that counts. A save after its last line is a part of its end.
+        """
+        counted = self.log.until(self.last_counted_step)
+        counted_ended = _within(counted.last_time or trained, trained, ended)
+        if not counted.steps:
+            return []
+        accounts = []
+        save_s = 0.0
+        for event in self.events:
+            save_began = event.time - _recorded_s(event, "seconds")
+            if event.kind == "save" and save_began < ended:
+                blocked_s = _recorded_s(event, "blocked_s")
+                save_s = min(save_s + blocked_s, counted_ended - trained)
+                accounts.append(_account(event.step or 0, save_began + blocked_s, save_s=save_s))
+        train_s = counted_ended - trained - save_s
+        return [*accounts, _account(max(counted.steps), counted_ended, train_s=train_s, save_s=save_s)]
+
+    def _add_training(self, trained: float, ended: float, accounts: Sequence[Account]) -> None:
+        """Add the phases of a training with these accounts, all of steps that count."""
+        start = _account(self.resumed_from or 0, trained)
         last = accounts[-1] if accounts else start
         last_ended = _within(last.time, trained, ended)
         # The clock of the steps and that of the events differ a little.
@@ -366,15 +473,24 @@ class _Attempt:
         self.seconds[Phase.OTHER] = max(0.0, last_ended - trained - training_s - last.eval_s - last.save_s)
         if self.end is None:
             self.seconds[Phase.TRAINING] += ended - last_ended
-        elif last.step == self._last_step_of_ranks():
+        elif self._has_lost_time(last):
+            hang_began = ended
+            if self._has_hung():
+                hang_began = _within(self.log.last_time or last_ended, last_ended, ended)
+            self._add(Phase.LOST, last_ended, hang_began)
+            self._add(Phase.HANG, hang_began, ended)
+        else:
             # After the last step, the ranks wait until it is saved.
             save_times = [event.time for event in self.events if event.kind == "save" and event.step == last.step]
             saved = _within(max(save_times, default=last_ended), last_ended, ended)
             self._add(Phase.SAVE, last_ended, saved)
             self.seconds[Phase.OTHER] += ended - saved
-        else:
-            self._add_loss(last_ended, ended)
-        return accounts[-1] if accounts else None
+
+    def _has_lost_time(self, last: Account) -> bool:
+        """Return whether the time after the last account that counts is lost."""
+        if not self.is_built_in:
+            return bool(self._count_lost_steps()) or self._has_hung() or self.records.failed_at is not None
+        return last.step != self._last_step_of_ranks()
 
     def _last_step_of_ranks(self) -> int | None:
         """Return the step after which the ranks finished or stopped with a saved state; None if they did neither."""
@@ -383,42 +499,10 @@ class _Attempt:
                 return event.step
         return None
 
-    def _add_loss(self, began: float, ended: float) -> None:
-        """Add the time after the last step that counts: lost steps, and a hang."""
-        hang_began = ended
-        if self._has_hung():
-            last_line = self.log.last_time
-            hang_began = began if last_line is None else _within(last_line, began, ended)
-        self._add(Phase.LOST, began, hang_began)
-        self._add(Phase.HANG, hang_began, ended)
-
     def _has_hung(self) -> bool:
         """Whether its training ended with a hang: not if a later stop, or the end of the run, was recorded."""
         has_finished = any(event.kind == "finish" for event in self.events)
         return self.records.is_hang and not has_finished and self._stop_event_of_ranks() is None
-
-    def _add_records(self, trained: float, ended: float) -> AttemptLog:
-        """Add the phases of a program that records its steps, and return its lines that count."""
-        counted = self.log.until(self.last_counted_step)
-        counted_ended = _within(counted.last_time or trained, trained, ended)
-        if self.end is None:
-            counted_ended = ended
-        self.spans.append(Span(phase=Phase.TRAINING, began=trained, ended=ended))
-        save_s = 0.0
-        for event in self.events:
-            began = event.time - _recorded_s(event, "seconds")
-            # The save after its last record is a part of its end.
-            if event.kind == "save" and began < ended:
-                blocked_s = _recorded_s(event, "blocked_s")
-                save_s += blocked_s
-                self.spans.append(Span(phase=Phase.SAVE, began=began, ended=began + blocked_s))
-        save_s = min(save_s, counted_ended - trained)
-        self.seconds.update({Phase.TRAINING: counted_ended - trained - save_s, Phase.SAVE: save_s})
-        if self._count_lost_steps() or self._has_hung() or self.records.failed_at is not None:
-            self._add_loss(counted_ended, ended)
-        else:
-            self.seconds[Phase.OTHER] = ended - counted_ended
-        return counted
 
     def _count_lost_steps(self) -> int | None:
         """Return how many of its steps do not count; None if nothing is known of its steps."""
@@ -435,6 +519,10 @@ class _Attempt:
         if self.records.failure_step is not None:
             steps.append(self.records.failure_step)
         return max(steps, default=None)
+
+
+def _account(step: int, time: float, *, train_s: float = 0.0, save_s: float = 0.0) -> Account:
+    return Account(step=step, time=time, train_s=train_s, eval_s=0.0, save_s=save_s, wait_s=0.0)
 
 
 def _recorded_s(event: Event, name: str) -> float:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import counted
-from hpcddp.manage.damaged_records import recent_events
 from hpcddp.manage.format import numbered_text
 from hpcddp.manage.logs import says_nameless_host
+from hpcddp.manage.run_files import recent_events
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import (
     FailureRecord,

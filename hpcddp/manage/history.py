@@ -8,7 +8,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
 
-from hpcddp.manage.damaged_records import recent_events
+from hpcddp.manage.run_files import recent_events
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import CONTINUATIONS, Event
 

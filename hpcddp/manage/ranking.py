@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any, Final
 
 from hpcddp.errors import UserError, nearest
-from hpcddp.manage.damaged_records import lines_or_damage, record_or_damage
 from hpcddp.manage.format import NOTHING, number_text, one_line, step_text
-from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.overview import SweepStatus, short_keys, value_texts, values_now
 from hpcddp.manage.overview_text import Paint, remarks_on
+from hpcddp.manage.run_files import lines_or_damage, record_or_damage
 from hpcddp.manage.status import RunStatus
-from hpcddp.manage.sweep_values import short_keys, value_texts, values_now
 from hpcddp.manage.table import SEPARATOR, Column, table_lines, table_width
 from hpcddp.run.evaluations import mode_of
 from hpcddp.run.metrics import MetricsLine, read_metrics
@@ -22,7 +21,7 @@ from hpcddp.run.result import read_result
 
 # The newest evaluation is most often in the first; the second is some thousands of steps.
 _TAILS_BYTES: Final = (16 * 1024, 1024 * 1024)
-_SHORTEST_VALUE: Final = 6
+_LONGEST_CUT_VALUE: Final = 12
 
 
 class RankingError(UserError):
@@ -79,7 +78,7 @@ class Ranking:
     def table(self, *, width: int | None, paint: Paint) -> list[str]:
         """Return the lines of a table.
 
-        Where it does not fit, the step is hidden, then long values are cut, then values are hidden, the last one first.
+        Where it does not fit, the step is hidden and long values are cut, then values are hidden, the last one first.
 
         Args:
             width: columns of the terminal; None prints everything.
@@ -117,27 +116,15 @@ class Ranking:
 
 
 def _fit_values(values: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:
-    """Return the columns that fit into a width, the widest cut first, and the titles of those that are hidden.
+    """Return the columns that fit into a width, long values cut, and the titles of those that are hidden.
 
     Args:
         width: characters for these columns, a separator before each of them included.
     """
-    columns = list(values)
+    columns = [replace(column, most_characters=_LONGEST_CUT_VALUE) for column in values]
     hidden = []
-    while columns:
-        widths = [column.width for column in columns]
-        excess = sum(widths) + len(SEPARATOR) * len(columns) - width
-        if excess <= 0:
-            break
-        widest = max(widths)
-        if widest <= _SHORTEST_VALUE:
-            hidden.append(columns.pop().title)
-            continue
-        place = widths.index(widest)
-        # Not below the second widest at once: that one is cut with it.
-        second_widest = max([*widths[:place], *widths[place + 1 :]], default=_SHORTEST_VALUE)
-        shorter = min(second_widest, widest - 1)
-        columns[place] = replace(columns[place], most_characters=max(_SHORTEST_VALUE, widest - excess, shorter))
+    while sum(column.width + len(SEPARATOR) for column in columns) > max(0, width):
+        hidden.append(columns.pop().title)
     return columns, hidden
 
 

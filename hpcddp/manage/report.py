@@ -13,15 +13,13 @@ from typing import Any, Final
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.manage.advice import Advice, advice_for
-from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, RunRecords, attempt_times
-from hpcddp.manage.damaged_records import T, closed_directory_sentence, lines_or_damage, record_or_damage
+from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, RunRecords, attempt_times
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
-from hpcddp.manage.goodput import Goodput
-from hpcddp.manage.overview import SweepStatus
+from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.ranking import sort_key
+from hpcddp.manage.run_files import T, closed_directory_sentence, lines_or_damage, record_or_damage
 from hpcddp.manage.run_metrics import Extreme, RunMetrics, read_run_metrics
 from hpcddp.manage.status import RunStatus
-from hpcddp.manage.sweep_values import values_now
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_event_log
@@ -162,10 +160,13 @@ class RunReport:
         return None
 
     @property
-    def saves(self) -> list[float]:
-        """The durations of its saves, in seconds."""
-        durations = (event.facts.get("seconds") for event in self.events if event.kind == "save")
-        return [float(seconds) for seconds in durations if isinstance(seconds, int | float)]
+    def saves(self) -> dict[str, float] | None:
+        """How many saves there were, and their durations in seconds; None without one."""
+        facts = [event.facts.get("seconds") for event in self.events if event.kind == "save"]
+        durations = [float(seconds) for seconds in facts if isinstance(seconds, int | float)]
+        if not durations:
+            return None
+        return {"count": len(durations), "mean": sum(durations) / len(durations), "longest": max(durations)}
 
     @property
     def code_changes(self) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from hpcddp.errors import printable
 from hpcddp.manage.attempt_times import ON_NODES, Phase
-from hpcddp.manage.first_error import shortened
+from hpcddp.manage.first_error import FirstError, shortened
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
 from hpcddp.manage.ranking import best_extreme
 from hpcddp.manage.report import RunReport, ranked
@@ -75,10 +75,6 @@ def page(
         metric, order = ranked(reports)
         if metric is not None:
             heading = f"the best {metric} first"
-    ranking = []
-    if not is_single:
-        ranking = [_row(rank, report, metric) for rank, report in enumerate(order, start=1)]
-
     detailed = order[:_RUNS_DETAILED]
     with_curves = [report for report in order if report.measured.steps]
     drawn = with_curves[:_RUNS_DRAWN]
@@ -92,7 +88,10 @@ def page(
         is_single=is_single,
         is_sweep=is_sweep,
         heading=heading,
-        ranking=ranking,
+        ranking=[] if is_single else order,
+        metric=metric,
+        Phase=Phase,
+        phase_names=PHASES,
         legend=[{"color": f"--c{color}", "label": label} for color, label in enumerate(_short_labels(drawn))],
         left_undrawn=len(with_curves) - len(drawn),
         charts=list(_charts(drawn)),
@@ -104,6 +103,9 @@ def _template() -> Template:
     environment.filters.update(
         {
             "duration": duration_text,
+            "label": _label,
+            "best_extreme": best_extreme,
+            "color": lambda phase: f"--p{list(Phase).index(phase)}",
             "clean": _clean,
             "moment": _moment,
             "size": size_text,
@@ -177,88 +179,29 @@ class _Texts:
         return beginning
 
 
-def _row(rank: int, report: RunReport, metric: str | None) -> dict[str, Any]:
-    throughput = report.throughput
-    return {
-        "place": rank,
-        "label": _label(report),
-        "anchor": report.run.run_id,
-        "state": str(report.status.state),
-        "best": None if metric is None else report.measured.best(metric),
-        "last": None if metric is None else report.measured.last(metric),
-        "step": report.status.step,
-        "hours": report.goodput.total_device_hours,
-        "goodput": report.goodput.value,
-        "throughput": None if throughput is None else throughput["median"],
-    }
-
-
 def _run_values(report: RunReport, texts: _Texts) -> dict[str, Any]:
     """Return what the template shows of one run."""
-    files = report.status.files
+    goodput = report.goodput
+    seconds = goodput.seconds
+    parts = [phase for phase in ON_NODES if seconds.get(phase)]
     sources = []
     for source in report.sources:
         packages = ", ".join(f"{name} {version}" for name, version in source.packages.items())
         sources.append({"source": source, "diff": texts.take(source.diff), "packages": packages})
     return {
         "report": report,
-        "label": _label(report),
-        "files": files,
-        "steps": step_text(report.status.step, files.total_steps),
-        "metrics": [_metric_values(report, name) for name in _in_order_of_page(report.metrics)],
+        "steps": step_text(report.status.step, report.status.files.total_steps),
+        "metrics": _in_order_of_page(report.metrics),
         "is_running": any(attempt.is_running for attempt in report.attempts),
         "wall_s": _wall_s(report),
-        "goodput": report.goodput,
-        "parts": _parts_of_time(report),
-        "phases": _phases_in_attempts(report),
-        "changes": {attempt.number: _clean(", ".join(report.changes(attempt.number))) for attempt in report.attempts},
-        "Phase": Phase,
+        "goodput": goodput,
+        "parts": sorted(parts, key=lambda phase: -seconds[phase]),
+        "hours": goodput.device_hours,
         "timeline": timeline(report.attempts),
-        "saves": _durations(report.saves),
-        "error": _error(report),
+        "error_text": _error_text(report.error),
         "sources": sources,
         "job_file": texts.take(_job_file_text(report)),
     }
-
-
-def _metric_values(report: RunReport, name: str) -> dict[str, Any]:
-    return {"name": name, "best": report.measured.best(name), "rule": best_extreme(name)}
-
-
-def _parts_of_time(report: RunReport) -> list[dict[str, Any]]:
-    """Return the parts of the time on the nodes, the longest first."""
-    goodput = report.goodput
-    seconds = goodput.seconds
-    hours = goodput.device_hours
-    phases = [phase for phase in ON_NODES if seconds.get(phase)]
-    phases.sort(key=lambda phase: -seconds[phase])
-    return [
-        {
-            "color": _color_of_phase(phase),
-            "label": PHASES[phase],
-            "seconds": seconds[phase],
-            "share": goodput.share(phase),
-            "hours": None if hours is None else hours[phase],
-        }
-        for phase in phases
-    ]
-
-
-def _phases_in_attempts(report: RunReport) -> list[dict[str, Any]]:
-    """Return the colours and names of the phases that any attempt has."""
-    phases = [phase for phase in Phase if any(attempt.seconds.get(phase) for attempt in report.attempts)]
-    return [{"color": _color_of_phase(phase), "label": PHASES[phase]} for phase in phases]
-
-
-def _color_of_phase(phase: Phase) -> str:
-    """Return the variable of the style sheet."""
-    return f"--p{list(Phase).index(phase)}"
-
-
-def _durations(seconds: Sequence[float]) -> dict[str, float] | None:
-    if not seconds:
-        return None
-    return {"count": len(seconds), "mean": sum(seconds) / len(seconds), "longest": max(seconds)}
 
 
 def _job_file_text(report: RunReport) -> str:
@@ -267,21 +210,12 @@ def _job_file_text(report: RunReport) -> str:
     return "" if report.spec is None else dump_job(report.spec, environment_values=False)
 
 
-def _error(report: RunReport) -> dict[str, Any] | None:
-    error = report.error
+def _error_text(error: FirstError | None) -> str:
+    """Return the end of a traceback, or of a log; empty without an error."""
     if error is None:
-        return None
-    lines = shortened(error.text) if error.is_traceback else list(error.text)
-    shown = [_cut_line(line) for line in lines[-_LOG_LINES:]]
-    return {
-        "attempt": error.attempt.number,
-        "sentence": error.sentence,
-        "text": printable("\n".join(shown)),
-        "is_traceback": error.is_traceback,
-        "others": error.others,
-        "secondary": error.secondary,
-        "went_on": error.went_on,
-    }
+        return ""
+    lines = shortened(error.text) if error.is_traceback else error.text
+    return printable("\n".join(_cut_line(line) for line in lines[-_LOG_LINES:]))
 
 
 def _cut_line(line: str) -> str:

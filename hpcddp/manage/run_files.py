@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeVar
 
-from hpcddp.manage.damaged_records import closed_directory_sentence, lines_or_damage, record_or_damage
 from hpcddp.manage.run_progress import RunProgress, progress_of, time_written
 from hpcddp.manage.starts_over import starts_over
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import Event, EventKind, read_event_log
-from hpcddp.run.files import TAIL_BYTES, is_empty
+from hpcddp.run.events import RECENT_BYTES, Event, EventKind, read_event_log, read_events
+from hpcddp.run.files import TAIL_BYTES, exists, is_empty, why_unreadable
 from hpcddp.run.job_records import Change, Start, SubmissionRecord, newest_start, read_ranks, read_submission
 from hpcddp.run.metrics import read_metrics
 from hpcddp.run.plan import read_plan
+from hpcddp.run.record import Lines, RecordError, RecordT
 from hpcddp.run.result import FINISHED, Result, read_result
 
 # submission.json is written a moment after the job was submitted, in which the job may start; clocks differ too.
 _SAME_SUBMISSION_S: Final = 300.0
 # Some eighty steps: enough for a mean, and quick for hundreds of runs.
 _METRICS_TAIL_BYTES: Final = 16 * 1024
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +32,22 @@ class Job:
 
     Args:
         job_id: Slurm's id, or the process id of a run on this machine.
-        local: whether it is a process on some host.
+        cluster: where it went: ``slurm``, or, as a process on some host, ``local`` or ``here``.
         submitted: when the run was submitted, in seconds since the epoch; None if by hand.
         start: the start of the newest attempt if this job has begun it, else None.
         host: the submitting host; None if by hand, and for an element that begins in the job of its sweep.
     """
 
     job_id: str
-    local: bool = False
+    cluster: str = "slurm"
     submitted: float | None = None
     start: Start | None = None
     host: str | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a process on some host."""
+        return self.cluster != "slurm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +62,8 @@ class RunFiles:
         events: the last of its events.
         total_steps: of the whole run; None if unknown.
         progress: how far it is; None before the first step, or if it writes no metrics.
-        met: whether all ranks of the newest attempt have met.
+        hosts: the host of each rank of the newest attempt; None before all ranks have met, empty if their record is
+            damaged.
         damaged: a sentence for each of its records that cannot be read.
         is_job_known: whether no damaged record is about its job or its result.
         is_result_damaged: whether its result is there and cannot be read.
@@ -69,7 +78,7 @@ class RunFiles:
     events: tuple[Event, ...] = ()
     total_steps: int | None = None
     progress: RunProgress | None = None
-    met: bool = False
+    hosts: tuple[str, ...] | None = None
     damaged: tuple[str, ...] = ()
     is_job_known: bool = True
     is_result_damaged: bool = False
@@ -104,6 +113,35 @@ class RunFiles:
         return max(times, default=None)
 
 
+def record_or_damage(read: Callable[[], T | None]) -> tuple[T | None, str | None]:
+    """Return a record, or None and why it cannot be read: the other files must still be shown."""
+    try:
+        return read(), None
+    except RecordError as error:
+        return None, error.message
+
+
+def lines_or_damage(path: Path, read: Callable[[], Lines[RecordT]]) -> tuple[tuple[RecordT, ...], str | None]:
+    """Return the lines of a log that can be read, and a sentence about the others, or None."""
+    lines, damage = record_or_damage(read)
+    if lines is None:
+        return (), damage
+    if exists(path) and not path.is_file():
+        return (), f"{path} is not a regular file, so nothing is read from it; move it away"
+    return lines.records, lines.sentence(path)
+
+
+def recent_events(run: RunDirectory) -> list[Event]:
+    """Return the end of the event log of a run; nothing where it cannot be read, which its remarks tell."""
+    events, _ = record_or_damage(lambda: read_events(run.events, RECENT_BYTES))
+    return events or []
+
+
+def closed_directory_sentence(run: RunDirectory, error: OSError) -> str:
+    """Return a sentence about a run directory, or a part of it, that is closed to this user."""
+    return f"{error.filename or run.path} cannot be read ({why_unreadable(error)})"
+
+
 def read_run_files(run: RunDirectory, *, job: Job | None = None) -> RunFiles:
     """Return the contents of a run directory; of one that is closed to this user, only a sentence about it.
 
@@ -124,11 +162,12 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
     start, start_damage = record_or_damage(lambda: newest_start(run))
     result, result_damage = record_or_damage(lambda: read_result(run))
     job_damage = _sentences(submission_damage, start_damage, result_damage)
-    have_ranks_met = False
+    hosts = None
     ranks_damage = None
     if attempt is not None:
         ranks, ranks_damage = record_or_damage(lambda: read_ranks(run.attempt(attempt)))
-        have_ranks_met = ranks is not None or ranks_damage is not None
+        if ranks is not None or ranks_damage is not None:
+            hosts = tuple(rank.host for rank in ranks or ())
     plan, plan_damage = record_or_damage(lambda: read_plan(run))
     events, events_damage = lines_or_damage(run.events, lambda: read_event_log(run.events, TAIL_BYTES))
     metrics, metrics_damage = lines_or_damage(run.metrics, lambda: read_metrics(run.metrics, _METRICS_TAIL_BYTES))
@@ -148,7 +187,7 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
         events=events,
         total_steps=None if plan is None else plan.total_steps,
         progress=progress,
-        met=have_ranks_met,
+        hosts=hosts,
         damaged=job_damage
         + _sentences(ranks_damage, plan_damage, events_damage, metrics_damage, *_empty_file_damages(run)),
         is_job_known=not job_damage,
@@ -187,7 +226,7 @@ def _newest_job(submission: SubmissionRecord | None, start: Start | None) -> Job
             return _job_submitted_by_hand(start)
     return Job(
         job_id=submission.job_id,
-        local=submission.cluster != "slurm",
+        cluster=submission.cluster,
         submitted=submission.time,
         start=start_of_submission,
         host=submission.host,

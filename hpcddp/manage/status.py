@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final
 
@@ -16,7 +17,6 @@ from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.evaluations import Summary
 from hpcddp.run.files import is_disk_full
-from hpcddp.run.job_records import known_hosts
 from hpcddp.run.node_faults import excluded_nodes, failing_nodes
 from hpcddp.run.ownership import processes_left, runs_script
 from hpcddp.run.result import metrics_of
@@ -64,9 +64,11 @@ _SILENT_AFTER_S: Final = 30.0
 _UNLIMITED_S: Final = 360 * 24 * 3600.0
 Ask = Callable[[], Sequence[QueuedJob]]
 """Asks Slurm for the user's jobs."""
+Jobs = Mapping[str, QueuedJob] | None
+"""The jobs that Slurm knows, by id; None if it could not be queried."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunStatus:
     """A run at one moment.
 
@@ -135,7 +137,7 @@ class RunStatus:
         # Slurm counts limits in minutes, and the attempt began a moment after its job.
         return round((start.end_time - start.time) / 60) * 60
 
-    @property
+    @cached_property
     def metrics(self) -> Mapping[str, Summary]:
         """The last and the best value of each metric of the evaluations, by name; empty for a run that waits."""
         if self.files.result is not None:
@@ -146,7 +148,7 @@ class RunStatus:
         """Return the best and the last value of each metric of the evaluations, in words; of many, the first few."""
         return [f"{name}: {summary.sentence}" for name, summary in islice(self.metrics.items(), _METRICS_SHOWN)]
 
-    @property
+    @cached_property
     def silent_s(self) -> float | None:
         """For how long a run that has nodes has no output, metrics or progress, in seconds.
 
@@ -181,7 +183,7 @@ class RunStatus:
             remarks.append(f"run {self.run.run_id}: no output for {duration_text(silent_s)} on any rank; see {command}")
         return tuple(remarks)
 
-    @property
+    @cached_property
     def _cannot_record(self) -> bool:
         """Whether it runs on a disk that is full."""
         return self.state.has_nodes and is_disk_full(self.run.path)
@@ -199,11 +201,8 @@ class RunStatus:
 
     @property
     def hosts(self) -> Sequence[str] | None:
-        """The hosts of the newest attempt; None before its ranks have met."""
-        if self.files.attempt is None:
-            return None
-        hosts = known_hosts(self.run.attempt(self.files.attempt))
-        return None if hosts is None else list(dict.fromkeys(hosts))
+        """The hosts of the newest attempt; None before its ranks have met, or if their record cannot be read."""
+        return list(dict.fromkeys(self.files.hosts or ())) or None
 
     @property
     def nodes(self) -> int | None:
@@ -225,7 +224,7 @@ class RunStatus:
             "run_dir": str(self.run.path),
             "state": str(self.state),
             "job_id": None if files.job is None else files.job.job_id,
-            "cluster": self._cluster,
+            "cluster": None if files.job is None else files.job.cluster,
             "slurm_state": None if self.job is None else self.job.state,
             "slurm_reason": None if self.job is None else self.job.reason,
             "attempt": files.attempt,
@@ -249,13 +248,6 @@ class RunStatus:
         if files.starts_over:
             document["starts_over"] = files.starts_over
         return document
-
-    @property
-    def _cluster(self) -> str | None:
-        """Where its job runs, ``local`` or ``slurm``; None if its job is not known."""
-        if self.files.job is None:
-            return None
-        return "local" if self.files.job.local else "slurm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,27 +273,23 @@ def statuses(files_of_runs: Iterable[RunFiles], *, ask: Ask, now: float) -> Stat
     runs = list(files_of_runs)
     jobs: dict[str, QueuedJob] | None = None
     unanswered = None
-    if any(map(needs_slurm, runs)):
+    if any(files.result is None and files.job is not None and not files.job.local for files in runs):
         try:
             jobs = {job.job_id: job for job in ask()}
         except SlurmCommandError as error:
             unanswered = error.message
-    local_runs = [files for files in runs if needs_process(files)]
-    processes = {files.run: is_process_alive(files) for files in local_runs}
-    waiting = frozenset(files.run for files in local_runs if processes[files.run] and _waits_for_turn(files))
-    answers = Answers(jobs=jobs, processes=processes, waiting=waiting)
-    return Statuses(runs=tuple(_status(files, answers, now) for files in runs), unanswered=unanswered)
+    return Statuses(runs=tuple(_status(files, jobs, now) for files in runs), unanswered=unanswered)
 
 
-def _status(files: RunFiles, answers: Answers, now: float) -> RunStatus:
-    state = state_of(files, answers)
+def _status(files: RunFiles, jobs: Jobs, now: float) -> RunStatus:
+    state = state_of(files, jobs)
     if files.result is None and not state.is_alive:
         # It may have ended since its files were read, before Slurm was asked.
         newer_files = read_run_files(files.run, job=files.job)
         if newer_files.attempt is not None or newer_files.result is not None:
             files = newer_files
-        state = state_of(files, answers)
-    return RunStatus(files=files, state=state, job=queued(files, answers), now=now)
+        state = state_of(files, jobs)
+    return RunStatus(files=files, state=state, job=_queued_job(files, jobs), now=now)
 
 
 # The clocks of two hosts differ, and a controller may be slow.
@@ -311,65 +299,53 @@ _ZONES_APART_S: Final = 900
 _FARTHEST_ZONES_S: Final = 26 * 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """The state of the jobs and processes of all runs, queried once.
-
-    Args:
-        jobs: the jobs that Slurm knows, by id; None if it could not be queried.
-        processes: whether the processes of local runs are alive, by run; None for one of another machine.
-        waiting: the local runs whose processes wait for their turn in a sweep.
-    """
-
-    jobs: Mapping[str, QueuedJob] | None = None
-    processes: Mapping[RunDirectory, bool | None] = field(default_factory=dict)
-    waiting: frozenset[RunDirectory] = frozenset()
-
-
-def state_of(files: RunFiles, answers: Answers) -> State:
+def state_of(files: RunFiles, jobs: Jobs) -> State:
     """Return the state of a run.
 
     Args:
         files: the contents of its directory. A result is final, whatever Slurm shows.
-        answers: the state of its job or process.
+        jobs: the jobs that Slurm knows.
     """
     if files.result is not None:
         return state_of_result(files.result.status, files.cause)
     if files.is_result_damaged and any(event.kind == "finish" for event in files.events[-1:]):
         return State.FINISHED
-    state = _state_of_job(files, answers)
+    state = _state_of_job(files, jobs)
     return State.UNKNOWN if state is State.LOST and files.is_result_damaged else state
 
 
-def _state_of_job(files: RunFiles, answers: Answers) -> State:
+def _state_of_job(files: RunFiles, jobs: Jobs) -> State:
     if files.job is None:
         return State.UNKNOWN
     if files.job.local:
-        return _state_with_process(files, answers)
-    if answers.jobs is None:
+        return _state_with_process(files, files.job)
+    if jobs is None:
         return State.UNKNOWN
-    job = queued(files, answers)
-    if job is None:
-        return _state_without_job(files)
-    return _state_with_job(files, job)
+    job = _queued_job(files, jobs)
+    if job is not None:
+        return _state_with_job(files, job)
+    # Slurm does not know it: only a cancellation by its user is recorded.
+    if any(event.cause == Cause.CANCELLED for event in files.events[-1:]):
+        return State.CANCELLED
+    return State.LOST
 
 
-def _state_with_process(files: RunFiles, answers: Answers) -> State:
-    is_alive = answers.processes.get(files.run)
-    if is_alive is None:
+def _state_with_process(files: RunFiles, job: Job) -> State:
+    """Return the state of a run whose script is a process on some machine."""
+    host = job.host if files.start is None else files.start.host
+    if host != socket.gethostname():
         return State.UNKNOWN
-    if files.run in answers.waiting:
-        return State.PENDING
-    if not is_alive:
+    words = command_line(job.job_id)
+    if not runs_script(words):
         return State.LOST
-    return _state_of_live_job(files)
+    return State.PENDING if waits_for_turn(words) else _state_of_live_job(files)
 
 
-def queued(files: RunFiles, answers: Answers) -> QueuedJob | None:
+def _queued_job(files: RunFiles, jobs: Jobs) -> QueuedJob | None:
     """Return what Slurm says of a run's job, or None if it has no record of it, or uses its id for another one."""
-    if files.job is None or files.job.local or answers.jobs is None:
+    if files.job is None or files.job.local or jobs is None:
         return None
-    job = answers.jobs.get(files.job.job_id)
+    job = jobs.get(files.job.job_id)
     if job is None or not _is_job_of_run(files.job, job):
         return None
     return job
@@ -424,13 +400,6 @@ def _state_before_begin(slurm_state: State, *, was_started: bool) -> State:
     return State.REQUEUED if was_started else slurm_state
 
 
-def _state_without_job(files: RunFiles) -> State:
-    """Return the state of a run whose job is unknown to Slurm: only a cancellation by its user is recorded."""
-    if any(event.cause == Cause.CANCELLED for event in files.events[-1:]):
-        return State.CANCELLED
-    return State.LOST
-
-
 def _state_of_live_job(files: RunFiles) -> State:
     """Return the state of a run whose job is alive, from its events."""
     if files.start is None:
@@ -447,21 +416,11 @@ def _has_begun_work(files: RunFiles) -> bool:
     if files.of_attempt("train"):
         return True
     # A program of the user's own has no number of steps, and its start may lie before the events that were read.
-    if files.met and files.total_steps is None:
+    if files.hosts is not None and files.total_steps is None:
         return True
     # The first events of a long run may lie before the part that was read.
     began = 0.0 if files.start is None else files.start.time
     return files.progress is not None and files.progress.time >= began
-
-
-def needs_slurm(files: RunFiles) -> bool:
-    """Return whether the state of a run depends on its job in Slurm."""
-    return files.result is None and files.job is not None and not files.job.local
-
-
-def needs_process(files: RunFiles) -> bool:
-    """Return whether the state of a run depends on its process on some machine."""
-    return files.result is None and files.job is not None and files.job.local
 
 
 def left_behind(status: RunStatus) -> list[int]:
@@ -473,17 +432,3 @@ def left_behind(status: RunStatus) -> list[int]:
     start = status.files.start
     is_local = job is not None and job.local and start is not None and start.allocation is None
     return processes_left(status.run) if is_local and status.state is State.LOST else []
-
-
-def is_process_alive(files: RunFiles) -> bool | None:
-    """Return whether a local run's script runs; None if it was started on another machine."""
-    if files.job is None:
-        return None
-    host = files.job.host if files.start is None else files.start.host
-    if host != socket.gethostname():
-        return None
-    return runs_script(command_line(files.job.job_id))
-
-
-def _waits_for_turn(files: RunFiles) -> bool:
-    return files.job is not None and waits_for_turn(command_line(files.job.job_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,14 +12,14 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.errors import counted, listed
-from hpcddp.manage.damaged_records import recent_events, record_or_damage
 from hpcddp.manage.first_error import failed_attempt
-from hpcddp.manage.format import duration_text, limit_text, one_line, processes_text
+from hpcddp.manage.format import duration_text, limit_text, numbered_text, one_line, processes_text
 from hpcddp.manage.history import history_of
 from hpcddp.manage.hung_collectives import hung_collectives
 from hpcddp.manage.pending_reasons import pending_reason
+from hpcddp.manage.run_files import recent_events, record_or_damage
+from hpcddp.manage.run_progress import time_written
 from hpcddp.manage.status import RunStatus, left_behind, state_in_slurm
-from hpcddp.manage.stuck_ranks import stuck_rank_lines
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import newest_saved_step
 from hpcddp.run.failure import failure_sentence, read_failures, rest_of_message
@@ -50,6 +51,9 @@ _STEP_WAITS: Final = re.compile("srun: .*step creation (?:temporarily|still) dis
 _SETUP_ENDED: Final = ("hpcddp: environment.setup: ", "hpcddp: a module, an activation or environment.setup ")
 # slurmstepd ends a job whose output file it cannot open with ESLURMD_IO_ERROR, 4021, whose low seven bits are 53.
 _OUTPUT_NOT_OPENED: Final = 53
+# The ranks that wait for one rank leave their marks within seconds; an older mark is of an earlier wait.
+_SAME_WAIT_S: Final = 15.0
+_RANKS_SHOWN: Final = 4
 # After these the same run would fail in the same way again.
 _LOOK_FIRST: Final = frozenset({ExitCode.USER_CODE, ExitCode.NO_CHECKPOINT, ExitCode.HANG})
 _ENDED: Final[Mapping[State, str]] = MappingProxyType(
@@ -205,7 +209,7 @@ def _explain_running(status: RunStatus, called: str) -> Answer:
     words = ["logs", called, "--follow"] if status.silent_s is None else ["stacks", called]
     facts = [*_progress_lines(status), *_waiting_step_lines(status)]
     if status.silent_s is not None:
-        facts += stuck_rank_lines(status)
+        facts += _stuck_rank_lines(status)
         facts += _saved_lines(status.run, newest_saved_step(recent_events(status.run)))
     return Answer(status=status, why=why, facts=tuple(facts), command=shlex.join(["hpcddp", *words]))
 
@@ -220,6 +224,33 @@ def _waiting_step_lines(status: RunStatus) -> Iterator[str]:
             "its program calls srun, and that step waits for the CPUs of the task until the time limit: let hpcddp "
             "start the tasks, or add --overlap to srun"
         )
+
+
+def _stuck_rank_lines(status: RunStatus) -> Iterator[str]:
+    """Yield which ranks the others wait for, and since when; nothing where no rank of the training has said so."""
+    if status.files.attempt is None:
+        return
+    attempt = status.run.attempt(status.files.attempt)
+    hosts = status.files.hosts or ()
+    times = {rank: time_written(attempt.rank_wait(rank)) for rank in range(len(hosts))}
+    newest = max(times.values(), default=0.0)
+    if newest <= time_written(status.run.metrics):
+        return
+    waiting = [rank for rank in times if times[rank] >= newest - _SAME_WAIT_S]
+    stuck = [rank for rank in times if rank not in waiting]
+    since = time.strftime("%H:%M:%S", time.localtime(newest))
+    if stuck:
+        places = [f"rank {rank} on {hosts[rank]}" for rank in stuck[:_RANKS_SHOWN]]
+        if len(stuck) > _RANKS_SHOWN:
+            places.append(f"{len(stuck) - _RANKS_SHOWN} more")
+        verb = "holds" if len(stuck) == 1 else "hold"
+        yield (
+            f"{listed(places)} {verb} up {numbered_text('rank', waiting)}, which waited for other ranks at {since}: "
+            "stopped, stuck in native code or in its data, or on a lost host; if that lasts for launch.hang_timeout, "
+            "the attempt ends"
+        )
+    elif len(waiting) == len(times):
+        yield f"all ranks wait for each other, as they said at {since}"
 
 
 def _explain_damaged_result(status: RunStatus) -> Answer:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcddp.manage.run_files import Job, read_run_files
-from hpcddp.manage.status import Answers, RunStatus, Statuses, is_process_alive, left_behind, state_of, statuses
+from hpcddp.manage.status import RunStatus, Statuses, left_behind, statuses
 from hpcddp.run.job_records import Rank, write_ranks
 from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
 from hpcddp.slurm.states import State
@@ -198,19 +198,22 @@ def ask_of(made: FakeRun) -> Statuses:
 
 def test_a_run_on_this_machine_is_alive_while_its_script_is(tmp_path: Path) -> None:
     lost = make(tmp_path, "lost").submitted("77777777", cluster="local")
-    assert is_process_alive(read_run_files(lost.run)) is False
+    assert look(lost).state is State.LOST
     made = make(tmp_path, "alive")
     # Not the run's own file, which ``submitted`` writes while the shell may not have read it.
     file = tmp_path / made.run.script.name
     file.write_text("read -r line\n", encoding="utf-8")
     with subprocess.Popen(["/bin/bash", file], stdin=subprocess.PIPE) as script:
-        files = read_run_files(made.submitted(str(script.pid), cluster="local").run)
+        made.submitted(str(script.pid), cluster="local")
         # The kernel shows no command line yet while it starts.
-        wait_until(lambda: is_process_alive(files), "the script", 60)
+        wait_until(lambda: look(made).state is State.STARTING, "the script", 60)
         script.communicate()
-    assert is_process_alive(files) is False
-    assert state_of(files, Answers(processes={made.run: True})) is State.STARTING
-    assert state_of(files, Answers(processes={made.run: False})) is State.LOST
+    assert look(made).state is State.LOST
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "local", "here"])
+def test_the_document_says_where_the_job_went(made: FakeRun, cluster: str) -> None:
+    assert look(made.submitted(cluster=cluster)).as_json()["cluster"] == cluster
 
 
 @pytest.mark.parametrize(("allocation", "is_found"), [(None, True), ("9", False)])
