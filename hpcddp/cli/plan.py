@@ -54,11 +54,10 @@ class OptimizerChoice(StrEnum):
 
 
 _NUMBERS = "Numbers in place of a job file"
-_OBSERVED = "Another program's run"
 
 
-def _number(metavar: str, text: str, panel: str = _NUMBERS) -> Any:  # noqa: ANN401  as typer.Option returns it
-    return typer.Option(metavar=metavar, help=text, rich_help_panel=panel)
+def _number(metavar: str, text: str) -> Any:  # noqa: ANN401  as typer.Option returns it
+    return typer.Option(metavar=metavar, help=text, rich_help_panel=_NUMBERS)
 
 
 def register(app: typer.Typer) -> None:
@@ -93,19 +92,16 @@ def plan(  # noqa: PLR0913  each is an option
         RuleChoice | None, _number("none|linear|sqrt", "How RATE scales with B / B0; by default none.")
     ] = None,
     optimizer: Annotated[OptimizerChoice | None, _number("sgd|adamw", "The optimizer; by default sgd.")] = None,
-    explain_steps: Annotated[int | None, _number("S", "Steps per epoch that a run printed.", _OBSERVED)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain the batch and the learning rate of a job.
 
     For a job file, or for a global batch and a world size, it prints the samples of each rank, the steps of an epoch,
-    the learning rate, and the reasons. --explain-steps computes the batch that a run of another program really uses.
+    the learning rate, and the reasons.
 
     Example: hpcddp plan jobs/resnet50_imagenet.yaml --set resources.nodes=4
 
     Example: hpcddp plan --global-batch 256 --world-size 3 --max-per-device 32
-
-    Example: hpcddp plan --explain-steps 5025 --samples 1281167 --world-size 3
     """
     numbers = {
         "--global-batch": global_batch,
@@ -120,17 +116,14 @@ def plan(  # noqa: PLR0913  each is an option
         "--base-batch": base_batch,
         "--rule": rule,
         "--optimizer": optimizer,
-        "--explain-steps": explain_steps,
     }
     given: dict[str, Any] = {option: value for option, value in numbers.items() if value is not None}
     if job_file is not None:
-        result, text = _plan_job(job_file, overrides, samples, given)
-    elif explain_steps is not None:
-        result, text = _explain_steps(given, overrides, samples)
+        document, text = _plan_job(job_file, overrides, samples, given)
     else:
-        result, text = _plan_numbers(given, overrides, samples)
+        document, text = _answer(_plan_numbers(given, overrides, samples))
     if as_json:
-        echo(json.dumps(result, indent=2))
+        echo(json.dumps(document, indent=2))
     else:
         echo(text, nl=False)
 
@@ -168,13 +161,10 @@ def _plan_job(
             f"--world-size 4, or run it: {shlex.join(['hpcddp', 'submit', '--', *words_that_run(str(job_file))])}"
         )
     if given:
-        way_out = "leave the job file out"
-        settings = [f"--set {_FIELD_OF[option]}={value}" for option, value in given.items() if option in _FIELD_OF]
-        if settings:
-            way_out += f", or change it with --set, for example {' '.join(settings)}"
+        settings = [f"--set {_FIELD_OF[option]}={value}" for option, value in given.items()]
         raise UserError(
             f"{', '.join(given)} cannot be given together with the job file {job_file}, which states the same; "
-            f"{way_out}"
+            f"leave the job file out, or change it with --set, for example {' '.join(settings)}"
         )
     from hpcddp.batch.explain import explain_range
 
@@ -191,7 +181,7 @@ def _document_of_range(document: dict[str, Any], plans: Mapping[int, JobPlan]) -
     return {**document, "by_nodes": {str(nodes): plan.as_json() for nodes, plan in plans.items()}}
 
 
-def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> _Answer:
+def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> JobPlan:
     from hpcddp.batch.job import plan_numbers
     from hpcddp.batch.plan import plan_batch
 
@@ -214,7 +204,7 @@ def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, sam
         split=given.get("--split", SplitChoice.EXACT).value,
     )
     rate = None if scaling is None else scaling.scaled.learning_rate
-    return _answer(plan_numbers(batch, epochs=given.get("--epochs"), learning_rate=rate, scaling=scaling))
+    return plan_numbers(batch, epochs=given.get("--epochs"), learning_rate=rate, scaling=scaling)
 
 
 def _refuse_overrides(overrides: Sequence[str] | None) -> None:
@@ -248,32 +238,6 @@ def _scaling(given: Mapping[str, Any]) -> Scaling | None:
     learning_rate = LearningRate.model_construct(base=rate, base_global_batch_size=base_batch, rule=rule.value)
     optimizer = Optimizer(name=given.get("--optimizer", OptimizerChoice.SGD).value)
     return scaling_of(learning_rate, optimizer, ema_decay=None, global_batch_size=global_batch)
-
-
-def _explain_steps(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> _Answer:
-    from hpcddp.batch.observed import explain_steps
-
-    _refuse_overrides(overrides)
-    without_use = [option for option in given if option not in ("--explain-steps", "--world-size", "--global-batch")]
-    if without_use:
-        raise UserError(
-            f"{', '.join(without_use)} cannot be given together with --explain-steps, which finds the batch from the "
-            "steps, --samples and --world-size (and --global-batch, the intended batch); leave it out"
-        )
-    required: dict[str, Any] = {"--samples": samples, "--world-size": given.get("--world-size")}
-    missing = [option for option, value in required.items() if value is None]
-    if missing:
-        raise UserError(
-            f"{' and '.join(missing)} must be given with --explain-steps; write for example hpcddp plan "
-            "--explain-steps 5025 --samples 1281167 --world-size 3"
-        )
-    observation = explain_steps(
-        steps=given["--explain-steps"],
-        samples=required["--samples"],
-        world_size=required["--world-size"],
-        intended_batch=given.get("--global-batch"),
-    )
-    return observation.as_json(), observation.explain()
 
 
 def _answer(result: JobPlan) -> _Answer:

@@ -144,29 +144,12 @@ def test_a_micro_batch_held_fixed_decides_the_accumulation(capsys: pytest.Captur
     assert (found["grad_accum_steps"], found["micro_batches"]) == (4, [[32] * 4] * 8)
 
 
-@pytest.mark.parametrize(("steps", "world", "batch"), [(5025, 3, 255), (2513, 6, 510)])
-def test_the_batch_behind_observed_steps_is_found(
-    capsys: pytest.CaptureFixture[str], steps: int, world: int, batch: int
+@pytest.mark.parametrize(("batch", "world", "steps"), [(256, 3, 5005), (255, 3, 5025), (512, 6, 2503), (510, 6, 2513)])
+def test_steps_tell_a_batch_that_was_divided_with_int(
+    capsys: pytest.CaptureFixture[str], batch: int, world: int, steps: int
 ) -> None:
-    found = document(capsys, "--explain-steps", steps, "--samples", 1_281_167, "--world-size", world)
-    assert [candidate["global_batch_size"] for candidate in found["candidates"]] == [batch]
-    assert found["meant_global_batch_size"] == batch + world // 3
-
-
-def test_observed_steps_need_samples_and_world_size(capsys: pytest.CaptureFixture[str], golden: GoldenMessages) -> None:
-    message = golden.message(refusal(capsys, "--explain-steps", 5025))
-    assert message.startswith("hpcddp: --samples and --world-size must be given")
-    assert message.endswith("--explain-steps 5025 --samples 1281167 --world-size 3\n")
-
-
-def test_observed_steps_beside_other_numbers_are_refused(
-    capsys: pytest.CaptureFixture[str], golden: GoldenMessages
-) -> None:
-    words = ("--explain-steps", 7, "--tail", "keep", "--samples", 10, "--world-size", 1)
-    message = golden.message(refusal(capsys, *words))
-    assert message.startswith("hpcddp: --tail cannot be given")
-    assert "--samples and --world-size (and --global-batch," in message
-    assert message.endswith("; leave it out\n")
+    found = document(capsys, "--global-batch", batch, "--samples", 1_281_167, "--world-size", world)
+    assert found["steps_per_epoch"] == steps
 
 
 def test_groups_are_counted_with_the_users_function(
@@ -284,14 +267,6 @@ def test_numbers_beside_a_job_file_are_refused_by_name(
     assert f"the job file {job}," in message
     assert "; leave the job file out, or " in message
     assert message.endswith(" --set resources.tasks_per_node=3 --set batch.tail=drop\n")
-
-
-def test_steps_to_explain_beside_a_job_file_are_refused_without_an_example(
-    job: Path, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
-) -> None:
-    message = golden.message(refusal(capsys, job, "--explain-steps", 3))
-    assert message.startswith("hpcddp: --explain-steps cannot be given")
-    assert message.endswith("; leave the job file out\n")
 
 
 def test_the_fields_in_the_example_exist() -> None:
