@@ -3,19 +3,17 @@
 Every sample is compared with every other one of the global batch, on whatever rank that is. The outputs are gathered
 with a backward that sums, so that the encoders *and* the temperature get the gradient of one process.
 
-One process, four processes, and four processes with accumulation print the same losses.
+One process and four processes print the same losses.
 
     python examples/contrastive_clip.py
     torchrun --standalone --nproc-per-node 4 examples/contrastive_clip.py
-    torchrun --standalone --nproc-per-node 4 examples/contrastive_clip.py --micro-steps 2
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -25,7 +23,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp import accumulate_gathered
+from hpcddp import gather_with_grad
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.sampler import GlobalBatches, share_of
 
@@ -65,30 +63,28 @@ def clip_loss(upper: Tensor, lower: Tensor, log_scale: Tensor) -> Tensor:
     return (functional.cross_entropy(logits, labels) + functional.cross_entropy(logits.T, labels)) / 2
 
 
-def backward(model: nn.Module, micro_batches: Sequence[Pair]) -> Tensor:
-    """Run forward and backward of one optimizer step on this rank; return the loss of the global batch."""
+def backward(model: nn.Module, pairs: Pair) -> Tensor:
+    """Run forward and backward of one optimizer step on this rank's pairs; return the loss of the global batch."""
     towers = cast("TwoTowers", model.module if isinstance(model, DistributedDataParallel) else model)
-    return accumulate_gathered(
-        lambda upper, lower: clip_loss(upper, lower, towers.log_scale),
-        lambda batch: model(*batch),
-        micro_batches,
-        model=model,
-    )
+    upper, lower = model(*pairs)
+    loss = clip_loss(gather_with_grad(upper), gather_with_grad(lower), towers.log_scale)
+    torch.autograd.backward(loss)
+    return loss.detach()
 
 
-def train(*, micro_steps: int, steps: int = 20) -> Iterator[float]:
-    """Yield the loss of the global batch at every step, the same for any number of ranks and micro-steps."""
+def train(*, steps: int = 20) -> Iterator[float]:
+    """Yield the loss of the global batch at every step, the same for any number of ranks."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     upper, lower = load_digits()
     model = wrap(make_model())
     optimizer = optim.AdamW(model.parameters(), lr=0.003)
     batches = GlobalBatches(len(upper), 150, tail="keep", order="keyed", seed=0)
-    plan = plan_batch(global_batch_size=150, world_size=ranks, samples=len(upper), grad_accum_steps=micro_steps)
+    plan = plan_batch(global_batch_size=150, world_size=ranks, samples=len(upper))
     for step in range(steps):
         indices = batches.indices(*divmod(step, batches.steps_per_epoch))
-        shares = [torch.from_numpy(share) for share in share_of(plan, indices, rank)]
+        share = torch.from_numpy(share_of(plan, indices, rank)[0])
         optimizer.zero_grad()
-        loss = backward(model, [(upper[share], lower[share]) for share in shares])
+        loss = backward(model, (upper[share], lower[share]))
         optimizer.step()
         yield float(loss)
 
@@ -100,13 +96,10 @@ def wrap(model: nn.Module) -> nn.Module:
 
 def main() -> None:
     """Open a group if torchrun started this process, train, and print from rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--micro-steps", type=int, default=1, help="backward passes per optimizer step")
-    options = parser.parse_args()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     torch.set_default_dtype(torch.float64)
-    for step, loss in enumerate(train(micro_steps=options.micro_steps)):
+    for step, loss in enumerate(train()):
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"step {step:2d}  loss {loss:.12f}")
     if dist.is_initialized():

@@ -29,8 +29,8 @@ def refuse_accumulated_global_loss(steps: int) -> None:
     if steps > 1:
         raise PlanError(
             f"train.loss_reduction is global, and grad_accum_steps is {steps}: no call of the loss then gets all "
-            "samples of a global batch; use more ranks, allow more samples per device, or make the two passes in a "
-            "loop of your own (hpcddp.accumulate_additive, hpcddp.accumulate_gathered)",
+            "samples of a global batch; use more ranks, allow more samples per device, or make the two passes of a "
+            "function of sums in a loop of your own (hpcddp.accumulate_additive)",
             grad_accum_steps=steps,
         )
 

@@ -7,13 +7,13 @@
 - Any function of sums over samples (Dice, IoU, correlation): :func:`additive_loss`.
 - A loss that compares samples with each other (contrastive): :func:`gather_with_grad`.
 
-With gradient accumulation, use :func:`accumulate_additive` and :func:`accumulate_gathered`, which make two passes.
+With gradient accumulation, :func:`accumulate_additive` makes the two passes that a function of sums needs.
 """
 
 from __future__ import annotations
 
 from hpcddp.train.errors import LossError
-from hpcddp.train.losses.accumulation import accumulate_additive, accumulate_gathered
+from hpcddp.train.losses.accumulation import accumulate_additive
 from hpcddp.train.losses.additive import additive_loss, sum_statistics, weighted_mean
 from hpcddp.train.losses.declared import DeclaredLoss, Reduction, Share, ShareLoss
 from hpcddp.train.losses.ranks import gather_with_grad
@@ -25,7 +25,6 @@ __all__ = [
     "Share",
     "ShareLoss",
     "accumulate_additive",
-    "accumulate_gathered",
     "additive_loss",
     "gather_with_grad",
     "sum_statistics",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
-from enum import IntEnum
 
 import torch
 import torch.distributed as dist
@@ -13,18 +10,7 @@ from torch import Tensor
 
 from hpcddp.train import distributed
 from hpcddp.train.errors import LossError, describe
-from hpcddp.train.losses.ranks import (
-    INLINE,
-    InputSummary,
-    add_over_ranks,
-    agree,
-    checksum,
-    device_of_tensors,
-    first_different,
-    first_misuse,
-    rank_suffix,
-    scale_gradient,
-)
+from hpcddp.train.losses.ranks import add_over_ranks, scale_gradient
 
 
 def weighted_mean(
@@ -66,14 +52,15 @@ def weighted_mean(
         ``global_count`` it is L[r,a]: the mean over ranks of the sum over micro-steps is the loss of the global batch.
 
     Raises:
-        LossError: not exactly one of ``count`` and ``global_count`` is given, or one is not a real scalar tensor on
-            some rank; the same error on every rank.
+        LossError: not exactly one of ``count`` and ``global_count`` is given, or one is not a real scalar tensor.
     """
     if count is not None and global_count is None:
-        totals = _sum_over_ranks([(total, count)], group, scalars=True)
+        _check_scalars(total, count)
+        totals = sum_statistics([(total, count)], group=group)
         return _loss_of_sums(torch.div, (total, count), totals, group)
     if global_count is not None and count is None:
-        _refuse_misuse([total], scalars=True)
+        _check_statistics([(total,)])
+        _check_scalars(total)
         return total.double() * distributed.world_size(group) / global_count
     given = "neither count nor" if count is None else "both count and"
     raise LossError(
@@ -122,9 +109,9 @@ def additive_loss(
             what ``sum_statistics`` takes.
     """
     if totals is None:
-        totals = _sum_over_ranks([statistics], group)
+        totals = sum_statistics([statistics], group=group)
     else:
-        _refuse_misuse(statistics)
+        _check_statistics([statistics])
     return _loss_of_sums(function, statistics, totals, group)
 
 
@@ -152,12 +139,13 @@ def _loss_of_sums(
     return scale_gradient(loss, distributed.world_size(group))
 
 
+@torch.no_grad()
 def sum_statistics(
     statistics: Iterable[Sequence[Tensor]], *, group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, ...]:
     """Return the sums of statistics over all micro-batches of all ranks, without gradient.
 
-    One collective; a second one where the statistics are more than 512 numbers.
+    One collective.
 
     Args:
         statistics: for each micro-batch of this rank, in any order, its sums over samples; as many and of the same
@@ -169,49 +157,12 @@ def sum_statistics(
 
     Raises:
         LossError: there is no micro-batch: a rank without samples gives sums over none, not nothing; a statistic is
-            no tensor or complex; or its shape is another one in another micro-batch or on another rank. The same error
-            on every rank.
+            no tensor or complex; or its shape is another one in another micro-batch.
     """
-    return _sum_over_ranks([tuple(row) for row in statistics], group)
-
-
-class _Misuse(IntEnum):
-    """Mistakes in the statistics of a rank that the rank itself knows of; 0 is none."""
-
-    NOTHING = 1
-    NUMBER = 2
-    NO_TENSOR = 3
-    COMPLEX = 4
-    NO_SCALAR = 5
-    MICRO_BATCHES = 6
-    """The statistics of its micro-batches have different shapes."""
-
-
-@torch.no_grad()
-def _sum_over_ranks(
-    rows: Sequence[Sequence[Tensor]], group: dist.ProcessGroup | None, *, scalars: bool = False
-) -> tuple[Tensor, ...]:
-    """Return the sums of ``sum_statistics``.
-
-    Args:
-        rows: the statistics of each micro-batch.
-        scalars: whether statistics that have dimensions are refused.
-    """
-    summary = _summarise_statistics(rows, scalars=scalars)
-    device = device_of_tensors(itertools.chain.from_iterable(rows), group)
-    if summary.misuse:
-        local_sums = torch.zeros(0, dtype=torch.float64, device=device)
-    else:
-        local_sums = torch.stack([_flatten(row) for row in rows]).sum(0)
-
-    is_large = len(local_sums) > INLINE
-    _, sums = agree(
-        summary, _explain_refused_sum, device=device, group=group, values=local_sums[:INLINE], read=is_large
-    )
-    if is_large:
-        add_over_ranks(local_sums, group)
-        sums = local_sums
-
+    rows = [tuple(row) for row in statistics]
+    _check_statistics(rows)
+    sums = torch.stack([_flatten(row) for row in rows]).sum(0)
+    add_over_ranks(sums, group)
     parts = torch.split(sums, [statistic.numel() for statistic in rows[0]])
     return tuple(part.view(statistic.shape) for part, statistic in zip(parts, rows[0], strict=True))
 
@@ -221,95 +172,48 @@ def _flatten(statistics: Sequence[Tensor]) -> Tensor:
     return torch.cat([statistic.detach().double().reshape(-1) for statistic in statistics])
 
 
-def _refuse_misuse(statistics: Sequence[object], *, scalars: bool = False) -> None:
-    """Refuse statistics of this rank where no collective follows."""
-    sentence = _explain_refused_sum([_summarise_statistics([statistics], scalars=scalars)])
-    if sentence is not None:
-        raise LossError(sentence)
+def _check_statistics(rows: Sequence[Sequence[object]]) -> None:
+    """Check the statistics of this rank's micro-batches.
 
-
-def _summarise_statistics(rows: Sequence[Sequence[object]], *, scalars: bool) -> InputSummary:
-    """Return the summary of the statistics of each micro-batch; ``scalars`` refuses those that have dimensions."""
+    Raises:
+        LossError: they cannot be summed.
+    """
     if not rows or not rows[0]:
-        return InputSummary(misuse=_Misuse.NOTHING)
-    for statistic in itertools.chain.from_iterable(rows):
-        misuse = _misuse_of(statistic, scalars=scalars)
-        if misuse is not None:
-            return misuse
-    shapes = [_shapes(row) for row in rows]
+        raise LossError(
+            "sum_statistics got no statistics, and every rank must take part in the sum; give those of an empty share: "
+            "sums over no samples, which are 0"
+        )
+    shapes = []
+    for row in rows:
+        tensors = [statistic for statistic in row if isinstance(statistic, Tensor)]
+        if len(tensors) < len(row):
+            raise LossError(
+                "a statistic is no tensor, and statistics are tensors, which are summed over ranks; give the sum over "
+                "this rank's samples as a tensor, and what the global batch has as global_count of weighted_mean or "
+                "inside the function of additive_loss"
+            )
+        if any(statistic.is_complex() for statistic in tensors):
+            raise LossError(
+                "a statistic is complex, and sums are made in float64, which would lose its imaginary part; give "
+                "torch.view_as_real of it"
+            )
+        shapes.append([statistic.shape for statistic in tensors])
     if any(shapes_of_row != shapes[0] for shapes_of_row in shapes):
-        return InputSummary(misuse=_Misuse.MICRO_BATCHES)
-    return InputSummary(shapes=checksum(shapes[0]), count=len(shapes[0]), numbers=sum(map(math.prod, shapes[0])))
+        raise LossError(
+            "the statistics of the micro-batches are not as many, or not of the same shapes, and are summed; give sums "
+            "over samples, such as losses.sum(), not one number for each sample"
+        )
 
 
-def _shapes(statistics: Sequence[object]) -> list[tuple[int, ...]]:
-    return [tuple(statistic.shape) for statistic in statistics if isinstance(statistic, Tensor)]
+def _check_scalars(*values: object) -> None:
+    """Check what ``weighted_mean`` gets; what is no tensor is refused with the other statistics.
 
-
-def _misuse_of(statistic: object, *, scalars: bool) -> InputSummary | None:
-    """Return the summary of a rank with a statistic that cannot be summed; None if it can be."""
-    if isinstance(statistic, int | float):
-        return InputSummary(misuse=_Misuse.NUMBER, count=float(statistic))
-    if not isinstance(statistic, Tensor):
-        return InputSummary(misuse=_Misuse.NO_TENSOR)
-    if statistic.is_complex():
-        return InputSummary(misuse=_Misuse.COMPLEX, count=8 * statistic.element_size())
-    if scalars and statistic.dim() > 0:
-        return InputSummary(misuse=_Misuse.NO_SCALAR, count=statistic.numel())
-    return None
-
-
-def _explain_refused_sum(summaries: Sequence[InputSummary]) -> str | None:
-    """Return why the statistics of all ranks cannot be summed; None if they can."""
-    misused = first_misuse(summaries)
-    if misused is not None:
-        return _explain_misuse(misused, summaries)
-    different = first_different(summaries)
-    if different is None:
-        return None
-    return (
-        f"the statistics of rank {different} ({_describe_count(summaries[different])}) have other shapes than those of "
-        f"rank 0 ({_describe_count(summaries[0])}), and are summed over ranks; give sums over samples, such as "
-        "losses.sum(), not one number for each sample"
-    )
-
-
-def _describe_count(summary: InputSummary) -> str:
-    return f"{summary.count:g} of {summary.numbers:g} numbers"
-
-
-def _explain_misuse(rank: int, summaries: Sequence[InputSummary]) -> str:
-    number = f"{summaries[rank].count:g}"
-    where = rank_suffix(rank, summaries)
-    match _Misuse(summaries[rank].misuse):
-        case _Misuse.NOTHING:
-            return (
-                f"sum_statistics got no statistics{where}, and every rank must take part in the sum; give those of an "
-                "empty share: sums over no samples, which are 0"
-            )
-        case _Misuse.NUMBER:
-            return (
-                f"a statistic is the number {number}{where}, and statistics are tensors, which are summed over ranks; "
-                f"give what this rank has as torch.tensor({number}), or what the global batch has as global_count of "
-                "weighted_mean or inside the function of additive_loss"
-            )
-        case _Misuse.NO_TENSOR:
-            return (
-                f"a statistic{where} is no tensor, and statistics are tensors, which are summed over ranks; give the "
-                "sum over this rank's samples as a tensor"
-            )
-        case _Misuse.COMPLEX:
-            return (
-                f"a statistic is a complex{number} tensor{where}, and sums are made in float64, which would lose its "
-                "imaginary part; give torch.view_as_real of it"
-            )
-        case _Misuse.NO_SCALAR:
-            return (
-                f"weighted_mean got a tensor of {number} numbers with a dimension{where}, and takes the sum over this "
+    Raises:
+        LossError: a tensor has dimensions.
+    """
+    for value in values:
+        if isinstance(value, Tensor) and value.dim() > 0:
+            raise LossError(
+                f"weighted_mean got a tensor of {value.numel()} numbers with a dimension, and takes the sum over this "
                 "rank's samples, a scalar, and what divides it; write losses.sum()"
-            )
-        case _Misuse.MICRO_BATCHES:
-            return (
-                f"the statistics of the micro-batches{where} are not as many, or not of the same shapes, and are "
-                "summed; give sums over samples, such as losses.sum(), not one number for each sample"
             )

@@ -81,6 +81,11 @@ def one_correlation(model: nn.Module, micro_batches: Sequence[Pair]) -> Tensor:
     return loss.detach()
 
 
+def one_contrast(model: nn.Module, micro_batches: Sequence[Pair]) -> Tensor:
+    (pairs,) = micro_batches
+    return contrastive_clip.backward(model, pairs)
+
+
 def one_weighted_mean(model: nn.Module, micro_batches: Sequence[Pair]) -> Tensor:
     ((images, labels),) = micro_batches
     weights = class_weighted_cross_entropy.class_weights()
@@ -115,7 +120,7 @@ CASES = {
     "batch_dice": Case(segmentation_iou.load_digits, segmentation_iou.make_model, dice_backward, plain_dice),
     "class_weights": Case(*CLASSES, class_weighted_cross_entropy.backward, plain_class_weights),
     "contrastive_clip": Case(
-        contrastive_clip.load_digits, contrastive_clip.make_model, contrastive_clip.backward, plain_clip
+        contrastive_clip.load_digits, contrastive_clip.make_model, one_contrast, plain_clip, accumulates=False
     ),
     "weighted_mean": Case(*CLASSES, one_weighted_mean, plain_class_weights, accumulates=False),
     "correlation": Case(*CLASSES, one_correlation, plain_correlation, accumulates=False),

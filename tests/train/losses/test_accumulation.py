@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpcddp import LossError, accumulate_additive, accumulate_gathered
+from hpcddp import LossError, accumulate_additive
 from tests.messages import GoldenMessages
 
 
@@ -20,28 +20,20 @@ def squares(outputs: Tensor) -> tuple[Tensor, Tensor]:
     return outputs.square().sum(), torch.tensor(outputs.numel())
 
 
-def spread(outputs: Tensor) -> Tensor:
-    return torch.cdist(outputs, outputs).square().mean()
-
-
 def batches() -> list[Tensor]:
     return list(torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
 
 
-@pytest.mark.parametrize("kind", ["additive", "gathered"])
-def test_both_passes_see_the_same_noise_and_leave_the_statistics_of_one(kind: str) -> None:
+def test_both_passes_see_the_same_noise_and_leave_the_statistics_of_one() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.5), nn.BatchNorm1d(5)).double()
     seen: list[Tensor] = []
 
     def run(batch: Tensor) -> Sequence[Tensor]:
         seen.append(model(batch))
-        return squares(seen[-1]) if kind == "additive" else [seen[-1]]
+        return squares(seen[-1])
 
-    if kind == "additive":
-        accumulate_additive(root_mean, run, batches(), model=model)
-    else:
-        accumulate_gathered(spread, run, batches(), model=model)
+    accumulate_additive(root_mean, run, batches(), model=model)
     assert len(seen) == 6
     for first, second in zip(seen[:3], seen[3:], strict=True):
         assert torch.equal(first.detach(), second.detach())
@@ -64,7 +56,9 @@ def test_one_micro_batch_takes_one_pass() -> None:
 def gradient_scaled_by(factor: float) -> Tensor:
     torch.manual_seed(0)
     model = nn.Linear(5, 5).double()
-    accumulate_gathered(spread, lambda batch: [model(batch)], batches(), model=model, scale=lambda loss: loss * factor)
+    accumulate_additive(
+        root_mean, lambda batch: squares(model(batch)), batches(), model=model, scale=lambda loss: loss * factor
+    )
     return model.weight.grad if model.weight.grad is not None else torch.zeros(5, 5)
 
 
@@ -72,29 +66,9 @@ def test_every_backward_is_scaled() -> None:
     assert torch.allclose(gradient_scaled_by(1.0) * 1024, gradient_scaled_by(1024.0), rtol=1e-12)
 
 
-def test_complex_outputs_get_the_gradient_of_one_process() -> None:
-    def embed(rows: Tensor) -> list[Tensor]:
-        return [rows.to(weight.dtype) @ weight, rows]
-
-    def loss(outputs: Tensor, rows: Tensor) -> Tensor:
-        return (outputs @ outputs.mH).abs().square().mean() + (outputs.imag.sum() * rows.sum())
-
-    torch.manual_seed(0)
-    rows, numbers = torch.randn(7, 3, dtype=torch.float64), torch.randn(3, 2, dtype=torch.complex128)
-    weight = numbers.clone().requires_grad_()
-    loss(*embed(rows)).backward()  # type: ignore[no-untyped-call]
-    expected = weight.grad
-    weight = numbers.clone().requires_grad_()
-    accumulate_gathered(loss, embed, [rows[:4], rows[4:5], rows[5:]], model=nn.Identity())
-    assert weight.grad is not None
-    assert expected is not None
-    assert torch.allclose(weight.grad, expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("accumulate", [accumulate_additive, accumulate_gathered])
-def test_no_micro_batches_are_refused(golden: GoldenMessages, accumulate: type[object]) -> None:
+def test_no_micro_batches_are_refused(golden: GoldenMessages) -> None:
     with pytest.raises(LossError) as caught:
-        accumulate(root_mean, squares, [], model=nn.Linear(1, 1))  # type: ignore[call-arg]
+        accumulate_additive(root_mean, squares, [], model=nn.Linear(1, 1))
     message = golden.message(caught.value)
     assert "no micro-batches" in message
     assert "give an empty share" in message

@@ -107,14 +107,16 @@ def test_complex_statistics_are_refused(golden: GoldenMessages) -> None:
         with pytest.raises(LossError) as caught:
             use()
         message = golden.message(caught.value)
-        assert "a complex64 tensor" in message
+        assert "a statistic is complex" in message
         assert "give torch.view_as_real" in message
 
 
 def test_misuse_is_refused_in_one_process_too(golden: GoldenMessages) -> None:
     vector, one = torch.ones(3), torch.ones(())
     wrong: dict[tuple[str, ...], Callable[[], object]] = {
-        ("the number 5", "give", "torch.tensor(5)", "global_count"): lambda: weighted_mean(one, 5),  # type: ignore[arg-type]
+        ("a statistic is no tensor", "as a tensor", "global_count"): lambda: weighted_mean(one, 5),  # type: ignore[arg-type]
+        ("micro-batches are not as many", "losses.sum()"): lambda: sum_statistics([[vector], [one]]),
+        ("gathered is no tensor", "[n, ...]"): lambda: gather_with_grad(1.0),  # type: ignore[arg-type]
         ("weighted_mean got a tensor of 3 numbers", "write losses.sum()"): lambda: weighted_mean(vector, one),
         ("a tensor of 3 numbers", "losses.sum()"): lambda: weighted_mean(vector, global_count=one),
         ("gathered is a scalar", "give the outputs [n, ...]"): lambda: gather_with_grad(one),
