@@ -70,22 +70,12 @@ _OTHER_NAMES = MappingProxyType(
         "ls": "status",
     }
 )
-_COMPLETION = ("--install-completion", "--show-completion")
 
 
 class _Commands(CommandsOnDemand):
     """All commands."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  typer's own copy of click's Context
-        """Refuse words after the options for completion, which would have no effect."""
-        option, *words = [word for word in args if word != "--debug"] or [""]
-        if option in _COMPLETION and words and words[0] not in ctx.help_option_names:
-            raise UserError(
-                f"{option} is for the shell that you call it from, and takes no word; leave out {words[0]!r}"
-            )
-        return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401  as above
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401  typer's own copy of click's Context
         """Answer the name that another tool has for a command with the name here."""
         if args[0] in _OTHER_NAMES and not ctx.resilient_parsing:
             raise UserError(f"there is no command {args[0]}; write hpcddp {_OTHER_NAMES[args[0]]}")

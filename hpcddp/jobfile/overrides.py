@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path as FilePath
@@ -183,11 +181,9 @@ def _override_of_axis(text: str, earlier_overrides: Sequence[Override]) -> Overr
     """Return the values of one ``--sweep KEY=VALUES``, or the problem with it."""
     key, equals, values = text.partition("=")
     key = key.strip()
-    if not key:
-        sentence = "is not KEY.PATH=VALUES; write for example --sweep train.seed=0..4"
+    if not key or not equals:
+        sentence = f"is {shown(text)}, expected KEY.PATH=VALUES; write for example --sweep train.seed=0..4"
         return Problem(file=SWEEP_OPTION, sentence=sentence)
-    if not equals:
-        return Problem(file=SWEEP_OPTION, sentence=_no_axis(key))
     path = ("sweep", key)
     file = f"{SWEEP_OPTION} {key}"
     if any(override.path == path for override in earlier_overrides):
@@ -197,15 +193,6 @@ def _override_of_axis(text: str, earlier_overrides: Sequence[Override]) -> Overr
     except DocumentError as error:
         return Problem(file=file, key=key, sentence=error.sentence)
     return Override(path=path, value=value, source=Source(origin=SWEEP_OPTION, file=file))
-
-
-def _no_axis(text: str) -> str:
-    """Return the message for a ``--sweep`` without values."""
-    if is_placeholder(text) or find_key(path_of(text)) is not None:
-        example = shlex.quote(text) + "=" + ("0.1,0.2" if is_placeholder(text) else "VALUE,VALUE")
-    else:
-        example = "train.seed=0..4"
-    return f"is {shown(text)}, expected KEY.PATH=VALUES; write for example --sweep {example}"
 
 
 def _read_axis(key: str, text: str) -> list[Any]:
@@ -222,8 +209,7 @@ def _read_axis(key: str, text: str) -> list[Any]:
             "is not a list of values; write them with commas between them, and quote a string with commas"
         )
     if len(values) == 1 and isinstance(values[0], list) and not _takes_lists(key):
-        inner = ",".join(word.strip() for word in text.strip()[1:-1].split(","))
-        raise DocumentError(f"has its values in brackets; write {shlex.quote(f'{key}={inner}')}")
+        return _read_axis(key, text.strip()[1:-1])
     spellings = [document.written.get((str(index),)) for index in range(len(values))]
     if is_placeholder(key):
         return list(expand_ranges(map(_for_command, values, spellings)))
@@ -249,17 +235,12 @@ def _read_file(path: FilePath) -> object:
     text = read_text(path)
     if isinstance(text, Problem):
         raise JobFileError.of([text])
-    readers: Mapping[str, Callable[[str], Any]] = {".csv": _read_csv, ".json": json.loads}
+    # JSON is YAML, too.
+    read = _read_csv if path.suffix.lower() == ".csv" else _read_yaml
     try:
-        value = readers.get(path.suffix.lower(), _read_yaml)(text)
+        value = read(text)
     except DocumentError as error:
         raise JobFileError.of([Problem(file=str(path), line=error.line, sentence=error.sentence)]) from None
-    except json.JSONDecodeError as error:
-        sentence = f"is not valid JSON ({error.msg}); write a list of mappings, or YAML in a file that ends in .yaml"
-        raise JobFileError.of([Problem(file=str(path), line=error.lineno, sentence=sentence)]) from None
-    except (RecursionError, ValueError):
-        sentence = "holds a number of too many digits, or too many levels of brackets; write a list of mappings"
-        raise JobFileError.of([Problem(file=str(path), sentence=sentence)]) from None
     if not value:
         sentence = "contains no element; write a list of mappings from key paths to values"
         raise JobFileError.of([Problem(file=str(path), sentence=sentence)])

@@ -238,12 +238,7 @@ def _script_sentence(path: FilePath, text: str) -> str:
     if _DIRECTIVE.search(text):
         command = shlex.join(["hpcddp", "init", "--from", str(path)])
         return f"is a script for sbatch, not a job file; make a job file from it: {command}"
-    first_line = text.partition("\n")[0]
-    program = "python" if "python" in first_line else "bash"
-    return (
-        f"begins with {first_line!r}, so it is a script, not a job file; to run it in a job, write -- {program} "
-        f"{path}, or if it calls srun, -- and what srun starts"
-    )
+    return f"is a script, not a job file; to run it in a job, write its interpreter before it, as in: -- bash {path}"
 
 
 def _merge_defaults(

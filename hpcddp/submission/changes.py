@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hpcddp.batch.plan import BatchStart, Steps, plan_batch
-from hpcddp.batch.scaling import ScaledRule, learning_rate_at, scaled_hyperparameters
+from hpcddp.batch.scaling import learning_rate_at, scaled_hyperparameters
 from hpcddp.errors import counted
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.checkpoints import InvalidCheckpointError, Manifest, list_checkpoints, verify
@@ -211,19 +211,4 @@ def _rule_sentence(job_before: JobSpec, job_now: JobSpec) -> str:
     return (
         f"kappa is {scaled_now.kappa:g} instead of {scaled_before.kappa:g}, and rule {learning_rate.rule} makes the "
         f"rate {scaled_now.learning_rate:g} instead of {scaled_before.learning_rate:g}"
-        f"{_changed_constants(scaled_before, scaled_now)}"
     )
-
-
-def _changed_constants(scaled_before: ScaledRule, scaled_now: ScaledRule) -> str:
-    """Return what a rule changes beside the learning rate, as the end of a sentence."""
-    text = ""
-    if scaled_now.betas != scaled_before.betas:
-        text += f"; betas {_betas_text(scaled_now.betas)} instead of {_betas_text(scaled_before.betas)}"
-    if scaled_now.ema_decay != scaled_before.ema_decay:
-        text += f"; averaged weights decay by {scaled_now.ema_decay:g} instead of {scaled_before.ema_decay:g}"
-    return text
-
-
-def _betas_text(betas: tuple[float, float] | None) -> str:
-    return "none" if betas is None else f"({betas[0]:g}, {betas[1]:g})"

@@ -29,16 +29,13 @@ from hpcddp.submission.code_copy import remove_copies, write_copy
 from hpcddp.submission.project import PROGRAMS, Project, ProjectFile, find_project, is_below, suffix_of
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 
-# Only where git tracks them or the command names them: programs write such files too.
+# Only where git tracks them: programs write such files too.
 _CONFIGURATIONS: Final = frozenset({".cfg", ".gin", ".ini", ".json", ".toml", ".yaml", ".yml"})
-# Only where git tracks it: what a command names may be the file for its results.
-_JSON: Final = ".json"
 _YAML: Final = frozenset({".yaml", ".yml"})
 # The job was read when it was submitted, so an edit of a job file changes nothing.
 _JOB: Final = re.compile(rb"^(?:train|command|entrypoint|resources):", re.MULTILINE)
 _NAME_OF_JOB: Final = re.compile(rb"^name:", re.MULTILINE)
 _SETTINGS: Final = "hpcddp.toml"
-_BETWEEN_NAMES: Final = re.compile(r"[\s='\"]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,7 @@ class SubmissionCode:
         """
         record = self.record
         notes: tuple[str, ...] = ()
-        if record.unknown is not None:
+        if record.unknown is not None and self.project.git is not None:
             notes = (f"later changes of the code will not be noticed: {record.unknown}",)
         if self.is_copied:
             record, notes = write_copy(self.project, record, run)
@@ -81,18 +78,16 @@ def take_code(request: SubmitRequest) -> SubmissionCode:
     mode = request.job.spec.environment.code
     project = find_project(request)
     if mode != "live" and project.unknown is not None:
-        raise SubmissionError(f"environment.code is {mode}, and {project.unknown}; write environment.code: live")
+        instead = "write environment.code: live"
+        if project.git is None:
+            instead = f"run git init there, with a .gitignore for data and outputs, or {instead}"
+        raise SubmissionError(f"environment.code is {mode}, and {project.unknown}; {instead}")
     if mode == "snapshot":
-        _refuse_without_git(project, request)
         _refuse_absolute_paths(project, request)
         _refuse_programs_outside(project, request)
-    configurations = _configurations_in_command(project, request)
-    files = {file.name: file for file in project.files}
-    if project.git is None and project.unknown is None:
-        files |= {name: ProjectFile(name=name, is_tracked=False) for name in configurations}
     hashes = {}
-    for file in files.values():
-        content = _code_in(f"{project.root}/{file.name}", file, configurations)
+    for file in project.files:
+        content = _code_in(f"{project.root}/{file.name}", file)
         if content is not None:
             hashes[file.name] = digest_of(content)
     record = CodeRecord(
@@ -101,20 +96,9 @@ def take_code(request: SubmitRequest) -> SubmissionCode:
     return SubmissionCode(project=project, record=record, is_copied=mode == "snapshot")
 
 
-def _configurations_in_command(project: Project, request: SubmitRequest) -> frozenset[str]:
-    """Return the files that the command names and whose suffix is that of a configuration, relative to the project."""
-    names = set()
-    for text in _texts_of_command(request):
-        for word in _BETWEEN_NAMES.split(text):
-            suffix = suffix_of(word)
-            if suffix in _CONFIGURATIONS and suffix != _JSON:
-                names.add(os.path.relpath(request.directory.resolve() / word, project.root))
-    return frozenset(names)
-
-
-def _code_in(path: str, file: ProjectFile, configurations: frozenset[str]) -> bytes | None:
+def _code_in(path: str, file: ProjectFile) -> bytes | None:
     """Return the content of a file that is code; None if it is data, too large, or cannot be read."""
-    if not _may_be_code(path, file, configurations):
+    if not _may_be_code(path, file):
         return None
     try:
         content = content_of(path)
@@ -124,8 +108,8 @@ def _code_in(path: str, file: ProjectFile, configurations: frozenset[str]) -> by
     return None if is_job or len(content) > LARGEST_CODE_FILE else content
 
 
-def _may_be_code(path: str, file: ProjectFile, configurations: frozenset[str]) -> bool:
-    """Return whether a file is code by its name, by the command, or as an executable without a suffix."""
+def _may_be_code(path: str, file: ProjectFile) -> bool:
+    """Return whether a file is code by its name, or as an executable without a suffix."""
     try:
         file.name.encode()
     except UnicodeEncodeError:
@@ -135,8 +119,7 @@ def _may_be_code(path: str, file: ProjectFile, configurations: frozenset[str]) -
         return True
     if suffix in _CONFIGURATIONS:
         is_hidden = file.name.startswith(".") or "/." in file.name
-        is_configuration = file.is_tracked and not is_hidden and PurePath(path).name != _SETTINGS
-        return is_configuration or file.name in configurations
+        return file.is_tracked and not is_hidden and PurePath(path).name != _SETTINGS
     if suffix:
         return False
     try:
@@ -145,15 +128,6 @@ def _may_be_code(path: str, file: ProjectFile, configurations: frozenset[str]) -
         return False
     is_executable = stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IXUSR
     return bool(is_executable) and status.st_size <= LARGEST_CODE_FILE
-
-
-def _refuse_without_git(project: Project, request: SubmitRequest) -> None:
-    if project.git is None:
-        raise SubmissionError(
-            f"environment.code is snapshot, and {request.directory} is in no git repository, so that code cannot be "
-            "distinguished from data; run git init there, with a .gitignore for data and outputs, or write "
-            "environment.code: frozen"
-        )
 
 
 def _refuse_absolute_paths(project: Project, request: SubmitRequest) -> None:

@@ -1,19 +1,16 @@
 """The project that a job is submitted from: its files, what git ignores in it, and its virtual environments.
 
-A project is a git repository; its files are what git tracks or does not ignore. Without git it is the directory of the
-script, or that of the submission, and its files are the programs there and in its packages.
+A project is a git repository; its files are what git tracks or does not ignore. Without git nothing is known of them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Final
 
-from hpcddp.jobfile.job import JobSpec
 from hpcddp.submission.git import Git, find_git
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 
@@ -28,7 +25,6 @@ PROGRAMS: Final = frozenset(
 _SLOW: Final = "git did not list the files of the project in time"
 _LARGEST_LIST: Final = 64 << 20
 _LONGEST_PATH: Final = 1 << 16
-_MOST_FILES_WITHOUT_GIT: Final = 5000
 _ENVIRONMENT_MARK: Final = "pyvenv.cfg"
 _CONDA_MARK: Final = "conda-meta"
 # ls-files -t: the tags of files that git does not track, and of those that a sparse checkout leaves out.
@@ -62,7 +58,7 @@ class Project:
     """The project that a job is submitted from.
 
     Args:
-        directory: the directory of submission, relative to ``root``; without git it may begin with ``..``.
+        directory: the directory of submission, relative to ``root``.
         files: its files, without those of virtual environments and of the directory of runs.
         run_root: the directory of all runs, relative to ``root``; None if it is elsewhere.
         git: git in ``root``; None without git.
@@ -117,11 +113,9 @@ def find_project(request: SubmitRequest) -> Project:
     directory = request.directory.resolve()
     run_root = (directory / request.job.spec.run_root).resolve()
     git = find_git(directory, request.environment)
-    if git is None:
-        return _without_git(directory, run_root, request.job.spec)
-    top = _top_of(git)
-    if top is None:
-        return _without_git(directory, run_root, request.job.spec)
+    top = None if git is None else _top_of(git)
+    if git is None or top is None:
+        return Project(root=directory, directory="", unknown=f"{directory} is in no git repository")
     git = replace(git, directory=top)
     below_top = "" if directory == top else directory.relative_to(top).as_posix()
     project = Project(root=top, directory=below_top, git=git)
@@ -195,39 +189,6 @@ def _files_of_repository(git: Git, name: str, folder: str) -> list[ProjectFile]:
     if not (directory / ".git").exists():
         return []
     return _files_of(replace(git, directory=directory), f"{folder}{name}/") or []
-
-
-def _without_git(directory: Path, run_root: Path, spec: JobSpec) -> Project:
-    """Return the programs beside the script of a command, or in the directory of submission."""
-    root = directory
-    for word in spec.command or ():
-        script = directory / word
-        if suffix_of(word) in PROGRAMS and script.is_file():
-            root = script.resolve().parent
-            break
-    below_root = "" if directory == root else os.path.relpath(directory, root)
-    project = Project(root=root, directory=below_root)
-    files: list[ProjectFile] = []
-    for path in _programs_in(root, run_root):
-        files.append(ProjectFile(name=path.relative_to(root).as_posix(), is_tracked=False))
-        if len(files) > _MOST_FILES_WITHOUT_GIT:
-            return replace(
-                project, unknown=f"{root} is in no git repository and has more than {_MOST_FILES_WITHOUT_GIT} programs"
-            )
-    return replace(project, files=tuple(files))
-
-
-def _programs_in(folder: Path, run_root: Path) -> Iterator[Path]:
-    """Yield the programs of a directory, and those of the packages in it."""
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return
-    for entry in entries:
-        if suffix_of(entry.name) in PROGRAMS and entry.is_file():
-            yield entry
-        elif entry != run_root and (entry / "__init__.py").is_file():
-            yield from _programs_in(entry, run_root)
 
 
 def _is_environment(folder: Path) -> bool:

@@ -14,10 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.cli import boundary
-from hpcddp.cli.main import app
 from tests.cli.slow_libraries import SLOW, UNINSTALL
-from tests.messages import GoldenMessages
 
 BASH = """
 eval "$(_HPCDDP_COMPLETE=source_bash hpcddp)"
@@ -212,14 +209,3 @@ class Shell:
         """End it."""
         os.close(self._terminal)
         self._process.wait(timeout=30)
-
-
-@pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
-def test_the_options_for_completion_take_no_word(
-    capsys: pytest.CaptureFixture[str], option: str, golden: GoldenMessages
-) -> None:
-    assert boundary.run(app, [option, "fish"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert golden.message(captured.err).startswith(f"hpcddp: {option} ")
-    assert captured.err.endswith("takes no word; leave out 'fish'\n")

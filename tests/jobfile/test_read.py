@@ -215,16 +215,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, golden: GoldenMessa
     assert_facts(golden.message(caught.value), "a\\x00b: is not a valid path", "check it")
 
 
-@pytest.mark.parametrize(
-    ("text", "command"),
-    [("#!/bin/bash\nsrun x\n", "-- bash "), ("#!/usr/bin/env python3\nprint(1)\n", "-- python ")],
-)
-def test_a_script_is_told_from_a_job_file(tmp_path: Path, text: str, command: str, golden: GoldenMessages) -> None:
+def test_a_script_is_told_from_a_job_file(tmp_path: Path, golden: GoldenMessages) -> None:
     script = tmp_path / "old.sbatch"
-    script.write_text(text)
+    script.write_text("#!/bin/bash\nsrun x\n")
     with pytest.raises(JobFileError) as refused:
         load_job(script)
-    assert f"write {command}{script}" in golden.message(refused.value)
+    assert f"as in: -- bash {script}" in golden.message(refused.value)
 
 
 @pytest.mark.parametrize("text", ["#!/bin/bash\n#SBATCH -N 2\nsrun x\n", "#SBATCH -N 2\nsrun x\n"])

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.run.code import CodeRecord, changes_since
+from hpcddp.run.code import changes_since
+from hpcddp.run.directory import RunDirectory
 from hpcddp.submission.code import take_code
 from hpcddp.submission.request import SubmissionError
 from tests.messages import GoldenMessages
@@ -51,23 +52,6 @@ def test_a_program_that_git_does_not_track_is_code_and_another_file_is_not(proje
     (project / "run").chmod(0o755)
     write_files(project, {"notes": "no program\n"})
     assert code_in(project) == {*CODE, "new.py", "run"}
-
-
-def test_a_configuration_that_the_command_names_is_code_without_git_too(project: Path, tmp_path: Path) -> None:
-    job = "name: demo\ntrain: {}\n"
-    named = {"exp.yaml": "lr: 1\n", "deep/a.toml": "", "b.ini": "", "out.json": "{}", "job2.yml": job}
-    words = (
-        "python", "../train.py", "--config=../exp.yaml", "../deep/a.toml", "bash", "-c", "run '../b.ini'",
-        "../out.json", "../job2.yml", "absent.yaml",
-    )  # fmt: skip
-    write_files(project, {**named, "other.yaml": ""})
-    (project / "experiments").mkdir()
-    # JSON that git does not track may be where the command writes its results.
-    assert code_in(project / "experiments", *words) == {*CODE, "exp.yaml", "deep/a.toml", "b.ini"}
-    write_files(tmp_path / "plain", {**named, "train.py": "", "other.yaml": "", "experiments/notes.txt": ""})
-    assert code_in(tmp_path / "plain" / "experiments", *words) == {"train.py", "exp.yaml", "deep/a.toml", "b.ini"}
-    absolute = str(tmp_path / "plain" / "exp.yaml")
-    assert code_in(tmp_path / "plain", "python", "train.py", absolute) == {"train.py", "exp.yaml"}
 
 
 def test_runs_and_virtual_environments_are_no_code(project: Path) -> None:
@@ -122,29 +106,12 @@ def test_a_file_in_conflict_is_one_file(project: Path) -> None:
     assert code_in(project) == CODE
 
 
-def test_without_git_the_code_is_beside_the_script(tmp_path: Path) -> None:
-    write_files(
-        tmp_path,
-        {
-            "code/train.py": "", "code/pkg/__init__.py": "", "code/pkg/deep/__init__.py": "", "code/pkg/deep/a.py": "",
-            "code/data/table.py": "", "code/config.yaml": "", "elsewhere.py": "",
-        },
-    )  # fmt: skip
-    inside = {"train.py", "pkg/__init__.py", "pkg/deep/__init__.py", "pkg/deep/a.py"}
-    assert code_in(tmp_path / "code") == inside
-    code = take_code(request_in(tmp_path, "live", "python", "code/train.py"))
-    assert (set(code.record.files), code.record.root) == (inside, str(tmp_path / "code"))
-
-
-def test_a_directory_of_thousands_of_programs_without_git_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
-) -> None:
-    monkeypatch.setattr("hpcddp.submission.project._MOST_FILES_WITHOUT_GIT", 2)
-    write_files(tmp_path, {"a.py": "", "b.py": "", "c.py": ""})
-    record = take_code(request_in(tmp_path)).record
-    assert not record.files
-    assert "more than 2 programs" in str(record.unknown)
-    with pytest.raises(SubmissionError, match="more than 2 programs") as error:
+def test_without_git_nothing_is_known_of_the_code(tmp_path: Path, golden: GoldenMessages) -> None:
+    write_files(tmp_path, {"train.py": ""})
+    code = take_code(request_in(tmp_path))
+    assert not code.record.files
+    assert code.write(RunDirectory(tmp_path)) == ()
+    with pytest.raises(SubmissionError, match="in no git repository; run git init") as error:
         take_code(request_in(tmp_path, "frozen"))
     golden.message(error.value, {str(tmp_path): "/project"})
 
@@ -198,11 +165,3 @@ def test_of_many_changes_the_first_are_named(project: Path) -> None:
     record = take_code(request_in(project)).record
     write_files(project, {f"m{number}.py": "x" for number in range(5)})
     assert changes_since(record).sentence == "m0.py, m1.py, m2.py and 2 more changed since the submission"
-
-
-def test_a_script_in_another_directory_than_that_of_the_submission_has_code_too(tmp_path: Path) -> None:
-    write_files(tmp_path, {"code/train.py": "", "code/model.py": "", "work/notes.txt": ""})
-    record = take_code(request_in(tmp_path / "work", "live", "python", str(tmp_path / "code" / "train.py"))).record
-    assert record.files.keys() == {"train.py", "model.py"}
-    assert record.directory == "../work"
-    assert CodeRecord.from_document(record.as_document()) == record
