@@ -8,6 +8,7 @@ from typing import Final
 
 from hpcddp.script.directives import Flag
 from hpcddp.script.kinds import kind_of, kind_of_words, program_words, split_srun
+from hpcddp.script.launch import HOUSEKEEPING, HOUSEKEEPING_MODULES
 from hpcddp.script.parse import Script
 from hpcddp.script.shell import Command
 
@@ -16,8 +17,6 @@ LAUNCHERS: Final = frozenset({"torchrun", "accelerate"})
 _WORK: Final = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun", "python"})
 # Programs that prepare the work, or look at a node.
 _PREPARATIONS: Final = frozenset({"print", "module", "activate", "export", "set", "directory"})
-_PREPARING_PROGRAMS: Final = frozenset({"cp", "mkdir", "rm", "rsync", "sleep", "tar", "true", "unzip"})
-_PREPARING_MODULES: Final = frozenset({"pip", "venv", "compileall"})
 # The module that copies the data to the nodes.
 _OWN_STEP: Final = "hpcddp.supervise"
 _SHORT_PYTHON: Final = frozenset({"-c", "-V", "--version"})
@@ -71,11 +70,11 @@ def _launches(script: Script) -> Iterator[Launch]:
 
 def _only_prepares(words: tuple[str, ...], kind: str) -> bool:
     """Return whether a program only prepares the work: it copies, installs, or prints a version."""
-    if words[0].rpartition("/")[2] in _PREPARING_PROGRAMS or _OWN_STEP in words:
+    if words[0].rpartition("/")[2] in HOUSEKEEPING or _OWN_STEP in words:
         return True
     if kind != "python" or len(words) == 1:
         return False
-    return words[1] in _SHORT_PYTHON or (words[1] == "-m" and words[2:3] != () and words[2] in _PREPARING_MODULES)
+    return words[1] in _SHORT_PYTHON or (words[1] == "-m" and words[2:3] != () and words[2] in HOUSEKEEPING_MODULES)
 
 
 def last_flag(script: Script, *names: str) -> Flag | None:

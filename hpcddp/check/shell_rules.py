@@ -9,7 +9,7 @@ from typing import Final
 
 from hpcddp.check.finding import Edit, Example, Hit, Rule, Severity, Subject
 from hpcddp.check.launches import LAUNCHERS, Launch, count_in, flag_count, last_flag, launches_of
-from hpcddp.script.directives import Flag
+from hpcddp.script.directives import Flag, signal_name
 from hpcddp.script.parse import Script
 from hpcddp.script.shell import Command
 from hpcddp.script.syntax import BASH_SYNTAX, script_error
@@ -180,7 +180,7 @@ def _unheard_signal(subject: Subject) -> Iterator[Hit]:
     match = None if flag is None else _SIGNAL.fullmatch(flag.value or "")
     if flag is None or match is None:
         return
-    name = _signal_name(match["signal"])
+    name = signal_name(match["signal"])
     if "B" in (match["to"] or ""):
         yield from _signal_to_shell(subject.script, flag, name)
     else:
@@ -228,21 +228,13 @@ def _signal_to_steps(script: Script, flag: Flag, name: str) -> Iterator[Hit]:
             )
 
 
-_SIGNAL_NAMES: Final = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
-
-
-def _signal_name(text: str) -> str:
-    name = text.upper().removeprefix("SIG")
-    return _SIGNAL_NAMES.get(name, name)
-
-
 def _traps_for(script: Script, name: str) -> list[Command]:
     """Return the traps of a script for a signal that run something."""
     return [
         command
         for command in script.commands
         if command.texts[:1] == ("trap",)
-        and name in {_signal_name(word) for word in command.texts[2:]}
+        and name in {signal_name(word) for word in command.texts[2:]}
         and command.texts[1] not in {"", "-", "--", "-p"}
     ]
 

@@ -251,3 +251,12 @@ def _read_short_flags(
             yield Flag(line=line, name=name, value=letters)
             return
         yield _with_next_word(line, name, remaining, slurm_flags)
+
+
+_SIGNAL_NAMES: Final = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
+
+
+def signal_name(text: str) -> str:
+    """Return the name of a signal, without SIG, from its name or its number."""
+    name = text.upper().removeprefix("SIG")
+    return _SIGNAL_NAMES.get(name, name)

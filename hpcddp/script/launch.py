@@ -33,7 +33,7 @@ HOUSEKEEPING: Final = frozenset(
      "wandb", "huggingface-cli", "hf", "sacct", "seff", "scp", "sbcast", "xargs", "envsubst", "dos2unix",
      "nvidia-cuda-mps-control", "dcgmi", "sacctmgr", "sinfo", "ssh-keygen", "getopts", "printenv"}
 )  # fmt: skip
-_HOUSEKEEPING_MODULES: Final = frozenset({"venv", "pip", "ensurepip", "virtualenv", "json.tool"})
+HOUSEKEEPING_MODULES: Final = frozenset({"compileall", "venv", "pip", "ensurepip", "virtualenv", "json.tool"})
 _PREPARING: Final = frozenset(
     {"module", "activate", "export", "assignment", "set", "directory", "print", "trap", "control"}
 )
@@ -138,7 +138,7 @@ def _certainty(words: tuple[Word, ...]) -> int:
     if kind in {"torchrun", "accelerate", "deepspeed"}:
         return _LAUNCHER
     if kind == "python":
-        runs_module = "-m" in texts[:-1] and texts[texts.index("-m") + 1] in _HOUSEKEEPING_MODULES
+        runs_module = "-m" in texts[:-1] and texts[texts.index("-m") + 1] in HOUSEKEEPING_MODULES
         return _NO_LAUNCH if runs_module or gives_code(words) else _PYTHON
     name = PurePosixPath(texts[0]).name
     return _NO_LAUNCH if name in HOUSEKEEPING or "$" in texts[0] else _PROGRAM

@@ -14,7 +14,7 @@ from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, NAME_PATTERN
 from hpcddp.jobfile.job import find_key
 from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED, REFUSED_FLAGS, SRUN_VARIABLES, fields_of_gres
 from hpcddp.jobfile.slurm_flags import SBATCH
-from hpcddp.script.directives import Flag
+from hpcddp.script.directives import Flag, signal_name
 from hpcddp.script.draft import Draft
 from hpcddp.script.launch import Launch
 from hpcddp.script.parse import Script
@@ -30,7 +30,6 @@ or not at all, because the batch script runs the program once."""
 _ALIASES: Final = MappingProxyType({"tasks-per-node": "ntasks-per-node", "cluster": "clusters"})
 _GPU_FLAGS: Final = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
 _COUNT_FLAGS: Final = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu", *_GPU_FLAGS)
-_SIGNALS: Final = MappingProxyType({"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT", "1": "HUP"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,8 +385,7 @@ def _take_memory(flag: Flag, draft: Draft) -> None:
 def _take_signal(flag: Flag, draft: Draft) -> None:
     target, _, rest = (flag.value or "").rpartition(":")
     number, _, seconds = rest.partition("@")
-    signal = number.upper().removeprefix("SIG")
-    signal = _SIGNALS.get(signal, signal)
+    signal = signal_name(number)
     lead = f"{seconds or 60}s"
     notes = []
     if "B" in target:
