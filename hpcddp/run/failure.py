@@ -21,8 +21,6 @@ _LONGEST_LINE = 300
 _MOST_LINES_BELOW_HEADLINE = 9
 _FIRST_LINES_BELOW_HEADLINE = 4
 _RANKS_NAMED = 16
-DIFFERENT_STATES: Final = "different_states"
-"""The kind of the error of ranks that have different states after the same step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

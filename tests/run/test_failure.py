@@ -4,7 +4,6 @@ from pathlib import Path
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import (
-    DIFFERENT_STATES,
     FailureRecord,
     beginning,
     describe_failure,
@@ -53,19 +52,6 @@ def test_a_failure_of_all_ranks_is_told_once(tmp_path: Path) -> None:
     for rank in range(3):
         write_failure(attempt, record(rank, time=float(rank)))
     assert describe_failure(attempt, read_failures(attempt)).splitlines()[-2] == "the same on ranks 1, 2"
-
-
-def test_no_rank_and_no_node_is_blamed_for_states_that_differ(tmp_path: Path) -> None:
-    attempt = attempt_in(tmp_path)
-    why = "after step 7 the states of rank 0 and rank 2 differ, and none of them is saved"
-    # Rank 1 was killed.
-    for rank in (0, 1, 2):
-        attempt.rank_log(rank).touch()
-    for rank in (0, 2):
-        write_failure(attempt, record(rank, time=float(rank), kind=DIFFERENT_STATES, message=why))
-    failures = read_failures(attempt)
-    assert failure_sentence(attempt, failures) == why
-    assert node_of_first_failure(attempt, failures) is None
 
 
 def test_the_first_record_of_a_rank_stays(tmp_path: Path) -> None:
