@@ -19,25 +19,15 @@ from typing import IO, Any, ClassVar, Final, cast
 
 from hpcddp.errors import HpcddpError
 from hpcddp.run.files import NotRegularError, open_regular, why_unreadable
+from hpcddp.run.record import LARGEST_RECORD, LATEST_TIME, Record
 from hpcddp.stop.reasons import ExitCode
 
 MANIFEST: Final = "manifest.json"
 LATEST: Final = "latest"
 BEST: Final = "best"
 """A symbolic link to the checkpoint of the best evaluation."""
-LARGEST_MANIFEST: Final = 1 << 28
-"""Bytes; no writer makes one as large, and a file of a damaged size is not read into memory."""
 _CHECKSUM: Final = "sha256"
 _HEAD = re.compile(rf'\{{\n  "{_CHECKSUM}": "([0-9a-f]{{64}})",\n')
-_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
-    "step": (int,),
-    "attempt": (int,),
-    "time": (int, float),
-    "contract": (dict,),
-    "progress": (dict,),
-    "information": (dict,),
-    "files": (dict,),
-}
 # A file of the checkpoint's own directory, and no longer than a file system takes.
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", re.ASCII)
 # Not more digits than a 64-bit number holds.
@@ -46,7 +36,7 @@ _TEMPORARY = re.compile(r"\.step-\d{6,}\.(\d+)\.[0-9a-f]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Record):
     """What a checkpoint holds.
 
     Args:
@@ -58,6 +48,8 @@ class Manifest:
         information: what may change between attempts: world size, accumulation, versions.
         files: the other files, by name.
     """
+
+    IS_VERSIONED: ClassVar[bool] = False
 
     step: int
     attempt: int
@@ -75,10 +67,10 @@ class Manifest:
         """
         lines = json.dumps(asdict(self), indent=2, ensure_ascii=False).removeprefix("{\n") + "\n"
         content = lines.encode()
-        if len(content) > LARGEST_MANIFEST:
+        if len(content) > LARGEST_RECORD:
             raise ValueError(
                 f"the manifest of a checkpoint would have {len(content)} bytes, and the largest that is read has "
-                f"{LARGEST_MANIFEST}; put what is large into the objects that are saved"
+                f"{LARGEST_RECORD}; put what is large into the objects that are saved"
             )
         return f'{{\n  "{_CHECKSUM}": "{hashlib.sha256(content).hexdigest()}",\n{lines}'
 
@@ -98,15 +90,13 @@ class Manifest:
             document = json.loads(text, object_pairs_hook=_without_duplicates)
         except RecursionError as error:
             raise ValueError("its content is nested too deeply") from error
-        del document[_CHECKSUM]
-        if document.keys() != _KINDS.keys():
-            raise ValueError("its keys are not those of a manifest")
-        for name, kinds in _KINDS.items():
-            if type(document[name]) not in kinds:
-                raise ValueError(f"its {name} is a {type(document[name]).__name__}")
-        if not 0 <= document["time"] < 1 << 63:
+        manifest = cls.from_document(document)
+        if not 0 <= manifest.time < LATEST_TIME:
             raise ValueError("its time is out of range")
-        return cls(**{**document, "files": {name: _record(name, what) for name, what in document["files"].items()}})
+        for name in manifest.files:
+            if not _FILE.fullmatch(name):
+                raise ValueError(f"{name!r:.80} is not the name of a file of a checkpoint")
+        return manifest
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,14 +104,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(document) < len(pairs):
         raise ValueError("it has the same key twice")
     return document
-
-
-def _record(name: str, document: object) -> FileRecord:
-    if not _FILE.fullmatch(name):
-        raise ValueError(f"{name!r:.80} is not the name of a file of a checkpoint")
-    if not isinstance(document, dict) or document.keys() != {"size", "sha256"}:
-        raise ValueError(f"what it says of {name} is not a size and a sha256")
-    return FileRecord(**document)
 
 
 def checkpoint_name(step: int) -> str:
@@ -272,7 +254,7 @@ def read_manifest(path: Path) -> Manifest:
         InvalidCheckpointError: it is missing, damaged, or of another step.
     """
     with open_file(path / MANIFEST) as (stream, size):
-        if size > LARGEST_MANIFEST:
+        if size > LARGEST_RECORD:
             raise InvalidCheckpointError(f"{path / MANIFEST} is damaged (it has {size} bytes)")
         content = stream.read()
     try:
