@@ -280,11 +280,6 @@ def _silent_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     return f"{_places(attempt, silent)} ended without an error message{_step_of(records)}: {_how(attempt, silent)}"
 
 
-def _container_sentence(attempt: AttemptDirectory) -> str | None:
-    why = container_error(attempt)
-    return None if why is None else f"the containers did not start: pyxis: {why}"
-
-
 def lost_peers(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> UnevenRanks | TimedOutRanks | None:
     """Return which ranks of an attempt the others lost (``find_lost_peers``), by srun's messages too."""
     return find_lost_peers(attempt, records, _ended_by_srun(attempt))
@@ -525,11 +520,11 @@ def _launch_sentence(attempt: AttemptDirectory) -> str | None:
     return None if match is None else f"srun could not start the tasks on {match['node']}: {match['why'].strip()}"
 
 
-def container_error(attempt: AttemptDirectory) -> str | None:
+def _container_sentence(attempt: AttemptDirectory) -> str | None:
     """Return what pyxis said first when it did not start the containers of an attempt, or None."""
     # slurmstepd: error: pyxis: failed to import docker image
     match = _PYXIS.search(_since_start(attempt))
-    return match["why"].strip() if match else None
+    return None if match is None else f"the containers did not start: pyxis: {match['why'].strip()}"
 
 
 def never_started(attempt: AttemptDirectory, rank: int) -> str | None:

@@ -245,7 +245,8 @@ def open_regular(path: Path, *, follow_links: bool = False) -> Iterator[tuple[IO
         PermissionError: it belongs neither to a trusted user nor to the owner of its directory, or cannot be read.
         OSError: it is missing, is a directory, cannot be read, or (with ``ELOOP``) is a symbolic link.
     """
-    with open(path, "rb", opener=_open_target_at_once if follow_links else _open_at_once) as stream:
+    more = os.O_NONBLOCK if follow_links else os.O_NONBLOCK | os.O_NOFOLLOW
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | more)) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise NotRegularError(errno.EINVAL, "it is not a regular file", str(path))
@@ -300,14 +301,6 @@ def unreadable_sentence(path: Path, error: OSError) -> str:
     if error.errno == errno.ELOOP or isinstance(error, IsADirectoryError | NotRegularError):
         way_out = "put a regular file in its place, or move it away"
     return f"{path} cannot be read ({why_unreadable(error)}); {way_out}"
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def _open_target_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def exists(path: Path) -> bool:
@@ -455,7 +448,7 @@ def open_lines(path: Path) -> int:
     Raises:
         OSError: the file is a symbolic link or no regular file, or the disk is full, read-only or gone.
     """
-    descriptor = _open_to_append(path, os.O_RDWR)
+    descriptor = open_to_append(path, os.O_RDWR)
     try:
         _end_torn_line(path, descriptor)
     except BaseException:
@@ -492,16 +485,12 @@ def write_lines(descriptor: int, lines: Sequence[str]) -> None:
         raise
 
 
-def open_to_append(path: Path) -> int:
+def open_to_append(path: Path, mode: int = os.O_WRONLY) -> int:
     """Open a file, created with mode 0600 if missing, and return its descriptor; a symbolic link is not followed.
 
     Raises:
         OSError: the file is a symbolic link, or cannot be opened.
     """
-    return _open_to_append(path, os.O_WRONLY)
-
-
-def _open_to_append(path: Path, mode: int) -> int:
     # O_NONBLOCK: a pipe in the place of the file is an error, and is not waited for.
     flags = mode | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.open(path, flags, 0o600)

@@ -8,7 +8,6 @@ from hpcddp.run.failure import (
     beginning,
     describe_failure,
     failure_sentence,
-    node_of_first_failure,
     read_failures,
     rest_of_message,
     write_failure,
