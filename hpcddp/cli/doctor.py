@@ -58,11 +58,11 @@ def ddp(
 ) -> None:
     """Train a few steps in one process and on W ranks.
 
-    It prints where and why the two trainings differ. The model, data and loss of the job run on this machine's CPUs, in
-    float64 and with the same global batches of at most 32 samples. The command compares the first weights, the
-    samples, and after each step the averaged gradients and the parameters. Each process has the environment of a rank
-    (RANK, WORLD_SIZE, SLURM_PROCID and so on), with a world size of W or 1. Dropout and local BatchNorm are disabled
-    during the comparison and examined separately. The command needs neither a GPU nor Slurm.
+    It prints what differs first, and by how much: the initial values, the samples of a step, its averaged gradients, or
+    the parameters on other ranks. The model, data and loss of the job run on this machine's CPUs, in float64 and with
+    the same global batches of at most 32 samples. Each process has the environment of a rank (RANK, WORLD_SIZE,
+    SLURM_PROCID and so on), with a world size of W or 1. Dropout and local BatchNorm are disabled during the
+    comparison. The command needs neither a GPU nor Slurm.
 
     The exit code is 0 if both train the same, 1 for a defect, and 2 without a result: the job could not run, or it
     draws random numbers outside of dropout.
@@ -84,7 +84,7 @@ def ddp(
         echo(json.dumps(comparison.as_json(), indent=2))
     else:
         echo(comparison.explain(), nl=False)
-    raise typer.Exit({"DEFECT": 1, "NOT COMPARED": 2}.get(comparison.verdict, 0))
+    raise typer.Exit(1 if comparison.defect else 0)
 
 
 @doctor.command()
@@ -121,8 +121,8 @@ def loss(
     batches and on their parts: even, uneven, permuted. The command compares values and gradients in float64 with
     f(batch) = sum over shares of n_r/b * f(share). It takes seconds and needs no GPU.
 
-    Without --data, the loss gets plain random batches: classification (logits and class indices), regression (values
-    and values) and maps (logits and 0/1 masks). Of those that it accepts, the worst verdict counts. A loss that needs
+    Without --data, the loss gets plain random batches: classification (logits and class indices), maps (logits and 0/1
+    masks) and regression (values and values). Of those that it accepts, the worst verdict counts. A loss that needs
     other batches, or is a mean only on your own, gets them with --data.
 
     The exit code is 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), WEIGHTED

@@ -104,7 +104,7 @@ class Comparison:
             # A digest does not say by how much.
             return False
         relative = [difference.relative for difference in self.metrics]
-        relative += [difference.relative for difference in self.saved.differences]
+        relative += [difference.value.relative for difference in self.saved.differences]
         return all(number <= LARGEST_ROUNDING for number in relative)
 
     def sentences(self) -> Iterator[str]:

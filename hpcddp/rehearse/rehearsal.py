@@ -71,8 +71,8 @@ class TrialReport:
             return document
         first_metric = asdict(comparison.metrics[0]) if comparison.metrics else None
         tensors = [
-            {"file": difference.file, "name": difference.name, "largest_difference": _finite(difference.largest)}
-            for difference in comparison.saved.differences
+            {"file": saved.file, "name": saved.value.name, "largest_difference": _finite(saved.value.largest)}
+            for saved in comparison.saved.differences
         ]
         return {
             **document,

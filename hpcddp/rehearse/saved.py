@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from hpcddp.doctor.tensors import TensorDifference, differences
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import open_regular
 
 if TYPE_CHECKING:
     import torch
 
-    Values = Mapping[str, "torch.Tensor | float"]
-    """The tensors and numbers of a file, by their path in it: ``optimizer.state.0.exp_avg``."""
+    from hpcddp.doctor.tensors import Values
 
 _SAFETENSORS: Final = ".safetensors"
 _FIRST_BYTES: Final = (b"PK\x03\x04", b"\x80")
@@ -93,7 +93,7 @@ def newest_to_damage(files: list[SavedFile]) -> SavedFile | None:
 
 
 def read_values(file: SavedFile) -> Values:
-    """Return the tensors and numbers of a file, on the CPU.
+    """Return the tensors and numbers of a file by their path in it (``optimizer.state.0.exp_avg``), on the CPU.
 
     Raises:
         ValueError: the file is damaged, or cannot be loaded without running code of its own.
@@ -134,26 +134,21 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor | float]]: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorDifference:
+class SavedDifference:
     """A saved value that two runs do not share.
 
     Args:
         file: the name of the file.
-        name: the name of the value in it.
-        largest: the largest absolute difference, computed in float64; infinite if the shapes differ or one is not
-            finite.
-        relative: the same over the largest absolute value of the undisturbed run.
     """
 
     file: str
-    name: str
-    largest: float
-    relative: float
+    value: TensorDifference
 
     def __str__(self) -> str:
         """Return it in words."""
-        by = f"by at most {self.largest:.3g}" if math.isfinite(self.largest) else "in its shape, or is not finite"
-        return f"{self.name} in {self.file} differs {by}"
+        largest = self.value.largest
+        by = f"by at most {largest:.3g}" if math.isfinite(largest) else "in its shape, or is not finite"
+        return f"{self.value.name} in {self.file} differs {by}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +162,7 @@ class SavedComparison:
     """
 
     files: int
-    differences: tuple[TensorDifference, ...]
+    differences: tuple[SavedDifference, ...]
     unreadable: tuple[str, ...]
 
 
@@ -175,48 +170,20 @@ def compare_saved(reference: list[SavedFile], disturbed: list[SavedFile]) -> Sav
     """Compare the files of the same names, value by value. States of generators and measured times are left out."""
     by_name = {file.name: file for file in disturbed}
     compared = 0
-    differences: list[TensorDifference] = []
+    found: list[SavedDifference] = []
     unreadable: list[str] = []
     for file in reference:
         if file.name not in by_name:
             continue
         try:
-            differences += _differences(file.name, read_values(file), read_values(by_name[file.name]))
+            values = {name: value for name, value in read_values(file).items() if _is_compared(file.name, name)}
+            pairs = differences(values, read_values(by_name[file.name]))
+            found += [SavedDifference(file=file.name, value=value) for value in pairs]
             compared += 1
         except ValueError:
             unreadable.append(file.name)
-    return SavedComparison(files=compared, differences=tuple(differences), unreadable=tuple(unreadable))
+    return SavedComparison(files=compared, differences=tuple(found), unreadable=tuple(unreadable))
 
 
-def _differences(file: str, reference: Values, disturbed: Values) -> Iterator[TensorDifference]:
-    for name, value in reference.items():
-        if GENERATORS.search(f"{file}.{name}") or MEASURED.search(name):
-            continue
-        largest = _largest_difference(value, disturbed[name]) if name in disturbed else math.inf
-        if largest > 0:
-            yield TensorDifference(file=file, name=name, largest=largest, relative=largest / _size_of(value))
-
-
-def _size_of(value: torch.Tensor | float) -> float:
-    """Return the largest absolute value; 1 where that is 0, or there is none."""
-    import torch
-
-    tensor = torch.as_tensor(value)
-    size = float(tensor.abs().max()) if tensor.numel() else 0.0
-    return size or 1.0
-
-
-def _largest_difference(one: torch.Tensor | float, other: torch.Tensor | float) -> float:
-    import torch
-
-    tensors = [torch.as_tensor(value) for value in (one, other)]
-    if tensors[0].shape != tensors[1].shape:
-        return math.inf
-    if torch.equal(*tensors):
-        return 0.0
-    kind = torch.complex128 if any(tensor.is_complex() for tensor in tensors) else torch.float64
-    first, second = (tensor.to(kind) for tensor in tensors)
-    # Equal infinities have no difference that is a number.
-    apart = (first - second).abs()[first != second]
-    largest = 0.0 if apart.numel() == 0 else float(apart.max())
-    return largest if math.isfinite(largest) else math.inf
+def _is_compared(file: str, name: str) -> bool:
+    return not GENERATORS.search(f"{file}.{name}") and not MEASURED.search(name)

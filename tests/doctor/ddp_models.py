@@ -54,17 +54,13 @@ def gated(num_classes: int) -> nn.Module:
 
 
 class _ByRank(nn.Module):
-    """Begins and changes its own weights by rank, and seeds torch alike on every rank."""
+    """Changes its own weights by rank."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.body, self.calls = linear(num_classes), 0
-        with torch.no_grad():
-            next(self.body.parameters()).mul_(1 + dist.get_rank())
+        self.body = linear(num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        torch.manual_seed(self.calls)
         with torch.no_grad():
             next(self.body.parameters())[0, 0] += 0.01 * dist.get_rank()
         outputs: Tensor = self.body(nn.functional.dropout(inputs, 0.5, self.training))
@@ -181,23 +177,6 @@ class _Stubborn(nn.Module):
             raise TypeError("float32 alone")
         outputs: Tensor = self.body(inputs)
         return outputs
-
-
-class _Seeded(nn.Module):
-    """Draws the same masks in every step, on every rank."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.body = linear(num_classes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        torch.manual_seed(5)
-        outputs: Tensor = self.body(nn.functional.dropout(inputs, 0.5, self.training))
-        return outputs
-
-
-def seeded(num_classes: int) -> nn.Module:
-    return _Seeded(num_classes)
 
 
 def stubborn(num_classes: int) -> nn.Module:

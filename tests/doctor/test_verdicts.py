@@ -210,6 +210,6 @@ def test_a_mean_with_a_share_of_another_loss_is_mean_only_where_that_share_is_no
         total: Tensor = getattr(functional, mean)(outputs, targets)
         return total + weight * getattr(sample_losses, other)(outputs, targets) if weight else total
 
-    _, batch, _ = plain_batches(samples)
+    *_, batch = plain_batches(samples)
     found = judge(Loss(name="mixed", function=mixed), batch.to(torch.float64), world_size=world_size)
     assert (found.verdict is Verdict.MEAN) == (weight == 0)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from hpcddp.doctor.tensors import TensorDifference
 from hpcddp.rehearse.compare import Comparison, Course, compare
-from hpcddp.rehearse.saved import SavedComparison, TensorDifference
+from hpcddp.rehearse.saved import SavedComparison, SavedDifference
 from hpcddp.run.metrics import MetricsLine
 
 NOTHING_SAVED = SavedComparison(files=0, differences=(), unreadable=())
@@ -32,7 +33,8 @@ def resumed(after: Sequence[MetricsLine], *, until: int = 12) -> Course:
 
 
 def saved(*names: str, relative: float = 0.5) -> SavedComparison:
-    differences = tuple(TensorDifference(file="last.pt", name=name, largest=1.0, relative=relative) for name in names)
+    values = [TensorDifference(name=name, largest=relative, size=1.0) for name in names]
+    differences = tuple(SavedDifference(file="last.pt", value=value) for value in values)
     return SavedComparison(files=1, differences=differences, unreadable=())
 
 

@@ -34,7 +34,8 @@ def test_the_largest_difference_of_a_tensor_is_computed_in_float64(tmp_path: Pat
     weight[2] += 0.5
     compared = compare_saved(save(tmp_path / "a"), save(tmp_path / "b", model={"weight": weight}))
     (difference,) = compared.differences
-    assert (difference.name, difference.largest, difference.relative) == ("model.weight", 0.5, 0.5 / 3)
+    value = difference.value
+    assert (value.name, value.largest, value.relative) == ("model.weight", 0.5, 0.5 / 3)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_the_largest_difference_of_a_tensor_is_computed_in_float64(tmp_path: Pat
 )
 def test_what_counts_as_a_difference(tmp_path: Path, changed: dict[str, Any], names: list[str]) -> None:
     compared = compare_saved(save(tmp_path / "a"), save(tmp_path / "b", **changed))
-    assert [difference.name for difference in compared.differences] == names
+    assert [difference.value.name for difference in compared.differences] == names
 
 
 @pytest.mark.parametrize("name", ["queue", "queue.safetensors"])
@@ -85,7 +86,7 @@ def test_files_of_safetensors_are_compared(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         save_file({"weight": torch.full((2,), value)}, tmp_path / name / "model.safetensors")
         files.append(saved_files(RunDirectory(tmp_path / name), tmp_path / "none", since=0))
-    assert compare_saved(*files).differences[0].largest == 1.0
+    assert compare_saved(*files).differences[0].value.largest == 1.0
 
 
 def test_only_files_of_the_program_count_and_the_newest_with_more_than_generators_is_damaged(tmp_path: Path) -> None:

@@ -6,16 +6,14 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hpcddp.batch.plan import BatchPlan, plan_batch
-from hpcddp.batch.split import ceil_div, divide
+from hpcddp.batch.plan import plan_batch
 from hpcddp.doctor.errors import ComparisonError
 from hpcddp.jobfile.field_facts import AS_IN_JOB, facts_of
 from hpcddp.jobfile.job import JobSpec
@@ -49,22 +47,6 @@ class Comparison:
     global_batch_size: int
     grad_accum_steps: int
     precision: Precision = "fp64"
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes of the W ranks: at most those of the job, with two ranks per node if the job has them."""
-        ranks_per_node = min(self.job.ranks_per_node, _LEAST_RANKS)
-        return min(self.job.nodes, ceil_div(self.world_size, ranks_per_node))
-
-    @property
-    def plan(self) -> BatchPlan:
-        """The split of the batch over the W ranks."""
-        return plan_batch(
-            global_batch_size=self.global_batch_size,
-            world_size=self.world_size,
-            samples=None,
-            grad_accum_steps=self.grad_accum_steps,
-        )
 
     def document(self, *, ranks: int) -> str:
         """Return the resolved job of ``ranks`` processes, 1 or W.
@@ -147,6 +129,7 @@ _POLL_S: Final = 0.05
 # How long other ranks may run after one has failed; one of them may still report the cause.
 _GRACE_S: Final = 5.0
 _HOST: Final = "localhost"
+_PORT: Final = 29_500  # torchrun's; the ranks meet at a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +141,6 @@ class ProcessSettings:
         scratch: a directory for this comparison only.
         steps: K, optimizer steps to make.
         timeout_s: timeout for a group of ranks, in seconds.
-        nodes: number of nodes in the ranks' environment, with at least one rank on each.
     """
 
     python: str
@@ -167,7 +149,6 @@ class ProcessSettings:
     scratch: Path
     steps: int
     timeout_s: float
-    nodes: int = 1
 
 
 def run_ranks(settings: ProcessSettings, name: str, document: str, world_size: int) -> list[Report]:
@@ -180,11 +161,10 @@ def run_ranks(settings: ProcessSettings, name: str, document: str, world_size: i
     folder.mkdir()
     (folder / "job.yaml").write_text(document, encoding="utf-8")
     processes: list[subprocess.Popen[bytes]] = []
-    port = _free_port()
     try:
         with contextlib.ExitStack() as started:
-            for env in rank_envs(world_size, min(settings.nodes, world_size)):
-                process = _start(settings, folder, env, port)
+            for rank in range(world_size):
+                process = _start(settings, folder, one_node(rank, world_size))
                 started.callback(_end, process)
                 processes.append(process)
             in_time = _wait(processes, settings.timeout_s)
@@ -199,39 +179,27 @@ def run_ranks(settings: ProcessSettings, name: str, document: str, world_size: i
     return [_report(folder, rank, process.returncode) for rank, process in enumerate(processes)]
 
 
-def rank_envs(world_size: int, nodes: int) -> Iterator[RankEnv]:
-    """Yield the environment of each rank: a task of a Slurm job whose tasks are divided evenly over the nodes."""
-    tasks_per_node = divide(world_size, nodes)
-    rank = 0
-    for node_rank, tasks in enumerate(tasks_per_node):
-        for local_rank in range(tasks):
-            yield RankEnv(
-                rank=rank,
-                local_rank=local_rank,
-                world_size=world_size,
-                local_world_size=tasks,
-                node_rank=node_rank,
-                nodes=nodes,
-                hosts=(_HOST,) * nodes,
-                tasks_per_node=tasks_per_node,
-                job_id="1",
-                source="slurm",
-            )
-            rank += 1
+def one_node(rank: int, world_size: int) -> RankEnv:
+    """Return what a rank finds in its environment: it is a task of a Slurm job on one node."""
+    return RankEnv(
+        rank=rank,
+        local_rank=rank,
+        world_size=world_size,
+        local_world_size=world_size,
+        node_rank=0,
+        nodes=1,
+        hosts=(_HOST,),
+        tasks_per_node=(world_size,),
+        job_id="1",
+        source="slurm",
+    )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _start(settings: ProcessSettings, folder: Path, env: RankEnv, port: int) -> subprocess.Popen[bytes]:
-    command = [settings.python, "-P", "-m", "hpcddp.doctor.ddp.rank", str(folder), str(env.rank), str(env.world_size)]
-    command += [str(settings.steps), str(settings.directory), str(settings.timeout_s)]
+def _start(settings: ProcessSettings, folder: Path, env: RankEnv) -> subprocess.Popen[bytes]:
+    command = [settings.python, "-P", "-m", "hpcddp.doctor.ddp.rank", str(folder), str(settings.steps)]
+    command += [str(settings.directory), str(settings.timeout_s)]
     # A model or a data set may read its rank from the environment, as in a training.
-    variables = {**settings.environment, **env.slurm_exports(), **env.exports(_HOST, port)}
+    variables = {**settings.environment, **env.slurm_exports(), **env.exports(_HOST, _PORT)}
     with (folder / f"rank-{env.rank}.log").open("wb") as log:
         # In a new session, so that processes of the user's code are killed with it.
         return subprocess.Popen(
@@ -274,4 +242,4 @@ def _report(folder: Path, rank: int, code: int) -> Report:
     output = lines[-1] if lines else "it printed nothing"
     message = f"rank {rank} ended with code {code} before it could report ({output})"
     # The infinite time puts ranks that were killed because of another rank last.
-    return {"rank": rank, "error": {"kind": "ended", "message": message, "time": float("inf")}}
+    return {"error": {"kind": "ended", "message": message, "time": float("inf")}}

@@ -1,4 +1,4 @@
-"""Train a few steps without noise, and record them: samples, losses, gradients, parameters and buffers.
+"""Train a few steps without noise, and record them: samples, losses, gradients, parameters.
 
 The one process writes its gradients to files; rank 0 of the W ranks compares its own with them.
 """
@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hpcddp.batch.sampler import GlobalBatches
-from hpcddp.train.buffers import as_real
+from hpcddp.doctor.tensors import differences
+from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.data.loader import Batches, MicroBatchKeys
 from hpcddp.train.data.parts import MicroBatch
 from hpcddp.train.loop.agreement import agree_on_step
@@ -29,9 +27,10 @@ from hpcddp.train.loop.assembly import Setting, make_replica
 from hpcddp.train.loop.step import Stepper
 from hpcddp.train.model.normalisation import local_batch_norms
 from hpcddp.train.model.replica import Replica
+from hpcddp.train.randomness import seed_step
 
-# A parameter's gradient whose norm is below this fraction of the whole gradient's is rounding error.
-_FLOORS: Final = {torch.float64: 1e-6, torch.float32: 1e-2}
+# A parameter's gradient that is smaller than this fraction of the largest one is rounding error.
+_FLOORS: Final = {"fp64": 1e-6, "fp32": 1e-2}
 
 
 @dataclass(slots=True)
@@ -46,11 +45,11 @@ class _RecordingBatches:
 
     def __next__(self) -> MicroBatch:
         inputs, labels = batch = next(self.batches)
-        self.samples += [digest(image, label) for image, label in zip(inputs, labels, strict=True)]
+        self.samples += [_digest(image, label) for image, label in zip(inputs, labels, strict=True)]
         return batch
 
 
-def digest(*tensors: Tensor) -> str:
+def _digest(*tensors: Tensor) -> str:
     """Return a short text that differs when the tensors differ."""
     contents = hashlib.sha256()
     for tensor in tensors:
@@ -58,38 +57,54 @@ def digest(*tensors: Tensor) -> str:
     return contents.hexdigest()[:16]
 
 
-def digests(model: nn.Module) -> dict[str, str]:
-    """Return the digest of every parameter, by name."""
-    return {name: digest(parameter) for name, parameter in model.named_parameters()}
+def _parameter_digests(model: nn.Module) -> dict[str, str]:
+    return {name: _digest(parameter) for name, parameter in model.named_parameters()}
 
 
-def observe_steps(setting: Setting, record: Path, *, steps: int, frozen: bool) -> dict[str, Any]:
+def observe(setting: Setting, folder: Path, *, steps: int) -> dict[str, Any]:
     """Make a few optimizer steps as the training does, without dropout, and return the observations.
 
+    Local BatchNorm uses fixed statistics, which are the same on every rank.
+
     Args:
-        setting: the training; the one process writes the record, rank 0 of several reads it.
-        record: path prefix of the files with the one process's gradients, one per step.
+        setting: the training; the one process writes its gradients, rank 0 of several reads them.
+        folder: holds a file for the gradients of each step.
         steps: K.
-        frozen: whether local BatchNorm uses fixed statistics.
     """
     replica = make_replica(setting)
-    if frozen:
-        freeze_batch_norm(replica.model, replica.placeholder)
+    freeze_batch_norm(replica.model, replica.placeholder)
     with without_dropout(replica.model):
         return {
-            "grad_accum_steps": setting.plan.batch.grad_accum_steps,
-            "steps": [*_steps(setting, replica, record, steps)],
+            "batch_norms": len(local_batch_norms(replica.model)),
+            "draws_random_numbers": _draws_random_numbers(setting, replica),
+            "initial": _parameter_digests(replica.model),
+            "steps": [*_steps(setting, replica, folder, steps)],
         }
 
 
-def _steps(setting: Setting, replica: Replica, record: Path, steps: int) -> Iterator[dict[str, Any]]:
+@torch.no_grad()
+def _draws_random_numbers(setting: Setting, replica: Replica) -> bool:
+    """Return whether the outputs of the model differ between steps, for equal inputs and parameters."""
+    digests = []
+    for step in range(2):
+        seed_step(setting.context.train.seed, step, setting.context.rank, setting.placement.device)
+        with buffers_restored(replica.model):
+            outputs = replica.model(replica.placeholder)
+        digests.append(_digest(outputs if isinstance(outputs, Tensor) else next(iter(outputs))))
+    return digests[0] != digests[1]
+
+
+def _steps(setting: Setting, replica: Replica, folder: Path, steps: int) -> Iterator[dict[str, Any]]:
     context = setting.context
     batches = _RecordingBatches(_batches(setting, steps))
     stepper = Stepper(replica, setting.plan.batch, context.train, batches, context.rank)
-    gradients: dict[str, NDArray[Any]] = {}
+    gradients: dict[str, Tensor] = {}
 
     def keep_gradients(*_: object) -> None:
-        gradients.update(_gradients(replica.model))
+        for name, parameter in replica.model.named_parameters():
+            if parameter.requires_grad:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                gradients[name] = gradient.detach().clone()
 
     # At this point gradients are averaged and not changed, since clipping is off.
     replica.optimizer.register_step_pre_hook(keep_gradients)
@@ -98,22 +113,18 @@ def _steps(setting: Setting, replica: Replica, record: Path, steps: int) -> Iter
         computed = stepper.compute(position)
         agreement = agree_on_step(computed.part)
         stepper.update(computed)
-        loss = agreement.read().steps[0].loss_sum / position.samples
-        all_gradients = np.concatenate([*gradients.values()])
-        path = record.with_name(f"{record.name}-{position.step}.raw")
-        compared = None
+        path = folder / f"gradients-{position.step}.pt"
+        errors = None
         if context.world_size == 1:
-            all_gradients.tofile(path)
+            torch.save(gradients, path)
         elif context.is_main:
-            dtype = next(iter(gradients.values())).dtype
-            compared = _compare(gradients, np.fromfile(path, dtype=dtype))
+            errors = _gradient_errors(torch.load(path, weights_only=True), gradients, _FLOORS[context.train.precision])
         yield {
-            "loss": loss,
+            "loss": agreement.read().steps[0].loss_sum / position.samples,
             "samples": [*batches.samples],
-            "parameters": digests(replica.model),
-            "buffers": _buffer_digests(replica.model),
-            "gradient_norm": float(np.linalg.norm(all_gradients)),
-            "gradients": compared,
+            "parameters": _parameter_digests(replica.model),
+            "has_gradient": any(bool(gradient.any()) for gradient in gradients.values()),
+            "gradient_errors": errors,
         }
 
 
@@ -133,57 +144,13 @@ def _batches(setting: Setting, steps: int) -> Iterator[MicroBatch]:
     return iter(Batches(data, data.train, keys, setting.placement, workers=0))
 
 
-def _gradients(model: nn.Module) -> Iterator[tuple[str, NDArray[Any]]]:
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            yield name, as_real(gradient.detach().clone()).reshape(-1).numpy()
-
-
-def _buffer_digests(model: nn.Module) -> dict[str, str]:
-    """Return the digest of every buffer by name, except those of local BatchNorm, which differ by design."""
-    local_buffers: set[int] = set()
-    for layer in local_batch_norms(model):
-        local_buffers.update(id(buffer) for buffer in layer.buffers())
-    return {name: digest(buffer) for name, buffer in model.named_buffers() if id(buffer) not in local_buffers}
-
-
-def _compare(gradients: Mapping[str, NDArray[Any]], record: NDArray[Any]) -> dict[str, dict[str, float]]:
-    """Return for every parameter the relative error of its gradient, and its ratio to the recorded gradient.
-
-    ``ratio`` is the factor that brings the recorded gradient closest to this one, and ``rest`` the remaining relative
-    error; both are NaN if the recorded gradient is negligible.
-    """
-    whole = float(np.linalg.norm(record))
-    floor = whole * _FLOORS.get(torch.from_numpy(record).dtype, 1e-2)
-    comparison = {}
-    first = 0
-    for name, gradient in gradients.items():
-        expected = record[first : first + gradient.size]
-        first += gradient.size
-        length = float(np.linalg.norm(expected))
-        ratio = float(gradient @ expected) / length**2 if length > floor else math.nan
-        comparison[name] = {
-            "error": _relative(gradient - expected, max(length, floor)),
-            "ratio": ratio,
-            "rest": _relative(gradient - ratio * expected, length),
-        }
-    return comparison
-
-
-def _relative(difference: NDArray[Any], length: float) -> float:
-    """Return the norm of a difference divided by a length; infinite, or 0 without a difference, if that is 0."""
-    norm = float(np.linalg.norm(difference))
-    if length:
-        return norm / length
-    return math.inf if norm else 0.0
-
-
-def forward(model: nn.Module, inputs: Tensor, *, dropout: bool) -> Tensor:
-    """Return the main outputs ``[n, K]`` in training mode, with or without dropout."""
-    with torch.no_grad(), nullcontext() if dropout else without_dropout(model):
-        outputs = model(inputs)
-    return outputs if isinstance(outputs, Tensor) else next(iter(outputs))
+def _gradient_errors(expected: Mapping[str, Tensor], gradients: Mapping[str, Tensor], floor: float) -> dict[str, float]:
+    """Return the relative error of the gradient of each parameter, 0 where it is the same."""
+    smallest = floor * max(float(gradient.abs().max()) for gradient in expected.values())
+    errors = dict.fromkeys(expected, 0.0)
+    for difference in differences(expected, gradients):
+        errors[difference.name] = difference.largest / max(difference.size, smallest)
+    return errors
 
 
 _FUNCTIONS: Final = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d")

@@ -115,7 +115,7 @@ def tensors_in(tree: object) -> list[Tensor]:
 
 
 def plain_batches(samples: int) -> Iterator[Batch]:
-    """Yield a random batch of each plain kind: classification, regression, maps."""
+    """Yield a random batch of each plain kind: classification, maps, regression."""
     g = Generator().manual_seed(0)
     labels = torch.randint(0, _CLASSES, (samples,), generator=g)
     yield Batch(
@@ -123,16 +123,19 @@ def plain_batches(samples: int) -> Iterator[Batch]:
         arguments=(torch.randn(samples, _CLASSES, generator=g), labels),
         samples=samples,
     )
+    shape = (samples, 1, _SIDE, _SIDE)
+    yield Batch(
+        data="logits and 0/1 masks",
+        arguments=(
+            torch.randn(shape, generator=g),
+            torch.randint(0, 2, shape, generator=g).to(torch.get_default_dtype()),
+        ),
+        samples=samples,
+    )
     values = torch.randn(samples, _VALUES, generator=g)
     yield Batch(
         data="values and values",
         arguments=(values, values + 0.5 * torch.randn(samples, _VALUES, generator=g)),
-        samples=samples,
-    )
-    shape = (samples, 1, _SIDE, _SIDE)
-    yield Batch(
-        data="logits and 0/1 masks",
-        arguments=(torch.randn(shape, generator=g), torch.randint(0, 2, shape, generator=g).to(values)),
         samples=samples,
     )
 
