@@ -117,13 +117,12 @@ def loss(
 ) -> None:
     """Check whether a loss has the same value on W ranks as on one.
 
-    It also prints the size of the difference and the helper function that removes it. The loss runs in this process, on
-    batches and on their parts: even, uneven, permuted. The command compares values and gradients in float64 with
+    It also prints the size of the difference and the helpers that remove it. The loss runs in this process, on batches
+    and on their parts: even, uneven, permuted. The command compares values and gradients in float64 with
     f(batch) = sum over shares of n_r/b * f(share). It takes seconds and needs no GPU.
 
-    Without --data, the loss gets plain random batches: classification (logits and class indices), maps (logits and 0/1
-    masks) and regression (values and values). Of those that it accepts, the worst verdict counts. A loss that needs
-    other batches, or is a mean only on your own, gets them with --data.
+    Without --data, the loss gets plain random batches: logits and class indices, logits and 0/1 masks, values and
+    values. Of those that it accepts, the worst verdict counts.
 
     The exit code is 0 for MEAN; 1 for what plain DDP gets wrong: SUM (the gradient is W times too small), WEIGHTED
     MEAN, NOT DECOMPOSABLE; 2 if the loss cannot be judged: it could not run, calls collectives, draws random numbers,
