@@ -384,7 +384,7 @@ def _note_launch_problems(launch: Launch, counts: Counts, ranks: Ranks, command:
             line, shown, "it uses arguments of the script, or the index of an array: write the values in, or sweep them"
         )
     if re.search(r"\bray\b.*\bstart\b|hostfile", text):
-        draft.leave_open(line, shown, "it joins the nodes in its own way: docs/own-loop.md has a recipe for Ray")
+        draft.leave_open(line, shown, "it joins the nodes in its own way")
 
 
 def _valid_job(draft: Draft, environment: Mapping[str, str]) -> ResolvedJob:

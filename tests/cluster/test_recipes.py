@@ -66,11 +66,6 @@ LIGHTNING = Recipe(
     replaced=(("        return self.layer", SLOW_LIGHTNING_STEP),),
 )
 HYDRA = Recipe(section="Hydra", replaced=(SLOW_STEP, ("steps: 200", "steps: 120")))
-RAY = Recipe(
-    section="Ray",
-    checkpoint="ray/checkpoint_manager_snapshot.json",
-    replaced=(SLOW_STEP, ("1000000000", "80000000"), ("task 4", "task 1")),
-)
 IMAGENET = Recipe(
     section="imagenet/main.py",
     resumes_at=r"loaded checkpoint .* \(epoch (\d+)\)",
@@ -104,14 +99,6 @@ TIMM = Recipe(
     replaced=(("device_ids=[device], ", ""), ("1024", "16"), ("resnet50", "resnet10t")),
     arguments="--num-classes 10 --img-size 32 --device cpu --workers 1 --epochs 10",
 )
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """Return a directory whose path leaves room for the name of a socket."""
-    path = Path(tempfile.mkdtemp(prefix="ray-"))
-    yield path
-    shutil.rmtree(path)
 
 
 def blocks(recipe: Recipe, language: str) -> list[str]:
@@ -180,7 +167,6 @@ def check_that_it_resumes(
     high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
     sandbox.submit(*high, "--wrap=sleep 2")
     sandbox.wait(tracked.job_id, states={"COMPLETED"}, timeout=400)
-    # Ray's agents end some time after the process that has started them.
     tracked.wait_until(lambda: not tracked.processes(), "the end of all processes", timeout_s=90)
     assert (tracked.result["status"], tracked.attempts) == ("finished", 2)
     begun = re.search(recipe.resumes_at, logs[1].read_text(), re.MULTILINE)
@@ -229,18 +215,6 @@ def test_the_built_in_training_trains_a_model_of_timm(sandbox: Sandbox, tmp_path
     tracked = submit(recipe, sandbox, tmp_path, number=1)
     tracked.wait_until_finished()
     assert tracked.result["status"] == "finished"
-
-
-@pytest.mark.long
-def test_ray_resumes_on_two_hosts_after_a_preemption(sandbox: Sandbox, tmp_path: Path, short_path: Path) -> None:
-    # Half a gigabyte: not a package of the tests.
-    pytest.importorskip("ray")
-    write_files(RAY, tmp_path)
-    # Ray prints lines that differ in numbers only once.
-    environment = {"TMPDIR": str(short_path), "RAY_DEDUP_LOGS": "0"}
-    tracked = check_that_it_resumes(RAY, sandbox, tmp_path, environment)
-    assert set(re.findall(r"worker (\d) of 2 begins at 0", tracked.log())) == {"0", "1"}
-    assert (tracked.run.path / "ray-token").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.skipif(CHECKOUTS is None, reason="HPCDDP_TEST_CHECKOUTS names no directory with the checkouts")
