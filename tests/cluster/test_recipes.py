@@ -8,8 +8,6 @@ import re
 import shlex
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,26 +136,22 @@ def write_images(directory: Path) -> None:
             written[label] += 1
 
 
-def submit(
-    recipe: Recipe, sandbox: Sandbox, directory: Path, *, number: int = 0, env: dict[str, str] | None = None
-) -> TrackedRun:
+def submit(recipe: Recipe, sandbox: Sandbox, directory: Path, *, number: int = 0) -> TrackedRun:
     """Submit the run as a command of the page says, for hosts without GPUs that can be preempted."""
     command = blocks(recipe, "console")[number].replace("/data/imagenet", str(directory / "images"))
     program, verb, *words = shlex.split(command.replace("--gpus-per-node 4", "--tasks-per-node 1").removeprefix("$ "))
     assert (program, verb) == ("hpcddp", "submit")
     hosts = ("--json", "--partition", "low", "--nodelist", "n1,n2")
     more = shlex.split(recipe.arguments) if "--" in words else ()
-    done = sandbox.run(*HPCDDP, verb, *hosts, *words, *more, cwd=directory, env={"OMP_NUM_THREADS": "1", **(env or {})})
+    done = sandbox.run(*HPCDDP, verb, *hosts, *words, *more, cwd=directory, env={"OMP_NUM_THREADS": "1"})
     document: dict[str, Any] = json.loads(done.stdout)
     run = RunDirectory(Path(document["run_dir"]))
     return TrackedRun(sandbox=sandbox, job=run.job_file, run=run, job_id=document["job_id"])
 
 
-def check_that_it_resumes(
-    recipe: Recipe, sandbox: Sandbox, directory: Path, env: dict[str, str] | None = None
-) -> TrackedRun:
+def check_that_it_resumes(recipe: Recipe, sandbox: Sandbox, directory: Path) -> TrackedRun:
     """Submit a run, preempt it after its first checkpoint, and check that the second attempt goes on from there."""
-    tracked = submit(recipe, sandbox, directory, env=env)
+    tracked = submit(recipe, sandbox, directory)
     logs = [tracked.run.attempt(attempt).rank_log(0) for attempt in range(2)]
     if recipe.checkpoint is None:
         wait_for_text(logs[0], recipe.trains, timeout_s=300)
