@@ -490,14 +490,9 @@ class _Attempt:
         """Return whether the time after the last account that counts is lost."""
         if not self.is_built_in:
             return bool(self._count_lost_steps()) or self._has_hung() or self.records.failed_at is not None
-        return last.step != self._last_step_of_ranks()
-
-    def _last_step_of_ranks(self) -> int | None:
-        """Return the step after which the ranks finished or stopped with a saved state; None if they did neither."""
-        for event in self.events:
-            if event.kind == "finish" or event.saved:
-                return event.step
-        return None
+        # The ranks finished, or stopped with a saved state, after the step of that account.
+        last_steps = [event.step for event in self.events if event.kind == "finish" or event.saved]
+        return last.step not in last_steps[:1]
 
     def _has_hung(self) -> bool:
         """Whether its training ended with a hang: not if a later stop, or the end of the run, was recorded."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import counted
@@ -124,12 +123,13 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         host: str | None = first_record.host
         text = first_record.traceback.rstrip().splitlines()
     else:
-        host = _host(attempt, first_ranks)
+        hosts = known_hosts(attempt) or []
+        host = hosts[first_ranks[0]] if first_ranks and first_ranks[0] < len(hosts) else None
         text = []
     # The record of a program that was killed has the end of its log.
     is_traceback = any(line.startswith(_FRAME) for line in text)
     if not text and first_ranks:
-        text = _last_lines(attempt.rank_log(first_ranks[0]))
+        text = read_tail(attempt.rank_log(first_ranks[0]), TAIL_BYTES).splitlines()[-_LAST_LINES:]
     if not is_traceback:
         text = [line for line in text if not says_nameless_host(line)]
     steps = [record.step for record in [*independent, *records] if record.step is not None]
@@ -170,18 +170,6 @@ def _others(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> Iter
         if len(same_records) > 1:
             where = _members(attempt, [record.rank for record in same_records])
         yield f"{where}: {error}"
-
-
-def _host(attempt: AttemptDirectory, ranks: Sequence[int]) -> str | None:
-    """Return where the first of these ranks ran, which left no record; None if that is not known."""
-    hosts = known_hosts(attempt) or []
-    if not ranks or ranks[0] >= len(hosts):
-        return None
-    return hosts[ranks[0]]
-
-
-def _last_lines(log: Path) -> list[str]:
-    return list(deque(read_tail(log, TAIL_BYTES).splitlines(), maxlen=_LAST_LINES))
 
 
 def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], first_ranks: set[int]) -> str:

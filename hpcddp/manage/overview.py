@@ -34,17 +34,15 @@ def entry_of(run: RunDirectory) -> Entry:
 
 def entries_of(runs: Sequence[RunDirectory]) -> list[Entry]:
     """Return runs in their order, with each sweep in place of its elements."""
-    entries = [_entry_or_damaged_run(run) for run in runs]
+    entries: list[Entry] = []
+    for run in runs:
+        try:
+            entries.append(entry_of(run))
+        except ManifestError:
+            # A damaged sweep does not stand in the way of the others.
+            entries.append(run)
     sweep_paths = {entry.path for entry in entries if isinstance(entry, Sweep)}
     return [entry for entry in entries if isinstance(entry, Sweep) or not _is_element_of_any(entry, sweep_paths)]
-
-
-def _entry_or_damaged_run(run: RunDirectory) -> Entry:
-    try:
-        return entry_of(run)
-    except ManifestError:
-        # A damaged sweep does not stand in the way of the others.
-        return run
 
 
 def _is_element_of_any(run: RunDirectory, sweep_paths: Collection[Path]) -> bool:
@@ -312,7 +310,11 @@ def overview(run_root: Path, *, ask: Ask, now: float, everything: bool, wanted: 
     entries = [entry for entry in entries_of(all_runs(run_root, everywhere=everything)) if wanted.may_show(entry)]
     shows_old = everything or not wanted.is_empty
     # What has ended long ago is not even read.
-    recent = [entry for index, entry in enumerate(entries) if shows_old or index < SHOWN or _may_live(entry)]
+    recent = [
+        entry
+        for index, entry in enumerate(entries)
+        if shows_old or index < SHOWN or isinstance(entry, Sweep) or not exists(entry.result)
+    ]
     state = overview_of(recent, ask=ask, now=now)
     lines = []
     for index, line in enumerate(state.lines):
@@ -351,7 +353,3 @@ def status_now(run: RunDirectory, environment: Mapping[str, str]) -> RunStatus:
     """Return the state of a run now; Slurm is asked once at most."""
     (status,) = statuses(files_of(run), ask=lambda: commands.queue(environment), now=time.time()).runs
     return status
-
-
-def _may_live(entry: Entry) -> bool:
-    return isinstance(entry, Sweep) or not exists(entry.result)

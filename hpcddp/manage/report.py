@@ -188,6 +188,11 @@ class RunReport:
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
         goodput = self.goodput
+        hours = goodput.device_hours or {}
+        phases = {
+            str(phase): {"seconds": round(seconds, 3), "device_hours": hours.get(phase)}
+            for phase, seconds in goodput.seconds.items()
+        }
         document: dict[str, Any] = {
             "run_id": self.run.run_id,
             "name": self.run.name,
@@ -210,7 +215,7 @@ class RunReport:
             "attempts": [self._attempt_document(attempt) for attempt in self.attempts],
             "device": self.device,
             "device_hours": goodput.total_device_hours,
-            "phases": _phases_document(goodput),
+            "phases": phases,
             "goodput": goodput.value,
             "goodput_unknown": goodput.unknown,
             "advice": self.advice.as_json(),
@@ -234,15 +239,6 @@ class RunReport:
 
 def _extreme_document(extreme: Extreme | None) -> dict[str, Any] | None:
     return None if extreme is None else asdict(extreme)
-
-
-def _phases_document(goodput: Goodput) -> dict[str, Any]:
-    hours = goodput.device_hours
-    phases = {}
-    for phase, seconds in goodput.seconds.items():
-        device_hours = None if hours is None else hours[phase]
-        phases[str(phase)] = {"seconds": round(seconds, 3), "device_hours": device_hours}
-    return phases
 
 
 def _source_document(source: Source) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _template() -> Template:
             "clean": _clean,
             "moment": _moment,
             "size": size_text,
-            "number": _number,
+            "number": number_text,
             "rate": _rate,
             "part_of_a_step": _part_of_a_step,
         }
@@ -149,10 +149,6 @@ def _moment(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _number(value: float | None, form: str = ".4g") -> str:
-    return number_text(value, form)
-
-
 def _rate(value: float | None) -> str:
     is_small = value is not None and value < _WHOLE_RATES_FROM
     return number_text(value, ".3g" if is_small else ",.0f")
@@ -181,6 +177,8 @@ class _Texts:
 
 def _run_values(report: RunReport, texts: _Texts) -> dict[str, Any]:
     """Return what the template shows of one run."""
+    from hpcddp.jobfile.write import dump_job
+
     goodput = report.goodput
     seconds = goodput.seconds
     parts = [phase for phase in ON_NODES if seconds.get(phase)]
@@ -200,14 +198,8 @@ def _run_values(report: RunReport, texts: _Texts) -> dict[str, Any]:
         "timeline": timeline(report.attempts),
         "error_text": _error_text(report.error),
         "sources": sources,
-        "job_file": texts.take(_job_file_text(report)),
+        "job_file": "" if report.spec is None else texts.take(dump_job(report.spec, environment_values=False)),
     }
-
-
-def _job_file_text(report: RunReport) -> str:
-    from hpcddp.jobfile.write import dump_job
-
-    return "" if report.spec is None else dump_job(report.spec, environment_values=False)
 
 
 def _error_text(error: FirstError | None) -> str:
@@ -215,11 +207,8 @@ def _error_text(error: FirstError | None) -> str:
     if error is None:
         return ""
     lines = shortened(error.text) if error.is_traceback else error.text
-    return printable("\n".join(_cut_line(line) for line in lines[-_LOG_LINES:]))
-
-
-def _cut_line(line: str) -> str:
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
+    shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in lines[-_LOG_LINES:]]
+    return printable("\n".join(shown))
 
 
 def _in_order_of_page(names: Sequence[str]) -> list[str]:

@@ -125,17 +125,16 @@ class RunStatus:
     @property
     def limit_s(self) -> float | None:
         """Its job's time limit in seconds; None without one, or if it is not known."""
-        limit_s = self._recorded_limit_s() if self.job is None else self.job.limit_s
+        limit_s: float | None = None
+        start = self.files.start
+        if self.job is not None:
+            limit_s = self.job.limit_s
+        elif start is not None and start.end_time is not None:
+            # Slurm counts limits in minutes, and the attempt began a moment after its job.
+            limit_s = round((start.end_time - start.time) / 60) * 60
         if limit_s is None or limit_s >= _UNLIMITED_S:
             return None
         return limit_s
-
-    def _recorded_limit_s(self) -> float | None:
-        start = self.files.start
-        if start is None or start.end_time is None:
-            return None
-        # Slurm counts limits in minutes, and the attempt began a moment after its job.
-        return round((start.end_time - start.time) / 60) * 60
 
     @cached_property
     def metrics(self) -> Mapping[str, Summary]:
@@ -386,18 +385,14 @@ def _state_with_job(files: RunFiles, job: QueuedJob) -> State:
     if slurm_state not in {State.RUNNING, State.STOPPING}:
         return slurm_state
     if start is None or job.restarts > start.restart_count:
-        return _state_before_begin(slurm_state, was_started=start is not None)
+        # The script has not begun since the last requeue.
+        if slurm_state is State.RUNNING:
+            return State.STARTING
+        return slurm_state if start is None else State.REQUEUED
     state = _state_of_live_job(files)
     if slurm_state is State.STOPPING and state is not State.REQUEUED:
         return State.STOPPING
     return state
-
-
-def _state_before_begin(slurm_state: State, *, was_started: bool) -> State:
-    """Return the state of a run whose job is on its nodes, and whose script has not begun since the last requeue."""
-    if slurm_state is State.RUNNING:
-        return State.STARTING
-    return State.REQUEUED if was_started else slurm_state
 
 
 def _state_of_live_job(files: RunFiles) -> State:

@@ -50,7 +50,11 @@ class MetricsFile:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Write a record; numbers that JSON does not have become null."""
-        self._lines.append(metrics_line(record))
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in record.items()
+        }
+        self._lines.append(json.dumps(finite))
         # What a full disk did not take is written again after a while, not at each record.
         open_s = METRICS_OPEN_S if self._warned else self._open_s
         if self._monotonic() - self._flushed_at >= open_s:
@@ -101,12 +105,3 @@ class MetricsFile:
                 f"warning: {self._path} cannot be written ({error}); the training goes on, records stay in memory"
             )
         self._warned = True
-
-
-def metrics_line(record: Mapping[str, Any]) -> str:
-    """Return the line of a record, without its end; numbers that JSON does not have become null."""
-    return json.dumps({name: _json_number(value) for name, value in record.items()})
-
-
-def _json_number(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
