@@ -136,21 +136,17 @@ def _bring_up(sandbox: Sandbox) -> Running:
 
 
 def _wait_until_ready(daemon: Daemon, running: Running) -> None:
-    def ready() -> bool:
+    def is_ready() -> bool:
         _check(running)
-        return _is_ready(daemon)
+        if daemon.ready_socket is not None and not daemon.ready_socket.is_socket():
+            return False
+        if daemon.ready_address is None:
+            return True
+        with socket.socket() as probe:
+            return probe.connect_ex(daemon.ready_address) == 0
 
-    if not wait_until(ready, timeout_s=_READY_TIMEOUT_S, poll_s=_POLL_S):
+    if not wait_until(is_ready, timeout_s=_READY_TIMEOUT_S, poll_s=_POLL_S):
         raise programs.ProcessError(f"{daemon.name} is not ready after {_READY_TIMEOUT_S:.0f} s")
-
-
-def _is_ready(daemon: Daemon) -> bool:
-    if daemon.ready_socket is not None and not daemon.ready_socket.is_socket():
-        return False
-    if daemon.ready_address is None:
-        return True
-    with socket.socket() as probe:
-        return probe.connect_ex(daemon.ready_address) == 0
 
 
 def _wait_for_stay_command(running: Running) -> None:

@@ -259,23 +259,8 @@ def _write_srun_configuration(cluster: Cluster) -> None:
 
 def daemons_of(cluster: Cluster) -> tuple[Daemon, ...]:
     """Return the daemons in the order in which they are started, each in the foreground."""
-    return (_munged(cluster), _slurmctld(cluster), *(_slurmd(cluster, node) for node in cluster.nodes))
-
-
-def _directories_of(cluster: Cluster) -> tuple[Path, ...]:
-    """Return the directories that the daemons need."""
-    names = ["log", "run", "state", "dev", "munge", *(f"spool/{node.name}" for node in cluster.nodes)]
-    return tuple(cluster.directory / name for name in names)
-
-
-def _key_of(cluster: Cluster) -> Path:
-    """Return the file of the sandbox's own key, which only its owner may read (munged(8))."""
-    return cluster.directory / "munge" / "key"
-
-
-def _munged(cluster: Cluster) -> Daemon:
     munge = cluster.directory / "munge"
-    return Daemon(
+    munged = Daemon(
         name="munged",
         argv=(
             "munged",
@@ -291,15 +276,24 @@ def _munged(cluster: Cluster) -> Daemon:
         output=cluster.output_of("munged"),
         ready_socket=cluster.munge_socket,
     )
-
-
-def _slurmctld(cluster: Cluster) -> Daemon:
-    return Daemon(
+    slurmctld = Daemon(
         name="slurmctld",
         argv=("slurmctld", "-D", "-f", str(cluster.slurm_conf)),
         output=cluster.output_of("slurmctld"),
         ready_address=(cluster.controller_address, cluster.controller_port),
     )
+    return (munged, slurmctld, *(_slurmd(cluster, node) for node in cluster.nodes))
+
+
+def _directories_of(cluster: Cluster) -> tuple[Path, ...]:
+    """Return the directories that the daemons need."""
+    names = ["log", "run", "state", "dev", "munge", *(f"spool/{node.name}" for node in cluster.nodes)]
+    return tuple(cluster.directory / name for name in names)
+
+
+def _key_of(cluster: Cluster) -> Path:
+    """Return the file of the sandbox's own key, which only its owner may read (munged(8))."""
+    return cluster.directory / "munge" / "key"
 
 
 def _slurmd(cluster: Cluster, node: Node) -> Daemon:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcddp.errors import HpcddpError
 from hpcddp.processes import Process, boot_id, find
-from hpcddp.run.files import read_json, write_json
+from hpcddp.run.files import read_json, write_bytes, write_json
 from hpcddp.sandbox import cgroups
 
 # The first file written and the last one removed: a directory without it is not ours.
@@ -76,25 +76,20 @@ class Sandbox:
 
 def read(directory: Path) -> Sandbox | None:
     """Return the sandbox that ``directory`` holds, running or not; None if it holds none."""
-    document = read_json(directory / _MARKER)
-    if document is None:
+    # The command line imports this module for every command.
+    from pydantic import TypeAdapter
+
+    try:
+        return TypeAdapter(Sandbox).validate_json((directory / _MARKER).read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return None
-    lists = {key: tuple(document.pop(key)) for key in ("nodes", "partitions")}
-    slurm_root = document.get("slurm_root")
-    paths = {
-        "directory": Path(document["directory"]),
-        "slurm_root": None if slurm_root is None else Path(slurm_root),
-    }
-    return Sandbox(**{**document, **lists, **paths})
 
 
 def write(sandbox: Sandbox) -> None:
     """Mark the sandbox's directory as ours."""
-    paths = {
-        "directory": str(sandbox.directory),
-        "slurm_root": None if sandbox.slurm_root is None else str(sandbox.slurm_root),
-    }
-    write_json(sandbox.directory / _MARKER, {**asdict(sandbox), **paths})
+    from pydantic import TypeAdapter
+
+    write_bytes(sandbox.directory / _MARKER, TypeAdapter(Sandbox).dump_json(sandbox))
 
 
 def write_manager(sandbox: Sandbox, manager: Process) -> None:
