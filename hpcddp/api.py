@@ -169,15 +169,14 @@ def plans_of(spec: JobSpec, samples: int | None) -> dict[int, JobPlan]:
         samples: samples of the training data; None counts them.
     """
     from hpcddp.batch.job import plan_each_node_count, plan_job
-    from hpcddp.batch.samples import count_units
+    from hpcddp.batch.samples import count_samples
 
     if samples is not None or spec.train is None:
         return plan_each_node_count(spec, partial(plan_job, samples=samples))
     python = spec.environment.interpreter or sys.executable
-    count = count_units(spec.train, spec.batch, directory=Path.cwd(), python=python)
+    count = count_samples(spec.train, spec.batch, directory=Path.cwd(), python=python)
     notes = () if count.note is None else (count.note,)
-    plan_one = partial(plan_job, samples=count.samples, smallest_group=count.smallest_group, notes=notes)
-    return plan_each_node_count(spec, plan_one)
+    return plan_each_node_count(spec, partial(plan_job, samples=count.samples, notes=notes))
 
 
 def runs(run_root: str | os.PathLike[str] | None = None, *, everywhere: bool = False) -> list[Run]:

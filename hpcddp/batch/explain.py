@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from hpcddp.batch.job import JobPlan
 from hpcddp.batch.plan import BatchPlan
@@ -12,25 +13,19 @@ from hpcddp.errors import counted
 
 _WIDTH = 100
 _LABEL = 17
-# Up to this many micro-batches of a rank are listed one by one.
-_MOST_TERMS = 6
-_SMALLEST_SHOWN = 1e-4
 
 _WHY = (
     (
-        "The world size does not matter{exception}: the gradient of a step is the mean over the samples of its global "
-        "batch, each with the same weight, however many ranks share them. Another number of ranks changes the "
-        "split and the speed, and neither the global batches, nor the steps, nor the learning rate."
+        "The world size does not matter, except for BatchNorm that is local to a rank: the gradient of a step is the "
+        "mean over the samples of its global batch, each with the same weight, however many ranks share them. Another "
+        "number of ranks changes the split and the speed, and neither the global batches, nor the steps, nor the "
+        "learning rate."
     ),
     (
         "Another global batch does matter, through kappa, and no rule is universal: which one holds, and up to which "
         "batch, differs between models, data and optimizers (Shallue et al. 2019). Compare a few rates at the new "
         "batch."
     ),
-)
-_BATCH_NORM = (
-    ", except for BatchNorm, which the model has and which takes its statistics over the samples of one rank "
-    "(train.batch_norm sync takes those of all ranks, batch.per_device_batch_size fixes their number)"
 )
 
 
@@ -41,8 +36,7 @@ def explain(plan: JobPlan) -> str:
         ["Epoch", *_row_lines(_epoch(plan.batch))],
         ["Training", *_row_lines(_training(plan))],
     ]
-    exception = _BATCH_NORM if plan.has_local_batch_norm else ""
-    blocks += [textwrap.wrap(paragraph.format(exception=exception), _WIDTH) for paragraph in _WHY]
+    blocks += [textwrap.wrap(paragraph, _WIDTH) for paragraph in _WHY]
     if plan.notes:
         blocks.append(["Notes", *_note_lines(plan.notes)])
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
@@ -69,8 +63,7 @@ def explain_range(plans: Mapping[int, JobPlan]) -> str:
     for nodes, plan in plans.items():
         batch = plan.batch
         shares = [
-            f"{counted(ranks, 'rank')} x {_terms(batch, share)}"
-            for ranks, share in batch.share_runs(batch.global_batch_size)
+            f"{counted(ranks, 'rank')} x {_terms(batch, share)}" for share, ranks in _runs(batch.per_rank_samples)
         ]
         rows.append(f"  {counted(nodes, 'node'):{_LABEL}}{', '.join(shares)}")
     same = (
@@ -91,14 +84,10 @@ def _step(batch: BatchPlan) -> Iterator[tuple[str, str]]:
         limit = "no limit per device"
     yield "accumulation", f"{counted(batch.grad_accum_steps, 'micro-step')} per optimizer step; {limit}"
     if batch.imbalance:
-        largest, smallest = (size for _, size in batch.share_runs(batch.global_batch_size))
-        yield (
-            "imbalance",
-            (
-                f"{_percent(batch.imbalance)}: ranks with {smallest:,} {batch.unit}s wait for those with {largest:,}; "
-                "each sample weighs the same"
-            ),
-        )
+        largest = batch.per_rank_samples[0]
+        smallest = batch.per_rank_samples[-1]
+        waits = f"ranks with {smallest:,} {batch.unit}s wait for those with {largest:,}; each sample weighs the same"
+        yield "imbalance", f"{100 * batch.imbalance:.3g} %: {waits}"
     else:
         yield "imbalance", f"none: every rank has the same number of {batch.unit}s"
 
@@ -134,7 +123,7 @@ def _coverage(batch: BatchPlan) -> str:
 def _shares(batch: BatchPlan, samples: int) -> Iterator[tuple[str, str]]:
     """Yield a row for consecutive ranks with equal shares: ranks, samples, micro-batches."""
     first = 0
-    for ranks, share in batch.share_runs(samples):
+    for share, ranks in _runs(batch.shares(samples)):
         last = first + ranks - 1
         who = f"rank {first}" if ranks == 1 else f"ranks {first}-{last}"
         yield f"  {who}", _terms(batch, share)
@@ -142,18 +131,15 @@ def _shares(batch: BatchPlan, samples: int) -> Iterator[tuple[str, str]]:
 
 
 def _terms(batch: BatchPlan, share: int) -> str:
-    steps = batch.grad_accum_steps
-    if steps == 1 or share == 0:
+    if batch.grad_accum_steps == 1 or share == 0:
         return counted(share, batch.unit)
-    if steps <= _MOST_TERMS:
-        terms = [str(size) for many, size in batch.micro_runs(share) for _ in range(many)]
-    else:
-        terms = [f"{many} x {size}" for many, size in batch.micro_runs(share)]
+    terms = [f"{many} x {size}" for size, many in _runs(batch.micro_batches_of(share))]
     return f"{counted(share, batch.unit)} = {' + '.join(terms)}"
 
 
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.3g} %" if fraction >= _SMALLEST_SHOWN else "less than 0.01 %"
+def _runs(sizes: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the sizes with equal neighbours counted: (size, how many)."""
+    return [(size, len(list(equal))) for size, equal in groupby(sizes)]
 
 
 def _training(plan: JobPlan) -> Iterator[tuple[str, str]]:
@@ -187,8 +173,6 @@ def _rules(scaling: Scaling, global_batch_size: int) -> Iterator[tuple[str, str]
         yield "fitting rule", f"{scaled.rule} is the one for {scaling.optimizer}"
     elif scaling.fitting is not None:
         yield "fitting rule", f"{scaling.fitting.rule}, for {scaling.optimizer}: {_constants(scaling.fitting)}"
-    elif scaling.refused is not None:
-        yield "fitting rule", "does not hold at this kappa: see the notes"
 
 
 def _constants(scaled: ScaledRule) -> str:
@@ -200,28 +184,19 @@ def _constants(scaled: ScaledRule) -> str:
     return ", ".join(parts)
 
 
-def _counted(count: float, noun: str) -> str:
-    """Return a number of things, which need not be whole."""
-    return f"{count:,.10g} {noun}" + ("" if count == 1 else "s")
-
-
 def _schedule_text(plan: JobPlan) -> str:
     """Return the warm-up and the schedule in words."""
     schedule = plan.schedule
     if schedule is None:
         return ""
-    parts = []
+    warm_up = ""
     if schedule.warmup_epochs:
-        warm_up = f"after a linear warm-up of {_counted(schedule.warmup_epochs, 'epoch')}"
-        if plan.batch.steps_per_epoch is not None:
-            warm_up_steps = schedule.warmup_epochs * plan.batch.steps_per_epoch
-            warm_up += f" ({_counted(warm_up_steps, 'step')})"
-        parts.append(warm_up)
-    if schedule.schedule == "cosine":
-        parts.append(f"falling on a cosine to {schedule.min:g}")
-    elif schedule.schedule == "step":
-        milestones = ", ".join(f"{milestone:g}" for milestone in schedule.milestones)
-        parts.append(f"times {schedule.gamma:g} at the beginning of epochs {milestones or '(none)'}")
-    else:
-        parts.append("constant")
-    return ", " + ", then ".join(parts)
+        warm_up = f", after a linear warm-up (epochs: {schedule.warmup_epochs:g})"
+    match schedule.schedule:
+        case "cosine":
+            return f"{warm_up}, falling on a cosine to {schedule.min:g}"
+        case "step":
+            milestones = ", ".join(f"{milestone:g}" for milestone in schedule.milestones)
+            return f"{warm_up}, times {schedule.gamma:g} at the beginning of epochs {milestones or '(none)'}"
+        case _:
+            return f"{warm_up}, constant"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,7 @@ from hpcddp.batch.split import ceil_div
 from hpcddp.errors import counted
 from hpcddp.jobfile.fields import is_reference
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.sections import BatchNorm, LearningRate, Train
-
-# Longer lists are left out; a note gives the formula.
-_MOST_NUMBERS = 1_000_000
+from hpcddp.jobfile.sections import BatchNorm, LearningRate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +31,6 @@ class JobPlan:
         schedule: the job's ``learning_rate`` section, scaled by the rule; None without a job file.
         scaling: the scaled constants; None where no base is known.
         notes: explanations and warnings, one sentence each.
-        has_local_batch_norm: whether the model is known to have BatchNorm, whose statistics are those of one rank.
     """
 
     batch: BatchPlan
@@ -43,7 +39,6 @@ class JobPlan:
     schedule: LearningRate | None = None
     scaling: Scaling | None = None
     notes: tuple[str, ...] = ()
-    has_local_batch_norm: bool = False
 
     @property
     def total_steps(self) -> int | None:
@@ -55,27 +50,15 @@ class JobPlan:
     def as_json(self) -> dict[str, Any]:
         """Return the document of ``hpcddp plan --json``; unknown values are None, and a note says why."""
         batch = self.batch
-        notes = list(self.notes)
-        per_rank_samples = None
-        micro_batches = None
-        if batch.world_size * batch.grad_accum_steps <= _MOST_NUMBERS:
-            per_rank_samples = list(batch.per_rank_samples)
-            micro_batches = [list(sizes) for sizes in batch.micro_batches]
-        else:
-            notes.append(
-                "per_rank_samples and micro_batches are left out, being more than a million numbers: rank r gets "
-                "floor(B/W) + (1 if r < B mod W else 0) samples, and micro-step a of its n likewise "
-                "floor(n/A) + (1 if a < n mod A else 0)."
-            )
-        scaling_document = Scaling.UNKNOWN
+        scaling: Mapping[str, Any] = dict.fromkeys(("base_learning_rate", "kappa", "rule", "scaled", "fitting"))
         if self.scaling is not None:
-            scaling_document = self.scaling.as_json()
+            scaling = self.scaling.as_json()
         return {
             "global_batch_size": batch.global_batch_size,
             "world_size": batch.world_size,
             "grad_accum_steps": batch.grad_accum_steps,
-            "per_rank_samples": per_rank_samples,
-            "micro_batches": micro_batches,
+            "per_rank_samples": list(batch.per_rank_samples),
+            "micro_batches": [list(sizes) for sizes in batch.micro_batches],
             "steps_per_epoch": batch.steps_per_epoch,
             "tail_samples": batch.tail_samples,
             "samples_per_epoch": batch.samples_per_epoch,
@@ -83,10 +66,10 @@ class JobPlan:
             "dropped": batch.dropped,
             "imbalance": batch.imbalance,
             "learning_rate": self.learning_rate,
-            **scaling_document,
+            **scaling,
             "total_steps": self.total_steps,
             "unit": batch.unit,
-            "notes": notes,
+            "notes": list(self.notes),
         }
 
 
@@ -128,14 +111,12 @@ def plan_job(
 
     epochs = None
     batch_norm: BatchNorm = "local"
-    has_local_batch_norm = False
     train = spec.train
     if train is not None:
         if train.loss_reduction == "global":
             refuse_accumulated_global_loss(batch.grad_accum_steps)
         epochs = train.epochs
         batch_norm = train.batch_norm
-        has_local_batch_norm = _has_local_batch_norm(train, batch)
 
     scaling = None
     learning_rate = None
@@ -149,8 +130,11 @@ def plan_job(
     if samples is None and not notes:
         all_notes.append(f"The number of {batch.unit}s is unknown; give it with --samples.")
     all_notes += split_notes(batch, batch_norm)
-    if train is not None:
-        all_notes += _warm_up_notes(spec.learning_rate, train)
+    if train is not None and spec.learning_rate.warmup_epochs >= train.epochs:
+        all_notes.append(
+            f"learning_rate.warmup_epochs is {spec.learning_rate.warmup_epochs:g} and the training has "
+            f"{counted(train.epochs, 'epoch')}: the rate rises until the end of the training."
+        )
     if scaling is not None:
         all_notes += _scaling_notes(scaling, batch.global_batch_size)
 
@@ -161,15 +145,7 @@ def plan_job(
         schedule=schedule,
         scaling=scaling,
         notes=tuple(all_notes),
-        has_local_batch_norm=has_local_batch_norm,
     )
-
-
-def _has_local_batch_norm(train: Train, batch: BatchPlan) -> bool:
-    """Return whether the model has BatchNorm whose statistics depend on the number of ranks."""
-    if train.batch_norm != "local" or batch.per_device_batch_size is not None:
-        return False
-    return has_batch_norm(train.model)
 
 
 def plan_each_node_count(spec: JobSpec, plan_one: Callable[[JobSpec], JobPlan]) -> dict[int, JobPlan]:
@@ -280,7 +256,7 @@ def _idle_share_notes(plan: BatchPlan) -> Iterator[str]:
         )
     if plan.tail_samples is None:
         return
-    idle_ranks = sum(ranks for ranks, share in plan.share_runs(plan.tail_samples) if share == 0)
+    idle_ranks = plan.shares(plan.tail_samples).count(0)
     if idle_ranks > 0:
         yield (
             f"The last step of an epoch has {counted(plan.tail_samples, plan.unit)} for {plan.world_size} ranks: "
@@ -303,7 +279,7 @@ def _batch_norm_notes(plan: BatchPlan, batch_norm: BatchNorm) -> Iterator[str]:
         if note is not None:
             yield note
     elif plan.grad_accum_steps > 1:
-        largest_micro_step = plan.micro_step_runs(plan.global_batch_size)[0][1]
+        largest_micro_step = plan.micro_steps(plan.global_batch_size)[0]
         yield (
             f"If the model has BatchNorm: sync takes its statistics over a micro-step of all ranks, "
             f"{largest_micro_step} of {counted(plan.global_batch_size, plan.unit)}; with {plan.grad_accum_steps} "
@@ -322,36 +298,12 @@ def _small_micro_batch_note(plan: BatchPlan) -> str | None:
         smallest = samples_per_unit * min(size for size in plan.micro_batch_sizes(batch) if size > 0)
         if smallest > _SMALL_BATCH_NORM_GROUP:
             continue
-        where = "every step"
-        ways = "fewer ranks or a larger global batch"
-        if step > 0:
-            where = f"the last step of every epoch (step {step})"
-            ways = "tail 'drop', fewer ranks or a larger batch"
-        size_text = str(smallest)
-        if plan.unit == "group":
-            size_text = f"as few as {smallest}"
-        note = (
-            f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {size_text} "
-            f"samples, and 4 or fewer are poor; use train.batch_norm sync, {ways}."
+        where = f"the last step of every epoch (step {step})" if step else "every step"
+        return (
+            f"If the model has BatchNorm: in {where} it takes its statistics over micro-batches of {smallest} samples, "
+            "and 4 or fewer are poor; use train.batch_norm sync, fewer ranks or a larger batch."
         )
-        if plan.grad_accum_steps > 1:
-            note += (
-                f" With {plan.grad_accum_steps} micro-steps sync is not one batch: it takes them over one "
-                "micro-step of all ranks."
-            )
-        return note
     return None
-
-
-def _warm_up_notes(rate: LearningRate, train: Train) -> Iterator[str]:
-    if rate.warmup_epochs >= train.epochs:
-        yield (
-            f"learning_rate.warmup_epochs is {rate.warmup_epochs:g} and the training has "
-            f"{counted(train.epochs, 'epoch')}: the rate rises until the end of the training."
-        )
-
-
-_LAWS = {"linear": "linear", "sqrt": "square-root"}
 
 
 def _scaling_notes(scaling: Scaling, global_batch_size: int) -> Iterator[str]:
@@ -365,18 +317,11 @@ def _scaling_notes(scaling: Scaling, global_batch_size: int) -> Iterator[str]:
                 "that base is for this job's own batch."
             )
         return
-    if tuned_for is None or tuned_for == global_batch_size or scaling.optimizer is None:
+    if tuned_for is None or tuned_for == global_batch_size:
         return
-    fitting = scaling.fitting
-    if fitting is None:
-        other_rule = (
-            f"The rule that fits {scaling.optimizer} does not hold at this kappa, where kappa * (1 - beta) reaches 1"
-        )
-    else:
-        other_rule = f"The {_LAWS[fitting.rule]} rule would give {fitting.learning_rate:g}"
     yield (
         f"learning_rate.base {scaling.base:g} was tuned for a global batch of {tuned_for}, and this one has "
-        f"{global_batch_size}: rule 'none' leaves it. {other_rule}; no rule fits every model (Shallue et al. 2019)."
+        f"{global_batch_size}: rule 'none' leaves it; no rule fits every model (Shallue et al. 2019)."
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 
 from hpcddp.batch import refusals
 from hpcddp.batch.refusals import PlanError
-from hpcddp.batch.split import ceil_div, filled_runs, offset, part, runs
-from hpcddp.errors import counted
+from hpcddp.batch.split import ceil_div, divide, fill, offset, part
 from hpcddp.jobfile.sections import Split, Tail, Unit
 
 # Limit of the search for a valid number; each try takes a few divisions.
@@ -49,7 +49,7 @@ class BatchPlan:
     @property
     def per_rank_samples(self) -> tuple[int, ...]:
         """``[W]``: samples of a full global batch per rank; one more on the first B mod W ranks."""
-        return _unfolded(self.share_runs(self.global_batch_size))
+        return self.shares(self.global_batch_size)
 
     @property
     def micro_batches(self) -> tuple[tuple[int, ...], ...]:
@@ -109,11 +109,8 @@ class BatchPlan:
             raise ValueError(f"a rank is 0..{self.world_size - 1}, not {rank}")
         size = self.per_device_batch_size
         if size is None:
-            share = part(batch, self.world_size, rank)
-        else:
-            held = size * self.grad_accum_steps
-            share = min(max(batch - rank * held, 0), held)
-        return _unfolded(self.micro_runs(share))
+            return divide(part(batch, self.world_size, rank), self.grad_accum_steps)
+        return fill(max(batch - rank * size * self.grad_accum_steps, 0), size, self.grad_accum_steps)
 
     def rank_offset(self, batch: int, rank: int) -> int:
         """Return where the share of one rank begins in a global batch of ``batch`` samples."""
@@ -121,17 +118,17 @@ class BatchPlan:
             return offset(batch, self.world_size, rank)
         return min(batch, rank * self.per_device_batch_size * self.grad_accum_steps)
 
-    def share_runs(self, batch: int) -> tuple[tuple[int, int], ...]:
-        """Return the ranks' shares of a global batch in rank order, run-length encoded: (ranks, samples)."""
+    def shares(self, batch: int) -> tuple[int, ...]:
+        """Return the ranks' shares of a global batch, in rank order."""
         if self.per_device_batch_size is None:
-            return runs(batch, self.world_size)
-        return filled_runs(batch, self.per_device_batch_size * self.grad_accum_steps, self.world_size)
+            return divide(batch, self.world_size)
+        return fill(batch, self.per_device_batch_size * self.grad_accum_steps, self.world_size)
 
-    def micro_runs(self, share: int) -> tuple[tuple[int, int], ...]:
-        """Return the micro-batches of a rank's share in order, run-length encoded: (micro-steps, samples)."""
+    def micro_batches_of(self, share: int) -> tuple[int, ...]:
+        """Return the micro-batches of a rank's share, in order."""
         if self.per_device_batch_size is None:
-            return runs(share, self.grad_accum_steps)
-        return filled_runs(share, self.per_device_batch_size, self.grad_accum_steps)
+            return divide(share, self.grad_accum_steps)
+        return fill(share, self.per_device_batch_size, self.grad_accum_steps)
 
     def batch_size(self, step: int) -> int:
         """Return b, the samples of the global batch in step ``step`` of an epoch (0..S-1): B, or the tail's."""
@@ -151,40 +148,17 @@ class BatchPlan:
         if self.steps_per_epoch is not None and (self.steps_per_epoch == 1 or self.tail_samples != self.batch_size(0)):
             yield self.steps_per_epoch - 1, self.batch_size(self.steps_per_epoch - 1)
 
-    def micro_step_runs(self, batch: int) -> tuple[tuple[int, int], ...]:
-        """Return the sum of all ranks' samples in each micro-step, run-length encoded: (micro-steps, samples).
-
-        The result has only a few pairs, however large the world size and the accumulation are.
-        """
-        shares = self.share_runs(batch)
-        ends = {end for _, share in shares for end in accumulate(many for many, _ in self.micro_runs(share))}
-        return tuple(
-            (end - begin, sum(ranks * self._micro_batch(share, begin) for ranks, share in shares))
-            for begin, end in pairwise(sorted({0} | ends))
-        )
-
-    def _micro_batch(self, share: int, micro_step: int) -> int:
-        for many, size in self.micro_runs(share):
-            if micro_step < many:
-                return size
-            micro_step -= many
-        raise ValueError(f"a share has {self.grad_accum_steps} micro-steps, and this one lies {micro_step} beyond them")
+    def micro_steps(self, batch: int) -> list[int]:
+        """Return the sum of all ranks' samples in each micro-step."""
+        sums = [0] * self.grad_accum_steps
+        for share, ranks in Counter(self.shares(batch)).items():
+            for micro_step, size in enumerate(self.micro_batches_of(share)):
+                sums[micro_step] += ranks * size
+        return sums
 
     def micro_batch_sizes(self, batch: int) -> frozenset[int]:
         """Return the distinct ``n[r,a]`` of a global batch of ``batch`` samples."""
-        return frozenset(size for _, share in self.share_runs(batch) for _, size in self.micro_runs(share))
-
-    def first_single(self, batch: int) -> tuple[int, int]:
-        """Return (rank, micro-step) of the first micro-batch of one sample in a global batch that has one."""
-        rank = 0
-        for ranks, share in self.share_runs(batch):
-            micro_step = 0
-            for micro_steps, size in self.micro_runs(share):
-                if size == 1:
-                    return rank, micro_step
-                micro_step += micro_steps
-            rank += ranks
-        raise ValueError(f"a global batch of {batch} samples has no micro-batch of one")
+        return frozenset(chain.from_iterable(map(self.micro_batches_of, set(self.shares(batch)))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,10 +271,6 @@ class Steps:
         return self.start.offset_samples if epoch == self.start.epoch else 0
 
 
-def _unfolded(pairs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    return tuple(size for many, size in pairs for _ in range(many))
-
-
 def plan_batch(
     *,
     global_batch_size: int,
@@ -358,6 +328,7 @@ def plan_batch(
     elif max_per_device_batch_size is not None:
         largest_share = ceil_div(global_batch_size, world_size)
         refusals.refuse_over_cap(largest_share, grad_accum_steps, max_per_device_batch_size)
+    refusals.refuse_too_many_micro_batches(world_size, grad_accum_steps)
     if samples is not None and tail == "drop":
         refusals.refuse_empty_epoch(samples, global_batch_size, unit)
     return BatchPlan(
@@ -392,11 +363,13 @@ def refuse_single_sample(plan: BatchPlan) -> None:
     if not has_single_sample(plan):
         return
     for step, batch in plan.distinct_batches():
-        if 1 in plan.micro_batch_sizes(batch):
-            rank, micro_step = plan.first_single(batch)
-            refusals.refuse_single(
-                step=step, batch=batch, rank=rank, micro_step=micro_step, ways_out=_ways_out(plan), unit=plan.unit
-            )
+        for rank, share in enumerate(plan.shares(batch)):
+            sizes = plan.micro_batches_of(share)
+            if 1 in sizes:
+                micro_step = sizes.index(1)
+                refusals.refuse_single(
+                    step=step, batch=batch, rank=rank, micro_step=micro_step, ways_out=_ways_out(plan), unit=plan.unit
+                )
 
 
 def has_single_sample(plan: BatchPlan) -> bool:
@@ -422,11 +395,9 @@ def _single_over_ranks(plan: BatchPlan) -> tuple[int, int, int] | None:
     if plan.unit == "group" and plan.smallest_group != 1:
         return None
     for step, batch in plan.distinct_batches():
-        micro_step = 0
-        for micro_steps, units in plan.micro_step_runs(batch):
-            if units == 1:
-                return step, batch, micro_step
-            micro_step += micro_steps
+        units = plan.micro_steps(batch)
+        if 1 in units:
+            return step, batch, units.index(1)
     return None
 
 
@@ -437,25 +408,19 @@ def _ways_out(plan: BatchPlan) -> list[str]:
     if droppable and not has_single_sample(replace(plan, tail="drop")):
         ways.append("tail 'drop'")
     batch = plan.global_batch_size
-    world = plan.world_size
     larger_batches = range(batch + 1, batch + _TRIES)
-    smaller_batches = range(batch - 1, max(world - 1, batch - _TRIES), -1)
-    for other_batch in chain(larger_batches, smaller_batches):
-        if _works(plan, other_batch, world):
-            ways.append(f"global_batch_size {other_batch}")
-            break
-    for fewer_ranks in range(world - 1, max(0, world - _TRIES), -1):
-        if _works(plan, batch, fewer_ranks):
-            ways.append(counted(fewer_ranks, "rank"))
-            break
+    smaller_batches = range(batch - 1, max(plan.world_size - 1, batch - _TRIES), -1)
+    nearest = next((size for size in chain(larger_batches, smaller_batches) if _works(plan, size)), None)
+    if nearest is not None:
+        ways.append(f"global_batch_size {nearest}")
     if _single_over_ranks(plan) is None:
         ways.append("train.batch_norm sync")
     ways.append("a model without BatchNorm")
     return ways
 
 
-def _works(plan: BatchPlan, batch: int, world: int) -> bool:
-    """Return whether the plan with another batch and world size is valid, and has no micro-batch of one sample."""
+def _works(plan: BatchPlan, batch: int) -> bool:
+    """Return whether the plan with another batch is valid, and has no micro-batch of one sample."""
     grad_accum_steps: int | None = plan.grad_accum_steps
     fewest_steps = accumulation_for(plan.global_batch_size, plan.world_size, plan.max_per_device_batch_size)
     if plan.per_device_batch_size is not None or grad_accum_steps == fewest_steps:
@@ -464,7 +429,7 @@ def _works(plan: BatchPlan, batch: int, world: int) -> bool:
     try:
         other = plan_batch(
             global_batch_size=batch,
-            world_size=world,
+            world_size=plan.world_size,
             samples=plan.samples,
             max_per_device_batch_size=plan.max_per_device_batch_size,
             grad_accum_steps=grad_accum_steps,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Final
 
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import UserError, counted
 from hpcddp.jobfile.batch_rules import fixed_ways_out, why_ranks_idle
 from hpcddp.jobfile.sections import Unit
+
+_MOST_MICRO_BATCHES: Final = 1_000_000
 
 
 class PlanError(UserError):
@@ -96,6 +99,15 @@ def refuse_over_cap(share: int, steps: int, cap: int) -> None:
             f"{largest} samples",
             grad_accum_steps=steps,
             needed=needed,
+        )
+
+
+def refuse_too_many_micro_batches(world: int, steps: int) -> None:
+    """Reject a step whose micro-batches nobody could list."""
+    if world * steps > _MOST_MICRO_BATCHES:
+        raise PlanError(
+            f"{counted(world, 'rank')} x {counted(steps, 'micro-step')} are more than {_MOST_MICRO_BATCHES:,} "
+            "micro-batches in one optimizer step; write fewer ranks, fewer micro-steps, or more samples per device"
         )
 
 

@@ -1,4 +1,4 @@
-"""The number of samples, or of groups, in the training data.
+"""The number of samples in the training data.
 
 The user's code runs in a child process, so that torch is not loaded here.
 """
@@ -25,59 +25,36 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".t
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """How many samples the training data has, or groups of samples.
+    """How many samples the training data has.
 
     Args:
         samples: N; None when it is unknown.
         note: why it is unknown, or why the job will fail, and what to do; None otherwise.
-        smallest_group: samples of the smallest group; None where samples are counted, or it is unknown.
         classes: the classes of the data that was read; None where it was not, or does not tell.
     """
 
     samples: int | None
     note: str | None = None
-    smallest_group: int | None = None
     classes: int | None = None
 
 
-def count_units(train: Train, batch: Batch, *, directory: Path, python: str, timeout_s: float = 60.0) -> SampleCount:
-    """Return the number of samples in the training data, or of groups if the batch counts groups.
+def count_samples(train: Train, batch: Batch, *, directory: Path, python: str, timeout_s: float = 60.0) -> SampleCount:
+    """Return the number of samples in the training data of a job.
 
-    The user's function that names the groups is called for every sample in a child process.
+    The sizes of the built-in datasets are known, images in a folder are counted as torchvision does, and the user's own
+    dataset is created in a child process. Groups are counted by the job alone.
 
     Args:
         train: the job's ``train`` section.
         batch: the job's ``batch`` section.
         directory: the directory of submission, which relative paths and imports start from.
         python: the interpreter of the child process.
-        timeout_s: how long each child may take, in seconds.
-    """
-    count = count_samples(train, directory=directory, python=python, timeout_s=timeout_s)
-    if batch.unit == "sample" or batch.group is None:
-        return count
-    if count.samples is None:
-        return SampleCount(None, (count.note or "").replace("samples", "groups", 1))
-    try:
-        groups, smallest = count_own_groups(
-            batch.group, count.samples, directory=directory, python=python, timeout_s=timeout_s
-        )
-    except OwnDatasetError as error:
-        return _unknown(error.message, "group")
-    return SampleCount(groups, smallest_group=smallest, classes=count.classes)
-
-
-def count_samples(train: Train, *, directory: Path, python: str, timeout_s: float = 60.0) -> SampleCount:
-    """Return the number of samples in the training data of a job.
-
-    The sizes of the built-in datasets are known, images in a folder are counted as torchvision does, and the user's own
-    dataset is created in a child process.
-
-    Args:
-        train: the job's ``train`` section.
-        directory: the directory of submission, which relative paths and imports start from.
-        python: the interpreter of the child process.
         timeout_s: how long the user's own dataset may take, in seconds.
     """
+    if batch.unit == "group":
+        return SampleCount(
+            None, "The number of groups is unknown, because only the job counts them; give it with --samples."
+        )
     name = train.dataset
     dataset = DATASETS.get(name)
     if dataset is not None:
@@ -130,22 +107,18 @@ def _count_images(data_dir: Path) -> SampleCount:
     return SampleCount(samples, classes=len(classes))
 
 
-def _unknown(why: str, unit: str = "sample") -> SampleCount:
-    return SampleCount(None, f"The number of {unit}s is unknown: {why}; give it with --samples.")
+def _unknown(why: str) -> SampleCount:
+    return SampleCount(None, f"The number of samples is unknown: {why}; give it with --samples.")
 
 
 # The user's code may print: its standard output becomes standard error, and only the answer goes to the pipe.
-_BEGIN = """
+_PROGRAM = """
 import importlib, json, os, sys
 directory, module, function, arguments = sys.argv[1:]
 answer = os.dup(1)
 os.dup2(2, 1)
 sys.path.insert(0, directory)
-function = getattr(importlib.import_module(module), function)
-arguments = json.loads(arguments)
-"""
-_SAMPLES = """
-part = function(split="train", **arguments)
+part = getattr(importlib.import_module(module), function)(split="train", **json.loads(arguments))
 found = [getattr(part, name, None) for name in ("classes", "targets", "labels")]
 found = [one for one in found if one is not None and not callable(one)]
 classes = 0
@@ -159,22 +132,6 @@ except Exception:
     pass
 os.write(answer, f"{len(part)} {max(0, classes)} {int(bool(found))}".encode())
 """
-
-
-_GROUPS = """
-from collections import Counter
-from numbers import Integral
-def name(index):
-    group = function(index)
-    if isinstance(group, bool) or not isinstance(group, (Integral, str)):
-        raise TypeError(f"it returned a {type(group).__name__} for sample {index}; return an int or a str")
-    return group
-sizes = Counter(map(name, range(arguments["samples"])))
-os.write(answer, f"{len(sizes)} {min(sizes.values())}".encode())
-"""
-
-
-_VERBS = {"train.dataset": ("make", "made"), "batch.group": ("call", "called")}
 
 
 class OwnDatasetError(UserError):
@@ -199,50 +156,20 @@ def count_own_samples(
     Raises:
         OwnDatasetError: it failed, took too long or has no length.
     """
-    numbers = _measure(_SAMPLES, "train.dataset", target, arguments, directory, python, timeout_s)
-    samples, classes, tells_classes = numbers
-    return samples, classes if tells_classes else None
-
-
-def count_own_groups(target: str, samples: int, *, directory: Path, python: str, timeout_s: float) -> tuple[int, int]:
-    """Return the number of groups that ``function(index)`` makes of ``samples`` samples, and the size of the smallest.
-
-    Args:
-        target: ``pkg.module:function``, from ``batch.group``.
-        samples: samples of the training data, >= 1.
-        directory: the first directory of the import path, and the child's working directory.
-        timeout_s: how long the child may take, in seconds.
-
-    Raises:
-        OwnDatasetError: it failed or took too long.
-    """
-    groups, smallest = _measure(_GROUPS, "batch.group", target, {"samples": samples}, directory, python, timeout_s)
-    return groups, smallest
-
-
-def _measure(
-    program: str,
-    key: str,
-    target: str,
-    arguments: Mapping[str, Any],
-    directory: Path,
-    python: str,
-    timeout_s: float,
-) -> list[int]:
     module, _, function = target.partition(":")
-    command = [python, "-c", _BEGIN + program, str(directory), module, function, json.dumps(dict(arguments))]
-    make, made = _VERBS[key]
+    command = [python, "-c", _PROGRAM, str(directory), module, function, json.dumps(dict(arguments))]
     try:
         output, errors, code = _run(command, directory, timeout_s)
     except OSError as error:
-        raise OwnDatasetError(f"{key} {target} could not be {made} ({error})") from error
+        raise OwnDatasetError(f"train.dataset {target} could not be made ({error})") from error
     if code is None:
-        raise OwnDatasetError(f"{key} {target} took longer than {timeout_s:g} s to {make}")
+        raise OwnDatasetError(f"train.dataset {target} took longer than {timeout_s:g} s to make")
     numbers = output.split()
     if code != 0 or not numbers or not all(number.isdecimal() for number in numbers):
         reason = errors.strip().rpartition("\n")[2] or f"exit code {code}"
-        raise OwnDatasetError(f"{key} {target} could not be {made} ({reason})")
-    return [int(number) for number in numbers]
+        raise OwnDatasetError(f"train.dataset {target} could not be made ({reason})")
+    samples, classes, tells_classes = map(int, numbers)
+    return samples, classes if tells_classes else None
 
 
 def _run(command: list[str], directory: Path, timeout_s: float) -> tuple[str, str, int | None]:

@@ -7,11 +7,9 @@ batch, however many ranks compute it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from hpcddp.batch.refusals import PlanError
 from hpcddp.jobfile.batch_rules import ADAM_FAMILY, as_written, batch_ratio, scaling_findings
@@ -169,27 +167,19 @@ class Scaling:
         scaled: the constants by the chosen rule.
         optimizer: the optimizer's name; None = unknown.
         fitting: the constants by the rule for the optimizer; None = unknown, or that rule does not hold.
-        refused: why that rule does not hold; None where it does.
     """
-
-    UNKNOWN: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"base_learning_rate": None, "kappa": None, "rule": None, "scaled": None, "fitting": None}
-    )
 
     base: float
     tuned_for: int | None
     scaled: ScaledRule
     optimizer: str | None = None
     fitting: ScaledRule | None = None
-    refused: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the keys of ``hpcddp plan --json``."""
         fitting = None
         if self.fitting is not None:
             fitting = {"optimizer": self.optimizer, "rule": self.fitting.rule, **self.fitting.as_json()}
-        elif self.refused is not None:
-            fitting = {"optimizer": self.optimizer, "rule": None, "refused": self.refused}
         return {
             "base_learning_rate": self.base,
             "kappa": self.scaled.kappa,
@@ -228,8 +218,8 @@ def scaling_of(
     fitted = rate.model_copy(update={"rule": fitting_rule(optimizer)})
     try:
         fitting = scale(fitted, optimizer, ema_decay=ema_decay, global_batch_size=global_batch_size)
-    except PlanError as error:
-        return replace(scaling, optimizer=optimizer.name, refused=error.message)
+    except PlanError:
+        return replace(scaling, optimizer=optimizer.name)
     return replace(scaling, optimizer=optimizer.name, fitting=fitting)
 
 

@@ -21,29 +21,19 @@ def offset(total: int, parts: int, index: int) -> int:
     return index * quotient + min(index, remainder)
 
 
-def runs(total: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """Return the parts in order, run-length encoded: one or two pairs (number of parts, size), largest first."""
-    quotient, remainder = divmod(total, parts)
-    pairs = ((remainder, quotient + 1), (parts - remainder, quotient))
-    return tuple(pair for pair in pairs if pair[0])
-
-
-def filled_runs(total: int, size: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """Return parts that are filled one after the other up to ``size``, run-length encoded: at most three pairs.
+def fill(total: int, size: int, parts: int) -> tuple[int, ...]:
+    """Return parts that are filled one after the other up to ``size``; the last ones may be empty.
 
     Args:
         total: what is divided, 0..size * parts.
-        size: the largest size of a part, >= 1.
-        parts: number of parts; the last ones may be empty.
     """
-    full, rest = divmod(total, size)
-    pairs = ((full, size), (bool(rest), rest), (parts - full - bool(rest), 0))
-    return tuple((int(many), held) for many, held in pairs if many)
+    return tuple(min(max(total - index * size, 0), size) for index in range(parts))
 
 
 def divide(total: int, parts: int) -> tuple[int, ...]:
     """Return all parts, in order; they add up to ``total``."""
-    return tuple(size for count, size in runs(total, parts) for _ in range(count))
+    quotient, remainder = divmod(total, parts)
+    return (quotient + 1,) * remainder + (quotient,) * (parts - remainder)
 
 
 def ceil_div(total: int, parts: int) -> int:

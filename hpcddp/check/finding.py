@@ -125,22 +125,20 @@ class Subject:
             first_plan = self.request.plan
             if first_plan is None or first_plan.batch.samples is not None or self.data is None:
                 return first_plan
-            spec = self.request.job.spec
-            data = self.data
-            return plan_job(spec, samples=data.samples, smallest_group=data.smallest_group)
+            return plan_job(self.request.job.spec, samples=self.data.samples)
         except UserError:
             return None
 
     @cached_property
     def data(self) -> SampleCount | None:
         """The training data as ``hpcddp plan`` counts it; None for other jobs, and where data is not read."""
-        from hpcddp.batch.samples import count_units
+        from hpcddp.batch.samples import count_samples
 
         spec = self.spec
-        if spec is None or spec.train is None or not self.reads_data:
+        if spec is None or spec.train is None or spec.batch.unit == "group" or not self.reads_data:
             return None
         python = spec.environment.interpreter or sys.executable
-        return count_units(spec.train, spec.batch, directory=self.directory, python=python)
+        return count_samples(spec.train, spec.batch, directory=self.directory, python=python)
 
     @cached_property
     def model_refusal(self) -> str | None:

@@ -52,7 +52,7 @@ def test_micro_batches_are_the_same_for_every_world_size(
     sizes = [len(share) for share in spread]
     assert sum(sizes) == batch
     assert all(found == size for found in sizes[: batch // size])
-    assert [sum(share) for share in many.share(batch)] == [n for runs, n in many.share_runs(batch) for _ in range(runs)]
+    assert [sum(share) for share in many.share(batch)] == list(many.shares(batch))
     bounds = list(accumulate((sum(share) for share in many.share(batch)), initial=0))
     assert [many.rank_offset(batch, rank) for rank in range(world)] == [begin for begin, _ in pairwise(bounds)]
 
@@ -63,8 +63,7 @@ def test_what_all_ranks_have_in_a_micro_step_is_the_sum_of_their_shares(
 ) -> None:
     numbers: dict[str, Any] = {"per_device_batch_size" if fixed_size else "max_per_device_batch_size": cap}
     plan = fixed(global_batch_size=60 * world * cap, world_size=world, **numbers)
-    found = [samples for many, samples in plan.micro_step_runs(batch) for _ in range(many)]
-    assert found == [sum(column) for column in zip(*plan.share(batch), strict=True)]
+    assert plan.micro_steps(batch) == [sum(column) for column in zip(*plan.share(batch), strict=True)]
 
 
 def test_a_short_last_batch_is_told_as_it_is() -> None:
@@ -111,7 +110,6 @@ def test_what_it_decides_is_refused_beside_it(other: str, golden: GoldenMessages
 
 def test_a_last_micro_batch_of_one_sample_is_found_where_it_is(golden: GoldenMessages) -> None:
     plan = fixed(per_device_batch_size=4, samples=24 + 17)
-    assert plan.first_single(17) == (1, 1)
     with pytest.raises(PlanError) as caught:
         refuse_single_sample(plan)
     message = golden.message(caught.value)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp.batch.samples import OwnDatasetError, count_own_groups, count_own_samples, count_samples
-from hpcddp.jobfile.sections import Train
+from hpcddp.batch.samples import OwnDatasetError, count_own_samples, count_samples
+from hpcddp.jobfile.sections import Batch, Train
 from tests.messages import GoldenMessages
 from tests.waiting import wait_until
 
@@ -48,18 +48,6 @@ def test_a_dataset_that_cannot_be_made_says_why(tmp_path: Path, source: str, rea
     with pytest.raises(OwnDatasetError) as caught:
         measure(tmp_path, source)
     assert caught.value.message == f"train.dataset mine:make could not be made ({reason})"
-
-
-@pytest.mark.parametrize(("value", "name"), [("None", "NoneType"), ("True", "bool"), ("1.0", "float")])
-def test_what_names_no_group_in_the_job_names_none_in_the_plan(
-    tmp_path: Path, value: str, name: str, golden: GoldenMessages
-) -> None:
-    (tmp_path / "mine.py").write_text(f"def make(index): return {value} if index == 3 else 'a'")
-    with pytest.raises(OwnDatasetError) as caught:
-        count_own_groups("mine:make", 9, directory=tmp_path, python=sys.executable, timeout_s=60.0)
-    message = golden.message(caught.value)
-    assert message.startswith("batch.group mine:make ")
-    assert f"a {name} for sample 3; return an int or" in message
 
 
 def test_a_missing_interpreter_says_so(tmp_path: Path, golden: GoldenMessages) -> None:
@@ -117,7 +105,9 @@ def test_a_plan_says_that_the_number_of_classes_is_missing(
     (tmp_path / "mine.py").write_text(
         f"class make(list):\n    def __init__(self, split): super().__init__('ab')\n    {body}\n"
     )
-    count = count_samples(train_section(**changes), directory=tmp_path, python=sys.executable)
+    count = count_samples(
+        train_section(**changes), Batch(global_batch_size=8), directory=tmp_path, python=sys.executable
+    )
     assert count.samples == 2
     assert (count.note is not None) == fails
     if count.note is not None:
@@ -126,7 +116,9 @@ def test_a_plan_says_that_the_number_of_classes_is_missing(
 
 def test_a_plan_says_that_an_argument_is_unknown_to_the_data_set(tmp_path: Path, golden: GoldenMessages) -> None:
     (tmp_path / "mine.py").write_text("def make(split, size=3): return [0] * size\n")
-    count = count_samples(train_section(dataset_args={"sise": 4}), directory=tmp_path, python=sys.executable)
+    count = count_samples(
+        train_section(dataset_args={"sise": 4}), Batch(global_batch_size=8), directory=tmp_path, python=sys.executable
+    )
     assert count.samples is None
     # Python 3.13 adds a suggestion.
     suggestion = ". Did you mean 'size'?"

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from hpcddp.batch.samples import IMAGE_EXTENSIONS, SampleCount, count_samples
-from hpcddp.jobfile.sections import Train
+from hpcddp.jobfile.sections import Batch, Train
 from tests.messages import GoldenMessages
 
 
 def count(directory: Path, **fields: Any) -> SampleCount:
     train = Train(**{"model": "resnet18", **fields})
-    return count_samples(train, directory=directory, python=sys.executable)
+    return count_samples(train, Batch(global_batch_size=8), directory=directory, python=sys.executable)
 
 
 @pytest.mark.parametrize(("dataset", "samples"), [("digits", 1437), ("cifar10", 50_000), ("synthetic", 1024)])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.split import ceil_div, divide, offset, part, runs
+from hpcddp.batch.split import ceil_div, divide, fill, offset, part
 
 totals, counts = st.integers(0, 10_000), st.integers(1, 500)
 
@@ -26,10 +26,13 @@ def test_one_part_and_its_beginning_are_those_of_the_whole_list(total: int, part
         assert offset(total, parts, index) == sum(sizes[:index])
 
 
-@given(total=totals, parts=counts)
-def test_runs_are_the_parts_folded(total: int, parts: int) -> None:
-    assert [size for count, size in runs(total, parts) for _ in range(count)] == list(divide(total, parts))
-    assert len(runs(total, parts)) <= 2
+@given(total=totals, size=st.integers(1, 40), parts=counts)
+def test_parts_are_filled_one_after_the_other(total: int, size: int, parts: int) -> None:
+    total = min(total, size * parts)
+    sizes = fill(total, size, parts)
+    assert (len(sizes), sum(sizes)) == (parts, total)
+    assert list(sizes) == sorted(sizes, reverse=True)
+    assert sizes.count(size) >= total // size
 
 
 @pytest.mark.parametrize(("total", "parts", "expected"), [(256, 3, (86, 85, 85)), (2, 4, (1, 1, 0, 0)), (0, 2, (0, 0))])
