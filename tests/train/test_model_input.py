@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.errors import ModelError
+from hpcddp.train.losses.declared import zero_of
 from hpcddp.train.model.models import build_model, check_model_input
-from hpcddp.train.model.objective import mean_loss, zero_loss
+from hpcddp.train.model.objective import mean_loss
 from hpcddp.train.precision import Precision
 from tests.messages import GoldenMessages
 
@@ -62,7 +63,7 @@ def test_loss_of_nothing_is_zero_and_reaches_every_output() -> None:
     from torchvision.models.googlenet import GoogLeNetOutputs
 
     outputs: list[Tensor] = [torch.ones(2, 2, requires_grad=True) for _ in range(3)]
-    loss = zero_loss(GoogLeNetOutputs(outputs[0], outputs[1], outputs[2]))
+    loss = zero_of(GoogLeNetOutputs(outputs[0], outputs[1], outputs[2]))
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == 0
     assert all(output.grad is not None and not output.grad.any() for output in outputs)

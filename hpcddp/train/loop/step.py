@@ -24,8 +24,9 @@ from hpcddp.train.errors import UserCodeError
 from hpcddp.train.loop.agreement import StepPart
 from hpcddp.train.loop.schedule import Position
 from hpcddp.train.losses import Reduction, Share
+from hpcddp.train.losses.declared import first_rows, zero_of
 from hpcddp.train.model.normalisation import synchronised_batch_norms
-from hpcddp.train.model.objective import ModelOutputs, choose_loss, no_rows, zero_loss
+from hpcddp.train.model.objective import ModelOutputs, choose_loss
 from hpcddp.train.model.replica import Replica, set_learning_rate
 from hpcddp.train.randomness import seed_step
 
@@ -156,9 +157,9 @@ class Stepper:
 
         def loss_of(outputs: ModelOutputs) -> Tensor:
             if self._loss.reduction is not Reduction.GLOBAL:
-                return zero_loss(outputs)
+                return zero_of(outputs)
             labels = torch.empty(0, dtype=torch.int64, device=device)
-            loss = self._loss.of_share(no_rows(outputs), labels, self._share(0, global_samples))
+            loss = self._loss.of_share(first_rows(outputs, 0), labels, self._share(0, global_samples))
             logged.copy_(loss.logged)
             return loss.backward
 

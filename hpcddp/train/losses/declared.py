@@ -100,7 +100,7 @@ class DeclaredLoss:
         """
         if share.samples == 0 and self.reduction is not Reduction.GLOBAL:
             # The sum of the outputs times 0, never a mean, which would be NaN (batch contract, section 2).
-            zero = _zero_of(outputs)
+            zero = zero_of(outputs)
             return ShareLoss(backward=zero, logged=zero.detach().double())
         loss = self._require_shape(self.function(outputs, targets), share.samples)
         if self.reduction is Reduction.PER_SAMPLE:
@@ -136,7 +136,7 @@ class DeclaredLoss:
         )
 
 
-def _zero_of(outputs: object) -> Tensor:
+def zero_of(outputs: object) -> Tensor:
     """Return 0 as a function of every output, so that the backward joins the same collectives."""
     differentiable = [t for t in _tensors(outputs) if t.is_floating_point() or t.is_complex()]
     zeros = [t.real.sum() * 0 for t in differentiable]
@@ -158,3 +158,14 @@ def _tensors(tree: object) -> Iterator[Tensor]:
     elif isinstance(tree, tuple | list):
         for value in tree:
             yield from _tensors(value)
+
+
+def first_rows(outputs: object, count: int) -> Any:  # noqa: ANN401  of the type that the model returns
+    """Return a copy of the first rows of the outputs, of the same type and with the same autograd graph."""
+    if isinstance(outputs, Tensor):
+        return outputs[:count].clone()
+    if isinstance(outputs, tuple | list):
+        parts = [first_rows(output, count) for output in outputs]
+        # A named tuple takes its values one by one.
+        return type(outputs)(*parts) if hasattr(outputs, "_fields") else type(outputs)(parts)
+    return outputs

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hpcddp.train.errors import UserCodeError
+from hpcddp.train.losses.declared import first_rows
 from hpcddp.train.user_code import describe
 
 _TOLERANCE: Final = 1e-6
@@ -84,7 +85,7 @@ def refuse_state(name: str, loss: Callable[[Any, Any], Tensor], outputs: object,
     samples = len(labels)
 
     def call(count: int) -> Tensor:
-        return loss(_first_rows(outputs, count), _first_rows(labels, count))
+        return loss(first_rows(outputs, count), first_rows(labels, count))
 
     unknown = f"note: train.loss is {name}; whether its value depends on the calls before is not known"
     try:
@@ -134,14 +135,3 @@ def _random_numbers_restored() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(arrays)  # noqa: NPY002  as above
-
-
-def _first_rows(outputs: object, count: int) -> Any:  # noqa: ANN401  of the type that the model returns
-    """Return a copy of the first rows of the outputs, of the same type and with the same autograd graph."""
-    if isinstance(outputs, Tensor):
-        return outputs[:count].clone()
-    if isinstance(outputs, tuple | list):
-        parts = [_first_rows(output, count) for output in outputs]
-        # A named tuple takes its values one by one.
-        return type(outputs)(*parts) if hasattr(outputs, "_fields") else type(outputs)(parts)
-    return outputs

@@ -14,7 +14,8 @@ from hpcddp.jobfile.sections import Train
 from hpcddp.packages import require
 from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.errors import ModelError, UserCodeError
-from hpcddp.train.model.objective import check_outputs, zero_loss
+from hpcddp.train.losses.declared import zero_of
+from hpcddp.train.model.objective import check_outputs
 from hpcddp.train.precision import Precision, kept_in
 from hpcddp.train.user_code import call_function, describe
 
@@ -109,7 +110,7 @@ def check_model_input(
             with precision.autocast():
                 outputs = model(inputs)
                 check_outputs(train.model, outputs, len(inputs), classes)
-                loss = zero_loss(outputs)
+                loss = zero_of(outputs)
             torch.autograd.backward(loss)
     except (torch.OutOfMemoryError, ModelError):
         raise

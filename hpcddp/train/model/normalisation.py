@@ -336,6 +336,8 @@ def absent(model: nn.Module) -> Iterator[None]:
     layers = synchronised_batch_norms(model)
     for layer in layers:
         layer.absent = True
-    yield
-    for layer in layers:
-        layer.absent = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.absent = False

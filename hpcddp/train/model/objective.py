@@ -87,19 +87,6 @@ def mean_loss(outputs: ModelOutputs, labels: Tensor, label_smoothing: float = 0.
     return loss
 
 
-def zero_loss(outputs: ModelOutputs) -> Tensor:
-    """Return 0 as a function of every output, so that the backward of an empty share joins the same collectives."""
-    return sum((logits.sum() * 0 for logits in all_logits(outputs)), start=next(all_logits(outputs)).new_zeros(()))
-
-
-def no_rows(outputs: ModelOutputs) -> ModelOutputs:
-    """Return the outputs cut to zero samples, of the same type and with the same autograd graph."""
-    if isinstance(outputs, Tensor):
-        return outputs[:0]
-    make = cast("Callable[..., ModelOutputs]", type(outputs))
-    return make(*(None if logits is None else logits[:0] for logits in outputs))
-
-
 def all_logits(outputs: ModelOutputs) -> Iterator[Tensor]:
     """Yield the main logits, then the auxiliary ones."""
     if isinstance(outputs, Tensor):

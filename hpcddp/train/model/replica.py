@@ -18,10 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.jobfile.sections import Optimizer, Train
 from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.errors import ModelError, UserCodeError
+from hpcddp.train.losses.declared import zero_of
 from hpcddp.train.model.compiler import leave_compiler_out
 from hpcddp.train.model.merging import OrderedStatistics, merged_buffers
 from hpcddp.train.model.normalisation import absent, keep_uncompiled, synchronised_batch_norms
-from hpcddp.train.model.objective import ModelOutputs, zero_loss
+from hpcddp.train.model.objective import ModelOutputs
 from hpcddp.train.precision import Precision
 
 
@@ -212,7 +213,7 @@ class Replica:
                 self.model.train()
 
     def backward_placeholder(
-        self, *, others_have_samples: bool = False, loss_of: Callable[[ModelOutputs], Tensor] = zero_loss
+        self, *, others_have_samples: bool = False, loss_of: Callable[[ModelOutputs], Tensor] = zero_of
     ) -> None:
         """Run forward and backward on the placeholder, so that this rank joins the collectives of the others.
 
