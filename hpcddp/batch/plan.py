@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from hpcddp.batch import refusals
-from hpcddp.batch.refusals import PlanError
 from hpcddp.batch.split import ceil_div, divide, fill, offset, part
 from hpcddp.jobfile.sections import Split, Tail, Unit
 
@@ -421,23 +420,11 @@ def _ways_out(plan: BatchPlan) -> list[str]:
 
 def _works(plan: BatchPlan, batch: int) -> bool:
     """Return whether the plan with another batch is valid, and has no micro-batch of one sample."""
-    grad_accum_steps: int | None = plan.grad_accum_steps
-    fewest_steps = accumulation_for(plan.global_batch_size, plan.world_size, plan.max_per_device_batch_size)
-    if plan.per_device_batch_size is not None or grad_accum_steps == fewest_steps:
-        # It was not given, and follows from the other numbers.
-        grad_accum_steps = None
-    try:
-        other = plan_batch(
-            global_batch_size=batch,
-            world_size=plan.world_size,
-            samples=plan.samples,
-            max_per_device_batch_size=plan.max_per_device_batch_size,
-            grad_accum_steps=grad_accum_steps,
-            per_device_batch_size=plan.per_device_batch_size,
-            tail=plan.tail,
-            unit=plan.unit,
-            smallest_group=plan.smallest_group,
-        )
-    except PlanError:
+    steps = max(plan.grad_accum_steps, accumulation_for(batch, plan.world_size, plan.max_per_device_batch_size))
+    if plan.per_device_batch_size is not None:
+        steps, rest = divmod(batch, plan.world_size * plan.per_device_batch_size)
+        if rest:
+            return False
+    if plan.tail == "drop" and plan.samples is not None and plan.samples < batch:
         return False
-    return not has_single_sample(other)
+    return not has_single_sample(replace(plan, global_batch_size=batch, grad_accum_steps=steps))

@@ -8,7 +8,7 @@ from typing import Final
 
 from hpcddp.batch.split import ceil_div
 from hpcddp.errors import UserError, counted
-from hpcddp.jobfile.batch_rules import fixed_ways_out, why_ranks_idle
+from hpcddp.jobfile.batch_rules import fixed_way_out, why_ranks_idle
 from hpcddp.jobfile.sections import Unit
 
 _MOST_MICRO_BATCHES: Final = 1_000_000
@@ -125,10 +125,9 @@ def refuse_unfilled(batch: int, world: int, size: int) -> None:
     """Reject a fixed micro-batch size n if W * n does not divide B."""
     together = world * size
     if batch % together:
-        ways = ", or ".join(fixed_ways_out(batch, world, size))
         raise PlanError(
             f"per_device_batch_size is {size}, and {counted(world, 'rank')} make {together} of it in one micro-step, "
-            f"which does not divide global_batch_size {batch}; write {ways}",
+            f"which does not divide global_batch_size {batch}; write {fixed_way_out(batch, world, size)}",
             global_batch_size=batch,
             world_size=world,
             per_device_batch_size=size,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
-from itertools import islice
 from typing import Final
 
 from hpcddp.errors import counted
@@ -14,9 +13,6 @@ from hpcddp.jobfile.sections import LearningRate, Optimizer, Unit
 
 ADAM_FAMILY: Final = frozenset({"adamw"})
 """Optimizers that normalise the gradient, so that their steps do not grow with it."""
-
-# Limit of the search for a valid number.
-_TRIES = 1000
 
 
 def batch_ratio(rate: LearningRate, global_batch_size: int) -> Fraction:
@@ -73,33 +69,12 @@ def scaling_findings(
     yield "learning_rate.rule", sentence
 
 
-def fixed_ways_out(global_batch_size: int, world_size: int, size: int) -> list[str]:
-    """Return numbers near B, W and n for which ``W * n`` divides B, in words; ``size`` is n, the fixed micro-batch."""
+def fixed_way_out(global_batch_size: int, world_size: int, size: int) -> str:
+    """Return the numbers next to B that ``W * n`` divides, in words; ``size`` is n, the fixed micro-batch."""
     together = world_size * size
     below = global_batch_size // together * together
     batches = [str(batch) for batch in (below, below + together) if batch]
-    sizes: list[str] = []
-    if global_batch_size % world_size == 0:
-        sizes = _nearest_divisors(global_batch_size // world_size, size)
-    worlds: list[str] = []
-    if global_batch_size % size == 0:
-        worlds = _nearest_divisors(global_batch_size // size, world_size)
-    return [
-        f"global_batch_size {' or '.join(batches)}",
-        *([f"per_device_batch_size {' or '.join(sizes)}"] if sizes else []),
-        *([f"a world size of {' or '.join(worlds)}"] if worlds else []),
-    ]
-
-
-def _nearest_divisors(number: int, near: int) -> list[str]:
-    """Return the nearest divisors of ``number`` below and above ``near``, within the limit of the search."""
-    below = _first_divisor(number, range(min(near - 1, number), 0, -1))
-    above = _first_divisor(number, range(near + 1, number + 1))
-    return [str(divisor) for divisor in (below, above) if divisor is not None]
-
-
-def _first_divisor(number: int, candidates: Iterable[int]) -> int | None:
-    return next((divisor for divisor in islice(candidates, _TRIES) if number % divisor == 0), None)
+    return f"global_batch_size {' or '.join(batches)}"
 
 
 def why_ranks_idle(global_batch_size: int, world_size: int, unit: Unit, *, layout: str = "") -> str | None:
@@ -146,7 +121,7 @@ def fixed_micro_batch_divides(spec: JobSpec) -> Iterator[tuple[str, str]]:
             (
                 f"is {size}, and {ranks} ranks ({spec.nodes} x {spec.ranks_per_node}) make {ranks * size} of "
                 f"it in one micro-step, which does not divide batch.global_batch_size {batch}; write "
-                f"{', or '.join(fixed_ways_out(batch, ranks, size))}"
+                f"{fixed_way_out(batch, ranks, size)}"
             ),
         )
 
