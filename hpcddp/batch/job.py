@@ -48,7 +48,7 @@ class JobPlan:
         return self.batch.steps_per_epoch * self.epochs
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document of ``hpcddp plan --json``; unknown values are None, and a note says why."""
+        """Return the document of ``hpcddp plan --json``; unknown values are None."""
         batch = self.batch
         scaling: Mapping[str, Any] = dict.fromkeys(("base_learning_rate", "kappa", "rule", "scaled", "fitting"))
         if self.scaling is not None:
@@ -197,16 +197,7 @@ def plan_numbers(
         PlanError: there is less than one epoch.
     """
     refuse_below_one(epochs=epochs)
-    notes = []
-    if batch.samples is None:
-        notes.append(
-            "steps_per_epoch and what follows from it are unknown: no number of samples was given (--samples)."
-        )
-    if epochs is None:
-        notes.append("total_steps is unknown: no number of epochs was given (--epochs).")
-    if learning_rate is None:
-        notes.append("learning_rate is unknown: no base was given (--base-lr).")
-    notes += split_notes(batch)
+    notes = list(split_notes(batch))
     if scaling is not None:
         notes += _scaling_notes(scaling, batch.global_batch_size)
     return JobPlan(

@@ -39,9 +39,6 @@ nor the steps, nor the learning rate.
 Another global batch does matter, through kappa, and no rule is universal: which one holds, and up
 to which batch, differs between models, data and optimizers (Shallue et al. 2019). Compare a few
 rates at the new batch.
-
-Notes
-  - learning_rate is unknown: no base was given (--base-lr).
 """
 
 
