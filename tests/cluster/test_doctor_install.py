@@ -45,7 +45,6 @@ def test_sound_nodes_share_the_run_root_reach_each_other_and_agree_on_the_time(
     assert there[1].endswith(" through eth0")
     ((verdict, found),) = of("clocks", findings)
     assert (verdict, found.startswith("at most ")) == ("ok", True)
-    assert [found.partition(":")[0] for _, found in of("file system", findings)][1:] == ["n1"]
     assert of("slurm", findings)[0][0] == "ok"
     assert [found.partition(": torch ")[0] for _, found in of("torch", findings)][1:] == ["n1", "n2"]
     assert list(tmp_path.iterdir()) == []
@@ -69,13 +68,12 @@ def test_a_node_with_a_file_system_and_a_clock_of_its_own_is_named_for_both(sand
     runs = tmp_path / "runs"
     runs.mkdir()
     (tmp_path / "late.py").write_text(
-        "import runpy, sys, time\n"
+        "import runpy, time\n"
         "real = time.time\n"
         "time.time = lambda: real() - 60\n"
-        "sys.argv = sys.argv[:1]\n"
         "runpy.run_module('hpcddp.doctor.install.probe', run_name='__main__')\n"
     )
-    late = f'exec "$1" -P -u {tmp_path}/late.py'
+    late = f'exec "$1" -P -u {tmp_path}/late.py "$6"'
     cover = f"""exec unshare --mount sh -c 'mount -t tmpfs tmpfs {runs} && {late}' sh "$@\""""
     findings = examine(sandbox, tmp_path, *on_n2(tmp_path, cover), code=1)
     assert of("run root", findings) == [("error", f"n2 cannot see the file that this machine wrote into {runs}")]

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,7 +17,6 @@ from typing import Any, Final, Literal
 
 from hpcddp.errors import counted
 from hpcddp.packages import is_installed, missing_packages
-from hpcddp.run.files import write_bytes
 from hpcddp.slurm import commands
 from hpcddp.slurm.versions import OLDEST, version_of, visible_differences
 from hpcddp.task.stacks import find_py_spy
@@ -41,13 +39,6 @@ print(json.dumps(found))
 """
 # File systems that belong to one machine (mount(8)).
 _LOCAL: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
-_SMALL_FILES: Final = 20
-_SMALL_BYTES: Final = 4096
-_BLOCK_BYTES: Final = 1 << 20
-_MOST_BLOCKS: Final = 64
-_LONGEST_WRITE_S: Final = 5.0
-_SLOW_SMALL_MS: Final = 100.0
-_SLOW_MB_S: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +83,7 @@ def examine_machine(run_root: Path, environment: Mapping[str, str]) -> Iterator[
         yield from torch_findings(ask_torch(sys.executable))
     yield _slurm(environment)
     yield _py_spy(environment)
-    yield from _run_root(run_root)
+    yield _run_root(run_root)
 
 
 def ask_torch(python: str) -> dict[str, Any]:
@@ -227,30 +218,27 @@ def _py_spy(environment: Mapping[str, str]) -> Finding:
     return Finding(name="py-spy", verdict="ok", found=program)
 
 
-def _run_root(run_root: Path) -> Iterator[Finding]:
+def _run_root(run_root: Path) -> Finding:
     directory = existing_part(run_root)
     kind = file_system(directory)
     try:
-        speed = measure(directory)
+        tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        yield Finding(
+        return Finding(
             name="run root",
             verdict="error",
             found=f"{run_root.absolute()} cannot be written ({error.strerror})",
             remedy="write another run_root into hpcddp.toml or the profile",
         )
-        return
     found = f"{run_root.absolute()} is on {kind}"
     if kind in _LOCAL:
-        yield Finding(
+        return Finding(
             name="run root",
             verdict="warning",
             found=f"{found}, which one machine usually has for itself",
             remedy="hpcddp doctor install --on-nodes shows whether the nodes see it",
         )
-    else:
-        yield Finding(name="run root", verdict="ok", found=found)
-    yield speed_finding(speed)
+    return Finding(name="run root", verdict="ok", found=found)
 
 
 def existing_part(path: Path) -> Path:
@@ -273,44 +261,3 @@ def file_system(path: Path, table: Path = Path("/proc/self/mountinfo")) -> str:
             longest = mount_point
             kind = after.split()[0]
     return kind
-
-
-def measure(directory: Path) -> dict[str, float]:
-    """Return the speed of a file system: ``small_ms`` for each small file, ``mb_s`` of one large file.
-
-    Small files are written, synced and renamed as the records of a run are. The large file has 64 MiB, or what is
-    written in 5 s.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
-    with tempfile.TemporaryDirectory(prefix=".hpcddp-doctor-", dir=directory) as name:
-        began = time.monotonic()
-        for number in range(_SMALL_FILES):
-            write_bytes(Path(name) / str(number), os.urandom(_SMALL_BYTES))
-        small_s = time.monotonic() - began
-        # Random, because some file systems compress.
-        block = os.urandom(_BLOCK_BYTES)
-        blocks = 0
-        began = time.monotonic()
-        with (Path(name) / "large").open("wb", buffering=0) as stream:
-            while blocks < _MOST_BLOCKS and time.monotonic() - began < _LONGEST_WRITE_S:
-                stream.write(block)
-                blocks += 1
-            os.fsync(stream.fileno())
-        large_s = time.monotonic() - began
-    return {"small_ms": 1000 * small_s / _SMALL_FILES, "mb_s": blocks * _BLOCK_BYTES / 1e6 / large_s}
-
-
-def speed_finding(speed: Mapping[str, float], *, where: str = "") -> Finding:
-    """Return the finding about the speed of a file system.
-
-    Args:
-        speed: what ``measure`` returned.
-        where: in front of what was found, such as ``n1: ``.
-    """
-    found = f"{where}{speed['small_ms']:.1f} ms to write, sync and rename a small file, {speed['mb_s']:.0f} MB/s"
-    if speed["small_ms"] > _SLOW_SMALL_MS or speed["mb_s"] < _SLOW_MB_S:
-        remedy = "checkpoints will take long: put run_root on a faster file system"
-        return Finding(name="file system", verdict="warning", found=found, remedy=remedy)
-    return Finding(name="file system", verdict="ok", found=found)

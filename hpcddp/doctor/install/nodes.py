@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import secrets
 import shutil
 import subprocess
 import tempfile
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from hpcddp.doctor.install.machine import Finding, existing_part, speed_finding, torch_findings
+from hpcddp.doctor.install.machine import Finding, existing_part, torch_findings
 from hpcddp.doctor.install.probe import LOGIN_FILE, MARK, node_file
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
@@ -50,16 +49,14 @@ class Answers:
     """What the login node and the nodes have seen; the lists are in the order of the tasks.
 
     Args:
-        hello: host, versions and addresses of each node.
-        first: the first answer of each node.
-        last: the last answer of each node.
-        sent: the time on the login node when it asked the first question.
+        hello: host, versions and addresses of each node, and what it saw in the run root.
+        answers: the answer of each node to the question.
+        sent: the time on the login node when it asked the question.
         seen: the files in the run root that the login node sees.
     """
 
     hello: Sequence[Mapping[str, Any]]
-    first: Sequence[Mapping[str, Any]]
-    last: Sequence[Mapping[str, Any]]
+    answers: Sequence[Mapping[str, Any]]
     sent: float
     seen: Sequence[str]
 
@@ -85,13 +82,13 @@ def examine_nodes(
             option += f"={directive.value}"
         options.append(option)
     options += ["--ntasks-per-node=1", f"--time={_TIME_LIMIT}", "--job-name=hpcddp-doctor", "--kill-on-bad-exit=1"]
-    words = [*options, python, "-P", "-u", "-m", "hpcddp.doctor.install.probe"]
     try:
         directory = Path(tempfile.mkdtemp(prefix=".hpcddp-doctor-", dir=existing_part(run_root)))
     except OSError as error:
         yield Finding(name="nodes", verdict="error", found=f"no job was started: the run root: {error.strerror}")
         return
     try:
+        words = [*options, python, "-P", "-u", "-m", "hpcddp.doctor.install.probe", str(directory)]
         answers = _ask(words, directory, nodes=spec.node_counts[0], environment=environment, wait_s=wait_s)
     except HpcddpError as error:
         yield Finding(
@@ -131,7 +128,7 @@ class _SrunPipes:
                 lines.append(line.strip())
         self._lines.put(None)
 
-    def ask(self, question: Mapping[str, Any]) -> None:
+    def ask(self, question: object) -> None:
         """Send a question to all tasks."""
         stdin = self._srun.stdin
         try:
@@ -182,19 +179,15 @@ def _ask(
         NodesError: it gave no result.
         SlurmMissingError: srun is not installed here.
     """
-    token = secrets.token_hex()
-    (directory / LOGIN_FILE).write_text(token, encoding="utf-8")
-    files = [LOGIN_FILE, *(node_file(task) for task in range(nodes))]
+    (directory / LOGIN_FILE).touch()
     srun = commands.start_srun(words, environment=environment)
     try:
         conversation = _SrunPipes(srun, nodes)
         hello = conversation.answers(wait_s)
         sent = time.time()
-        conversation.ask({"directory": str(directory), "token": token, "tasks": hello, "files": files})
-        first = conversation.answers(_ANSWER_TIMEOUT_S)
-        seen = [name for name in files if (directory / name).is_file()]
-        conversation.ask({})
-        last = conversation.answers(_ANSWER_TIMEOUT_S)
+        conversation.ask(hello)
+        answers = conversation.answers(_ANSWER_TIMEOUT_S)
+        seen = [file.name for file in directory.iterdir()]
     finally:
         # At SIGTERM srun cancels a job that still waits, and ends one that runs.
         srun.terminate()
@@ -203,7 +196,7 @@ def _ask(
         except subprocess.TimeoutExpired:
             srun.kill()
             srun.wait()
-    return Answers(hello=hello, first=first, last=last, sent=sent, seen=seen)
+    return Answers(hello=hello, answers=answers, sent=sent, seen=seen)
 
 
 def judge(answers: Answers, run_root: Path) -> Iterator[Finding]:
@@ -214,10 +207,7 @@ def judge(answers: Answers, run_root: Path) -> Iterator[Finding]:
     yield _shared(answers, hosts, run_root)
     yield from _network(answers, hosts)
     yield _clocks(answers, hosts)
-    speed = answers.last[0]["speed"]
-    if speed is not None:
-        yield speed_finding(speed, where=f"{hosts[0]}: ")
-    for host, node in zip(hosts, answers.last, strict=True):
+    for host, node in zip(hosts, answers.answers, strict=True):
         if node["torch"] is not None:
             yield from torch_findings(node["torch"], where=f"{host}: ")
         else:
@@ -245,27 +235,22 @@ def _versions(answers: Answers) -> Finding:
 def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     where = run_root.absolute()
     remedy = "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
-    without_file = [host for host, node in zip(hosts, answers.first, strict=True) if not node["login_file"]]
-    if without_file:
-        sentence = f"{', '.join(without_file)} cannot see the file that this machine wrote into {where}"
-        return Finding(name="run root", verdict="error", found=sentence, remedy=remedy)
-    refused = [(host, node["refused"]) for host, node in zip(hosts, answers.first, strict=True) if node["refused"]]
-    if refused:
-        host, why = refused[0]
-        return Finding(name="run root", verdict="error", found=f"{host} cannot write in {where}: {why}", remedy=remedy)
-    files = {LOGIN_FILE, *(node_file(task) for task in range(len(hosts)))}
-    seen_on = {"this machine": answers.seen}
-    for host, node in zip(hosts, answers.last, strict=True):
-        seen_on[host] = node["seen"]
-    blind = [host for host, seen in seen_on.items() if not files <= set(seen)]
-    if blind:
-        sentence = f"{', '.join(blind)} cannot see the file that a node wrote into {where}"
-        return Finding(name="run root", verdict="error", found=sentence, remedy=remedy)
+    for task, node in enumerate(answers.hello):
+        host = hosts[task]
+        sentence = None
+        if not node["login_file"]:
+            sentence = f"{host} cannot see the file that this machine wrote into {where}"
+        elif node["refused"]:
+            sentence = f"{host} cannot write in {where}: {node['refused']}"
+        elif node_file(task) not in answers.seen:
+            sentence = f"this machine cannot see the file that {host} wrote into {where}"
+        if sentence is not None:
+            return Finding(name="run root", verdict="error", found=sentence, remedy=remedy)
     return Finding(name="run root", verdict="ok", found=f"{', '.join(hosts)} and this machine share {where}")
 
 
 def _network(answers: Answers, hosts: Sequence[str]) -> Iterator[Finding]:
-    for task, node in enumerate(answers.first):
+    for task, node in enumerate(answers.answers):
         peer_task = (task + 1) % len(hosts)
         peer = hosts[peer_task]
         if node["reached"] is None:
@@ -285,7 +270,7 @@ def _network(answers: Answers, hosts: Sequence[str]) -> Iterator[Finding]:
 def _clocks(answers: Answers, hosts: Sequence[str]) -> Finding:
     # The way of the question, some milliseconds, is part of the difference.
     clocks = {"this machine": answers.sent}
-    for host, node in zip(hosts, answers.first, strict=True):
+    for host, node in zip(hosts, answers.answers, strict=True):
         clocks[host] = node["clock"]
     early = min(clocks, key=clocks.__getitem__)
     late = max(clocks, key=clocks.__getitem__)

@@ -1,7 +1,7 @@
-"""The program of ``hpcddp doctor install --on-nodes`` on each node: ``python -P -m hpcddp.doctor.install.probe``.
+"""What ``hpcddp doctor install --on-nodes`` runs on a node: ``python -P -m hpcddp.doctor.install.probe DIRECTORY``.
 
 It communicates with the login node through srun's pipes, because the run root may not be shared. srun gives each line
-of the login node to all tasks. There are two questions, and an answer before, between and after them.
+of the login node to all tasks. There is one question, and an answer before and after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hpcddp.doctor.install.machine import ask_torch, measure
+from hpcddp.doctor.install.machine import ask_torch
 from hpcddp.packages import is_installed
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import own_host, own_rank
@@ -35,8 +35,12 @@ def node_file(task: int) -> str:
     return f"node-{task}"
 
 
-def main() -> int:
-    """Answer the login node's questions about this node."""
+def main(directory: Path) -> int:
+    """Answer the login node's question about this node.
+
+    Args:
+        directory: a directory in the run root, with a file of the login node.
+    """
     task = own_rank(os.environ)
     host = own_host(os.environ)
     server = socket.create_server(("", 0), backlog=64)
@@ -49,22 +53,16 @@ def main() -> int:
         hpcddp=__version__,
         addresses=reachable_addresses([host, socket.gethostname()], other_hosts, single_host=False),
         port=server.getsockname()[1],
+        login_file=(directory / LOGIN_FILE).is_file(),
+        refused=_write(directory / node_file(task)),
     )
-    question = json.loads(sys.stdin.readline())
+    tasks = json.loads(sys.stdin.readline())
     clock = time.time()
-    directory = Path(question["directory"])
-    tasks = question["tasks"]
-    next_task = tasks[(task + 1) % len(tasks)]
-    _answer(task, clock=clock, **_shared(directory, task, question["token"]), **_reach(next_task))
+    reached = _reach(tasks[(task + 1) % len(tasks)])
+    torch = ask_torch(sys.executable) if is_installed("torch") else None
+    _answer(task, clock=clock, torch=torch, **reached)
+    # The other node may still connect.
     sys.stdin.readline()
-    seen = [name for name in question["files"] if (directory / name).is_file()]
-    speed = None
-    if task == 0 and seen:
-        speed = _speed(directory)
-    torch = None
-    if is_installed("torch"):
-        torch = ask_torch(sys.executable)
-    _answer(task, seen=seen, speed=speed, torch=torch)
     return 0
 
 
@@ -81,17 +79,13 @@ def _serve(server: socket.socket, host: str) -> None:
             connection.sendall(host.encode())
 
 
-def _shared(directory: Path, task: int, token: str) -> dict[str, Any]:
-    """Return whether the login node's file is here, and why this node cannot write."""
+def _write(file: Path) -> str | None:
+    """Write a file; return why that is refused."""
     try:
-        same = (directory / LOGIN_FILE).read_text(encoding="utf-8") == token
-    except OSError:
-        same = False
-    try:
-        (directory / node_file(task)).write_text(token, encoding="utf-8")
+        file.touch()
     except OSError as error:
-        return {"login_file": same, "refused": error.strerror}
-    return {"login_file": same, "refused": None}
+        return error.strerror
+    return None
 
 
 def _reach(peer: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,12 +101,5 @@ def _reach(peer: Mapping[str, Any]) -> dict[str, Any]:
     return {"reached": None, "interface": None}
 
 
-def _speed(directory: Path) -> dict[str, float] | None:
-    try:
-        return measure(directory)
-    except OSError:
-        return None
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1])))
