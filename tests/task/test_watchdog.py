@@ -55,7 +55,7 @@ def frame_in(path: str) -> FrameType:
     [
         ("/venv/site-packages/torch/distributed/distributed_c10d.py", True),
         ("/venv/site-packages/torch/autograd/graph.py", True),
-        ("/venv/site-packages/hpcddp/train/waits.py", True),
+        ("/venv/site-packages/hpcddp/train/loop/agreement.py", True),
         ("/venv/site-packages/torch/nn/modules/conv.py", False),
         ("/usr/lib/python3.11/multiprocessing/connection.py", False),
         ("/home/me/model.py", False),
