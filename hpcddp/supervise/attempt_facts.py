@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import Event, read_events
+from hpcddp.run.events import Event, first_train_event, read_events
 from hpcddp.run.failure import (
     FailureRecord,
     cancelled_in_log,
@@ -21,13 +25,14 @@ from hpcddp.run.failure import (
     read_failures,
     text_of_first_failure,
 )
-from hpcddp.run.files import exists, full_disk
+from hpcddp.run.files import exists, full_disk, open_regular
 from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Decision, ProgramEnd, Start, read_decision, read_program_end, read_start
 from hpcddp.run.lost_peers import UnevenRanks
 from hpcddp.run.node_faults import NodeFault, failing_nodes, says_hardware_error
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import has_finished
+from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, keeps_running, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
@@ -41,7 +46,6 @@ from hpcddp.supervise.budgets import (
 from hpcddp.supervise.decision import EndFacts
 from hpcddp.supervise.lost_nodes import lost_nodes
 from hpcddp.supervise.requeue_job import PATIENCE_S
-from hpcddp.supervise.restart_in_job import had_met, has_time_for_restart, step_has_ended
 from hpcddp.supervise.watch import BEFORE_THE_END_S
 
 _WARNINGS = frozenset({StopReason.WARNED, StopReason.DEADLINE})
@@ -51,6 +55,14 @@ _FINAL_CAUSES = frozenset({Cause.PREEMPTION, Cause.CANCELLED, Cause.REQUEUED, Ca
 _FILE_SERVER_AWAY = frozenset(
     {errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EHOSTDOWN}
 )
+# Slurm may send a signal up to 60 s earlier than --signal says (sbatch(1)).
+_SIGNAL_EARLY_S: Final = 60.0
+# srun ends some moments before slurmctld has heard of it from all nodes.
+_STEP_PATIENCE_S: Final = 10.0
+_POLL_S: Final = 0.5
+# A record that is torn has no line end.
+_STEP_ID: Final = re.compile(rb"([0-9]+\.[0-9]+)\n")
+_LONGEST_STEP_ID: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +165,8 @@ class AttemptFacts:
         start = self.start
         if not self.may_restart or self.spec.requeue.recovery == "requeue":
             return False
-        if start is None or not had_met(self.attempt):
+        # Where the ranks could not start and meet, other nodes may do better.
+        if start is None or not exists(self.attempt.ranks):
             return False
         if start.start_number > 0 and attempts_without_progress > 0:
             # The last restart did not help; other nodes may.
@@ -170,8 +183,8 @@ class AttemptFacts:
         lead = self.spec.signal_lead
         lead_s = 0.0 if lead is None else lead.total_seconds()
         number = self.attempt.number
-        has_time = has_time_for_restart(number, start, self.events, job=job, lead_s=lead_s, now=time.time())
-        return has_time and step_has_ended(self.attempt)
+        has_time = _has_time_for_restart(number, start, self.events, job=job, lead_s=lead_s, now=time.time())
+        return has_time and _step_has_ended(self.attempt)
 
     @cached_property
     def cause(self) -> Cause:
@@ -534,3 +547,56 @@ def _is_file_server_away(record: object) -> bool:
     """Return whether a record is instead an error of a file server that does not answer, or has restarted."""
     cause = record.__cause__ if isinstance(record, RecordError) else record
     return isinstance(cause, OSError) and cause.errno in _FILE_SERVER_AWAY
+
+
+def _has_time_for_restart(
+    number: int,
+    start: Start,
+    events: Sequence[Event],
+    *,
+    job: Mapping[str, str],
+    lead_s: float,
+    now: float,
+) -> bool:
+    """Return whether a job lasts longer than a restart, and then a save before its end.
+
+    Args:
+        number: the number of the attempt that has ended.
+        events: the events of the run.
+        job: Slurm's record of the job.
+        lead_s: how long before its end the tasks are warned, in seconds.
+        now: seconds since the epoch.
+    """
+    end_time = end_time_of(job, {}, now=now)
+    if end_time is None:
+        return True
+    train_event = first_train_event(events, number)
+    began_work = now if train_event is None else train_event.time
+    start_up_s = max(0.0, began_work - start.time)
+    return end_time - now > start_up_s + lead_s + _SIGNAL_EARLY_S
+
+
+def _step_has_ended(attempt: AttemptDirectory) -> bool:
+    """Return whether Slurm has ended the step of the tasks: if a slurmstepd was killed, the next one would wait for it.
+
+    It waits some seconds for the end of the step. Where nothing is known of the step, a requeue ends it with the job.
+    """
+    step_id = _read_step_id(attempt)
+    if step_id is None:
+        return False
+    try:
+        return wait_until(
+            lambda: not commands.step_exists(step_id, os.environ), timeout_s=_STEP_PATIENCE_S, poll_s=_POLL_S
+        )
+    except commands.SlurmCommandError:
+        return False
+
+
+def _read_step_id(attempt: AttemptDirectory) -> str | None:
+    """Return the id of the step of the tasks; None if it is not recorded, or the record is damaged."""
+    try:
+        with open_regular(attempt.step) as (stream, _):
+            match = _STEP_ID.fullmatch(stream.read(_LONGEST_STEP_ID))
+    except OSError:
+        return None
+    return None if match is None else match[1].decode()

@@ -6,8 +6,9 @@ function here is a reason not to train then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar, Final, NoReturn
 
 from hpcddp.errors import HpcddpError
@@ -17,18 +18,26 @@ from hpcddp.run.failure import cancelled_at
 from hpcddp.run.files import exists
 from hpcddp.run.job_records import Start, read_refusal, write_refusal
 from hpcddp.run.ownership import RunDirectoryError, conflict, is_alive
-from hpcddp.run.result import BY_USER, read_result, resume_command, unfinished_result, write_result
+from hpcddp.run.record import RecordError
+from hpcddp.run.result import BY_USER, FINISHED, read_result, resume_command, unfinished_result, write_result
+from hpcddp.run.sweep import ManifestError, read_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import is_being_requeued, moment_of
 from hpcddp.slurm.job_environment import runs_before
 from hpcddp.stop.reasons import Cause, ExitCode
-from hpcddp.supervise.predecessors import PredecessorError, why_unfinished
 
 # Quotas are raised, and old files removed, by a person; nodes are not held for longer than that.
 PATIENCE_S: Final = 600.0
 """How long a start waits for space on a full disk, or for a run directory that is away, in seconds."""
 # A cancelled job has ended after KillWait (slurm.conf(5)), which is 30 s by default. Later requeues are a person's.
 _REQUEUE_OF_PROGRAM_S: Final = 90.0
+
+
+class PredecessorError(HpcddpError):
+    """A run that must finish before this one has ended in another way."""
+
+    kind = "predecessor"
+    exit_code: ClassVar[int] = ExitCode.INTERRUPTED
 
 
 class BudgetError(HpcddpError):
@@ -145,12 +154,47 @@ def refuse_unfinished_predecessors(run: RunDirectory, environment: Mapping[str, 
         PredecessorError: says which one, and how to resume.
     """
     predecessors = runs_before(environment)
-    why = why_unfinished(predecessors)
+    why = _why_unfinished(predecessors)
     if why is None:
         return
     resume = resume_command(run, after=predecessors)
     write_unfinished(run, "stopped", why, PredecessorError.exit_code, resume=resume)
     raise PredecessorError(f"run {run.run_id} is not started: {why}. Then resume this one: {resume}")
+
+
+def _why_unfinished(predecessors: Sequence[Path]) -> str | None:
+    """Return a sentence about the first run that has not finished; None if all runs before this one have.
+
+    Args:
+        predecessors: the directories of the runs and sweeps that must have finished.
+    """
+    for path in predecessors:
+        try:
+            for run in _runs_of(path):
+                if (why := _why_run_is_unfinished(run)) is not None:
+                    return f"run {run.run_id}, which must finish first (--after), {why}"
+        except (RecordError, ManifestError) as error:
+            return f"it is not known whether {path}, which must finish first (--after), has finished: {error.message}"
+    return None
+
+
+def _runs_of(path: Path) -> Iterator[RunDirectory]:
+    """Yield the run of a directory, or the elements of its sweep."""
+    sweep = read_sweep(path)
+    if sweep is None:
+        yield RunDirectory(path)
+        return
+    for index in range(len(sweep.elements)):
+        yield sweep.run(index)
+
+
+def _why_run_is_unfinished(run: RunDirectory) -> str | None:
+    result = read_result(run)
+    if result is None:
+        return "has ended without a result"
+    if result.status == FINISHED:
+        return None
+    return f"has {result.status}; continue that one first: {resume_command(run)}"
 
 
 def refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[Event], cause: Cause) -> None:

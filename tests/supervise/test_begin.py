@@ -28,8 +28,7 @@ from hpcddp.slurm.job_environment import Dependency
 from hpcddp.supervise import begin as begin_module
 from hpcddp.supervise.__main__ import main
 from hpcddp.supervise.begin import begin
-from hpcddp.supervise.predecessors import PredecessorError
-from hpcddp.supervise.refusals import PATIENCE_S, BudgetError, CancelledError
+from hpcddp.supervise.refusals import PATIENCE_S, BudgetError, CancelledError, PredecessorError
 from hpcddp.version import __version__
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
