@@ -20,7 +20,7 @@ def table(trials: list[Trial]) -> str:
     by_fault: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
         by_fault[trial["fault"]].append(trial)
-    head = "| fault | trials | steps lost | samples repeated | pause, s | outcome |\n|---|---|---|---|---|---|\n"
+    head = "| fault | trials | steps lost | pause, s | outcome |\n|---|---|---|---|---|\n"
     return head + "".join(_line(fault, some) for fault, some in by_fault.items())
 
 
@@ -31,7 +31,6 @@ def _line(fault: str, trials: list[Trial]) -> str:
         fault,
         str(len(trials)),
         _most([account["steps_lost"] for account in accounts]),
-        _most([account["samples_repeated"] for account in accounts]),
         f"{statistics.median(pauses):.1f}" if pauses else "-",
         ", ".join(f"{_times(count)}{outcome}" for outcome, count in Counter(map(_outcome, trials)).items()),
     )
@@ -55,7 +54,7 @@ def _outcome(trial: Trial) -> str:
         return f"{trial['state']} {trial['exit']}"
     same = account["same_parameters"] and account["same_losses"] and account["samples_missing"] == 0
     restarts = f"{trial['restarts']} restart{'' if trial['restarts'] == 1 else 's'}"
-    return f"finished, {restarts}, {'losses and parameters equal' if same else 'NOT THE SAME'}"
+    return f"finished, {restarts}, {'equal' if same else 'NOT THE SAME'}"
 
 
 def main() -> None:
