@@ -159,7 +159,7 @@ def test_a_run_on_this_machine_gets_what_ctrl_c_would_send(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     made = make(tmp_path).submitted("77", cluster="local")
-    monkeypatch.setattr("hpcddp.manage.status.is_process_alive", lambda _: True)
+    monkeypatch.setattr("hpcddp.manage.status.runs_script", lambda _: True)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     said = golden.message(cancel(look(made), end=Slurm().end))
@@ -172,7 +172,7 @@ def test_a_run_on_this_machine_that_ends_meanwhile_is_no_error(tmp_path: Path, m
     process = subprocess.Popen(["true"])
     made = make(tmp_path).submitted(str(process.pid), cluster="local")
     process.wait()
-    monkeypatch.setattr("hpcddp.manage.status.is_process_alive", lambda _: True)
+    monkeypatch.setattr("hpcddp.manage.status.runs_script", lambda _: True)
     assert cancel(look(made), end=Slurm().end) == "run run-1 has ended meanwhile; there is nothing to cancel"
 
 
@@ -314,7 +314,7 @@ def test_a_run_on_this_machine_is_not_requeued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     made = make(tmp_path).submitted("77", cluster="local")
-    monkeypatch.setattr("hpcddp.manage.status.is_process_alive", lambda _: True)
+    monkeypatch.setattr("hpcddp.manage.status.runs_script", lambda _: True)
     with pytest.raises(RequeueError, match="runs on this machine") as caught:
         requeue(look(made), Slurm().commands)
     message = golden.message(caught.value)
