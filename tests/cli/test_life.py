@@ -66,7 +66,7 @@ def test_status_shows_all_runs_the_newest_first(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.usefixtures("root")
 def test_status_as_a_document(capsys: pytest.CaptureFixture[str]) -> None:
-    document = json.loads(run(capsys, "status", "a", "--json")[1])
+    document = json.loads(run(capsys, "status", "a-runs", "--json")[1])
     (found,) = document["runs"]
     expected = {"run_id": "a-runs", "state": "running", "job_id": "2", "step": 40, "total_steps": 400, "limit_s": 3600}
     assert {key: found[key] for key in expected} == expected
@@ -122,29 +122,29 @@ def test_watch_looks_until_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatc
 
 @pytest.mark.usefixtures("root")
 def test_logs_have_time_rank_and_host_in_front(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run(capsys, "logs", "b")[1].splitlines()
+    lines = run(capsys, "logs", "b-failed")[1].splitlines()
     assert lines[0].startswith("--- attempt 0 of run b-failed, 2")
     assert [line[8:] for line in lines[1:]] == [" rank 0 | hello", " rank 1 n1 | world"]
-    assert run(capsys, "logs", "b", "-n", "1")[1].endswith(" rank 1 n1 | world\n")
-    document = json.loads(run(capsys, "logs", "b", "--rank", "1", "--json")[1])
+    assert run(capsys, "logs", "b-failed", "-n", "1")[1].endswith(" rank 1 n1 | world\n")
+    document = json.loads(run(capsys, "logs", "b-failed", "--rank", "1", "--json")[1])
     assert [line["text"] for line in document["lines"]] == ["world"]
 
 
 @pytest.mark.usefixtures("root")
 def test_the_first_error_is_all_that_is_printed(capsys: pytest.CaptureFixture[str], golden: GoldenMessages) -> None:
-    code, out, _ = run(capsys, "logs", "b", "--first-error")
+    code, out, _ = run(capsys, "logs", "b-failed", "--first-error")
     assert code == 0
     sentence = golden.message(out.splitlines()[0])
     assert sentence.startswith("attempt 0: rank 1 on n1 failed")
     assert sentence.endswith("after step 4: ValueError: a bug")
-    assert json.loads(run(capsys, "logs", "b", "--first-error", "--json")[1])["ranks"] == [1]
-    assert run(capsys, "logs", "a", "--first-error")[:2] == (0, "nothing has failed in run a-runs\n")
-    assert run(capsys, "logs", "a", "--first-error", "--json")[:2] == (0, "null\n")
+    assert json.loads(run(capsys, "logs", "b-failed", "--first-error", "--json")[1])["ranks"] == [1]
+    assert run(capsys, "logs", "a-runs", "--first-error")[:2] == (0, "nothing has failed in run a-runs\n")
+    assert run(capsys, "logs", "a-runs", "--first-error", "--json")[:2] == (0, "null\n")
 
 
 @pytest.mark.usefixtures("root")
 def test_following_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "logs", "b", "--follow")
+    code, out, err = run(capsys, "logs", "b-failed", "--follow")
     assert (code, err) == (0, "run b-failed has ended: failed\n")
     assert "hello" in out
 
@@ -154,7 +154,7 @@ def test_following_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None
 def test_following_is_for_people_and_for_the_newest_attempt(
     capsys: pytest.CaptureFixture[str], option: list[str], golden: GoldenMessages
 ) -> None:
-    code, out, err = run(capsys, "logs", "b", "--follow", *option)
+    code, out, err = run(capsys, "logs", "b-failed", "--follow", *option)
     assert code == 2
     message = golden.message(out + err)
     assert "--follow prints the newest attempt" in message
@@ -168,7 +168,7 @@ def test_why_explains_the_last_run_unless_another_is_named(
     sentence = golden.message(run(capsys, "why")[1].splitlines()[0])
     assert sentence.startswith("c-waits (digits): it waits to start,")
     assert "jobs of higher priority" in sentence
-    document = json.loads(run(capsys, "why", "b", "--json")[1])
+    document = json.loads(run(capsys, "why", "b-failed", "--json")[1])
     assert (document["state"], document["next"]) == ("failed", "hpcddp logs b-failed --first-error")
 
 
@@ -392,7 +392,7 @@ def test_status_chooses_runs_and_says_what_it_does_not_understand(
     assert "write a duration such as 90min" in err
     for since in ("7d", "12h", "5m", "2020-01-01", "2020-01-01T08:00"):
         assert run(capsys, "status", "--since", since, "--json")[0] == 0
-    assert run(capsys, "status", "b", "--all")[0] == 2
+    assert run(capsys, "status", "b-failed", "--all")[0] == 2
     _, out, _ = run(capsys, "status", "--state", "held")
     assert out.startswith("no run matches --state under ")
 
