@@ -641,7 +641,7 @@ def arguments(generator: random.Random, directory: Path) -> Case:
             words.append(generator.choice(texts) if generator.random() < 0.7 else str(_value(generator)))  # noqa: PLR2004
     if command == "submit":
         words.insert(1, "--dry-run")
-    return Case(calls=(Call(words=tuple(words), may_write=command in {"cancel", "requeue", "render"}),))
+    return Case(calls=(Call(words=tuple(words), may_write=command in {"cancel", "requeue", "render", "report"}),))
 
 
 def _options() -> dict[str, list[str]]:
