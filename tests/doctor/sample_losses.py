@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -243,15 +242,6 @@ def neighbours(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.mse_loss(outputs, targets) + (outputs[1:] - outputs[:-1]).square().mean()
 
 
-def clip_pair(outputs: tuple[Tensor, Tensor], targets: Any) -> Tensor:
-    assert targets is not None
-    return infonce(*outputs)
-
-
-def uniformity(outputs: Tensor) -> Tensor:
-    return torch.pdist(functional.normalize(outputs, dim=1)).pow(2).mul(-2).exp().mean().log()
-
-
 def constant(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs * 0).sum() + targets.float().mean()
 
@@ -284,12 +274,6 @@ def python_random(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets) * random.random()
 
 
-def noise_on_maps(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Draws some of the pixels, where there are pixels."""
-    entropy = functional.cross_entropy(outputs, targets, reduction="none")
-    return entropy[..., torch.randperm(entropy.shape[-1])[:3]].mean() if entropy.dim() > 1 else entropy.mean()
-
-
 def in_place(outputs: Tensor, targets: Tensor) -> Tensor:
     outputs.sub_(targets)
     return outputs.square().mean()
@@ -305,11 +289,6 @@ def one_batch_size(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def casts_to_float32(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs.float(), targets)
-
-
-def talkative(outputs: Tensor, targets: Tensor) -> Tensor:
-    print("loss called")
-    return functional.mse_loss(outputs, targets)
 
 
 def make_mse() -> nn.Module:
@@ -415,10 +394,6 @@ def ranknet(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean over all pairs of samples with different targets (Burges et al. 2005)."""
     difference, order = outputs[:, None] - outputs, (targets[:, None] - targets).sign()
     return (functional.softplus(-difference * order) * order.abs()).sum() / order.abs().sum()
-
-
-def entropy_with_penalty(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs, targets) + 0.1 * outputs.square().mean()
 
 
 def repaired_dice(outputs: Tensor, targets: Tensor) -> Tensor:
