@@ -332,7 +332,7 @@ def test_another_run_root_is_refused_because_a_run_stays_where_it_is(
     assert run(capsys, "--resume", "s1_0", "--run-root", "runs")[0] == 0
 
 
-PLACEHOLDERS = "name: demo\ncommand: ['true', '--lr={lr}', '{{x}}']\nsweep: {lr: [0.1, 0.2]}\n"
+PLACEHOLDERS = "name: demo\ncommand: ['true', '--lr={lr}', '{x}']\nsweep: {lr: [0.1, 0.2]}\n"
 
 
 def commands_of(text: str) -> list[str]:
@@ -358,7 +358,7 @@ def test_an_element_with_placeholders_is_resumed_with_options(
     write_record(element.result, Result(status="failed", reason="x"))
     code, script, err = run(capsys, "job.yaml", "--resume", "s1_1", "--dry-run")
     assert (code, commands_of(script)) == (0, ['command: ["true", "--lr=0.2", "{x}"]']), err
-    for words, expected in ((["{lr}", "{{y}}"], '"0.2", "{y}"'), (["{{lr}}", "7"], '"{{lr}}", "7"')):
+    for words, expected in ((["{lr}", "{y}"], '"0.2", "{y}"'), (["${lr}", "7"], '"${lr}", "7"')):
         code, script, err = run(capsys, "--resume", "s1_1", "--dry-run", "--", "true", *words)
         assert (code, commands_of(script)) == (0, [f'command: ["true", {expected}]']), err
 
@@ -369,9 +369,9 @@ def test_a_new_command_of_an_element_names_a_placeholder_that_there_is_not(
     Path("job.yaml").write_text(PLACEHOLDERS)
     request = request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())
     write_record(begin_element(submit_sweep(request).sweep, 1).result, Result(status="failed", reason="x"))
-    code, _, err = run(capsys, "--resume", "s1_1", "--", "true", "{lr}", "{seed}")
+    code, _, err = run(capsys, "--resume", "s1_1", "--", "true", "{lr}", "{lrr}")
     assert code == 2
-    assert "command: holds {seed}, " in golden.message(err)
+    assert "command: holds {lrr}, " in golden.message(err)
 
 
 def test_an_element_that_cannot_continue_leaves_the_results_of_the_others(
