@@ -101,7 +101,7 @@ def test_stop_waits_until_its_checkpoint_is_there(training: Training) -> None:
     newest = newest_valid(training.run.checkpoints, expected=True, warn=training.said.append)
     assert newest is not None
     assert newest.manifest.step == caught.value.step
-    assert caught.value.outcome.saved
+    assert caught.value.outcome.error is None
     assert caught.value.outcome.seconds >= 0.5
 
 
@@ -110,7 +110,7 @@ def test_stop_whose_save_fails_says_so(training: Training) -> None:
     calls = iter([0, 0, 1])
     with pytest.raises(StoppedError, match="and the state is not saved") as caught:
         training.train(stop_reason=lambda: next(calls, 0), checkpoint={"every": {"epochs": 9}}, train__epochs=3)
-    assert not caught.value.outcome.saved
+    assert caught.value.outcome.error is not None
 
 
 def test_finished_run_has_its_last_checkpoint(training: Training) -> None:

@@ -162,7 +162,7 @@ def test_caller_goes_on_while_a_checkpoint_is_written(run: RunDirectory, writer:
     gate.set()
     outcome = writer.wait()
     assert outcome is not None
-    assert (outcome.step, outcome.saved, writer.seconds) == (10, True, [outcome.seconds])
+    assert (outcome.step, outcome.error, writer.seconds) == (10, None, [outcome.seconds])
     assert steps_of(run) == [10]
     assert writer.wait() is None
 
@@ -174,15 +174,6 @@ def test_next_save_waits_for_the_one_before_it(run: RunDirectory, writer: Checkp
     writer.wait()
     assert steps_of(run) == [20, 10]
     assert [event.step for event in read_events(run.events)] == [10, 20]
-
-
-def test_whoever_waits_gives_signs_of_life(writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcddp.train.checkpoint.writer._LOOK_EVERY_S", 0.01)
-    faults.arm("sleep=0.2@save.begin", rank=0, attempt=0)
-    start(writer, 10)
-    signs: list[None] = []
-    writer.wait(alive=lambda: signs.append(None))
-    assert signs
 
 
 def test_event_says_how_long_a_save_took(run: RunDirectory, writer: CheckpointWriter) -> None:
@@ -274,7 +265,7 @@ def test_checkpoint_counts_even_if_what_comes_after_it_fails(
     start(writer, 10)
     outcome = writer.wait()
     assert outcome is not None
-    assert outcome.saved
+    assert outcome.error is None
     (warning,) = said
     golden.message(warning)
     assert f"warning: {failure.format(run.checkpoints)} ([Errno 5]" in warning

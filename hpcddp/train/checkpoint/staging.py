@@ -17,7 +17,7 @@ _TreePath: TypeAlias = tuple[Any, ...]
 
 
 class Staging:
-    """Buffers in host memory for the content of a checkpoint.
+    """Buffers in host memory for the content of a checkpoint; those of the last copy are used again where they fit.
 
     Copies from a GPU go to pinned memory, asynchronously on the stream of the training, and so before the next change
     of the originals. The host waits for them only in ``wait_until_copied``.
@@ -25,12 +25,10 @@ class Staging:
 
     def __init__(self) -> None:
         self._buffers: dict[_TreePath, Tensor] = {}
+        self._new_buffers: dict[_TreePath, Tensor] = {}
+        # Of one file: what has been copied, by the memory that it was in.
+        self._aliases: dict[_TreePath, Tensor] = {}
         self._copied: torch.cuda.Event | None = None
-
-    @property
-    def size(self) -> int:
-        """Size of the buffers in bytes."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def copy(self, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return a copy of the contents of files, which is valid until the next call.
@@ -39,11 +37,14 @@ class Staging:
             files: the objects for ``torch.save``, by file name. Tensors are copied into the buffers. A tensor that
                 occurs twice in a file is copied once and shared. Numbers of numpy become Python's.
         """
-        copier = _Copier(self._buffers)
-        copies = {name: copier.copy_file(name, content) for name, content in files.items()}
-        self._buffers = copier.buffers
+        copies = {}
+        for name, content in files.items():
+            self._aliases.clear()
+            copies[name] = self._copy(content, (name,))
+        self._buffers = self._new_buffers
+        self._new_buffers = {}
         self._copied = None
-        if copier.saw_gpu:
+        if any(buffer.is_pinned() for buffer in self._buffers.values()):
             # torch leaves the class without types.
             new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
             self._copied = new_event(blocking=True)
@@ -54,20 +55,6 @@ class Staging:
         """Wait until the copies from a GPU are complete."""
         if self._copied is not None:
             self._copied.synchronize()
-
-
-class _Copier:
-    """Copies a tree of containers, and reuses the buffers of the last copy if they fit."""
-
-    def __init__(self, last: Mapping[_TreePath, Tensor]) -> None:
-        self._last = last
-        self._aliases: dict[_TreePath, Tensor] = {}
-        self.buffers: dict[_TreePath, Tensor] = {}
-        self.saw_gpu = False
-
-    def copy_file(self, name: str, content: Mapping[str, Any]) -> object:
-        self._aliases.clear()
-        return self._copy(content, (name,))
 
     def _copy(self, value: object, path: _TreePath) -> object:
         if isinstance(value, Tensor):
@@ -95,14 +82,13 @@ class _Copier:
         )  # fmt: skip
         if value.numel() and key in self._aliases:
             return self._aliases[key]
-        buffer = self._last.get(path)
+        buffer = self._buffers.get(path)
         if buffer is None or not _fits(buffer, value):
             buffer = _new_buffer(value)
         with torch.no_grad():
             # Copies to unpinned memory must be complete before the training continues.
             buffer.copy_(value, non_blocking=buffer.is_pinned())
-        self.saw_gpu |= value.is_cuda
-        self.buffers[path] = self._aliases[key] = buffer
+        self._new_buffers[path] = self._aliases[key] = buffer
         return buffer
 
 

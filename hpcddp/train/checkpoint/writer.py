@@ -33,7 +33,6 @@ from hpcddp.train.errors import SaveError
 _FAILURES_ALLOWED: Final = 2
 # A file server that restarts is back after some minutes; a loop may save many times in that time.
 _OUTAGE_ALLOWED_S: Final = 300.0
-_LOOK_EVERY_S: Final = 1.0
 _NAMES_SHOWN: Final = 8
 # How torch.load(weights_only=True) names what it does not load.
 _NOT_LOADED: Final = re.compile(r"GLOBAL (\S+)")
@@ -54,26 +53,6 @@ class SaveOutcome:
     step: int
     seconds: float
     error: OSError | None
-
-    @property
-    def saved(self) -> bool:
-        """Whether the checkpoint was published."""
-        return self.error is None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Write:
-    """One write, as it is passed to the thread."""
-
-    manifest: Manifest
-    writers: Mapping[str, Writer]
-    reason: str
-    began: float
-    blocked_s: float
-
-
-def _nothing() -> None:
-    pass
 
 
 class CheckpointWriter:
@@ -132,14 +111,10 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     @property
-    def _failing_s(self) -> float:
-        if not self._failed_at:
-            return 0.0
-        return self._failed_at[-1] - self._failed_at[0]
-
-    @property
     def _must_end(self) -> bool:
-        return len(self._failed_at) > _FAILURES_ALLOWED and self._failing_s >= _OUTAGE_ALLOWED_S
+        return (
+            len(self._failed_at) > _FAILURES_ALLOWED and self._failed_at[-1] - self._failed_at[0] >= _OUTAGE_ALLOWED_S
+        )
 
     def start(self, manifest: Manifest, writers: Mapping[str, Writer], *, reason: str, began: float) -> None:
         """Start to write a checkpoint, after the last write has ended.
@@ -158,8 +133,8 @@ class CheckpointWriter:
         self.raise_if_failing()
         # Until now the training waited: for the write before, and for the copy that this one writes.
         blocked_s = self._monotonic() - began
-        write = _Write(manifest=manifest, writers=writers, reason=reason, began=began, blocked_s=blocked_s)
-        self._thread = threading.Thread(target=self._work, args=(write,), name="hpcddp-checkpoint")
+        arguments = (manifest, writers, reason, began, blocked_s)
+        self._thread = threading.Thread(target=self._work, args=arguments, name="hpcddp-checkpoint")
         self._thread.start()
 
     def settle(self) -> SaveOutcome | None:
@@ -175,11 +150,8 @@ class CheckpointWriter:
         self.raise_if_failing()
         return outcome
 
-    def wait(self, *, alive: Callable[[], None] = _nothing) -> SaveOutcome | None:
+    def wait(self) -> SaveOutcome | None:
         """Wait for the running write, and return its result.
-
-        Args:
-            alive: called about every second meanwhile.
 
         Returns:
             The result; None if there was no write since the last call.
@@ -188,22 +160,8 @@ class CheckpointWriter:
             FencedError: another attempt owns the run.
             Exception: any other error of the write, except OSError, which is part of the result.
         """
-        while not self.join(_LOOK_EVERY_S):
-            alive()
+        self.join()
         self._thread = None
-        return self._report_result()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the running write without reporting its result; return whether it has ended.
-
-        Args:
-            timeout_s: the longest to wait, in seconds.
-        """
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        return not self.busy
-
-    def _report_result(self) -> SaveOutcome | None:
         self._tell_warnings()
         fatal = self._fatal
         self._fatal = None
@@ -228,6 +186,16 @@ class CheckpointWriter:
             )
         return outcome
 
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the running write without reporting its result; return whether it has ended.
+
+        Args:
+            timeout_s: the longest to wait, in seconds; None = as long as it takes.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.busy
+
     def _tell_warnings(self) -> None:
         for warning in self._warnings:
             self._print_line(f"warning: {warning}")
@@ -243,35 +211,36 @@ class CheckpointWriter:
         if last is not None and self._must_end:
             raise SaveError(
                 f"saving after step {last.step} failed ({last.error}), as all {len(self._failed_at)} saves of the last "
-                f"{self._failing_s:.0f} s did; make room or make {self._run.checkpoints} writable"
+                f"{self._failed_at[-1] - self._failed_at[0]:.0f} s did; make room or make "
+                f"{self._run.checkpoints} writable"
             ) from last.error
 
-    def _work(self, write: _Write) -> None:
+    def _work(
+        self, manifest: Manifest, writers: Mapping[str, Writer], reason: str, began: float, blocked_s: float
+    ) -> None:
         # In Linux the niceness is that of the thread (setpriority(2), "C library/kernel differences").
         os.nice(_NICENESS)
-        step = write.manifest.step
+        step = manifest.step
+        directory = self._run.checkpoints
         try:
-            published = publish(self._run.checkpoints, write.manifest, write.writers, may_publish=self._raise_if_fenced)
-            seconds = self._monotonic() - write.began
+            published = publish(directory, manifest, writers, may_publish=self._raise_if_fenced)
+            seconds = self._monotonic() - began
             self._outcome = SaveOutcome(step=step, seconds=seconds, error=None)
-            self._after_publication(published, write, seconds)
+            # The checkpoint counts; errors of what follows are warnings.
+            self._try(
+                lambda: self._append_event(step, reason, seconds, blocked_s), f"{self._run.events} cannot be written"
+            )
+            self._try(
+                lambda: advance_latest(directory, step, may_publish=self._raise_if_fenced),
+                f"{directory / 'latest'} cannot be written",
+            )
+            self._keep_best()
+            self._warn_if_not_loadable(published)
+            self._try(lambda: self._prune(published), f"old checkpoints in {directory} cannot be removed")
         except OSError as error:
-            self._outcome = SaveOutcome(step=step, seconds=self._monotonic() - write.began, error=error)
+            self._outcome = SaveOutcome(step=step, seconds=self._monotonic() - began, error=error)
         except BaseException as error:  # noqa: BLE001  it ends the training, in the thread that trains
             self._fatal = error
-
-    def _after_publication(self, published: Checkpoint, write: _Write, seconds: float) -> None:
-        """Write the event, advance ``latest`` and ``best``, remove old checkpoints; errors of this are warnings."""
-        step = published.manifest.step
-        directory = self._run.checkpoints
-        self._try(lambda: self._append_event(write, seconds), f"{self._run.events} cannot be written")
-        self._try(
-            lambda: advance_latest(directory, step, may_publish=self._raise_if_fenced),
-            f"{directory / 'latest'} cannot be written",
-        )
-        self._keep_best()
-        self._warn_if_not_loadable(published)
-        self._try(lambda: self._prune(published), f"old checkpoints in {directory} cannot be removed")
 
     def _warn_if_not_loadable(self, published: Checkpoint) -> None:
         """Warn once if the first checkpoint holds what no restore loads, such as arrays of numpy."""
@@ -301,14 +270,11 @@ class CheckpointWriter:
         self._tell_warnings()
 
     def _keep_best(self) -> None:
-        directory = self._run.checkpoints
-        if self._best is not None:
-            self._try(self._point_best, f"{directory / 'best'} cannot be written")
-
-    def _point_best(self) -> None:
         best = self._best
-        if best is None:
-            return
+        if best is not None:
+            self._try(lambda: self._point_best(best), f"{self._run.checkpoints / 'best'} cannot be written")
+
+    def _point_best(self, best: Best) -> None:
         evaluations = read_evaluations(self._metrics, best)
         values = evaluations.pop(best.metric, {})
         point_best(self._run.checkpoints, values, best.mode or mode_of(best.metric), may_publish=self._raise_if_fenced)
@@ -328,17 +294,17 @@ class CheckpointWriter:
         self._raise_if_fenced()
         prune(self._run.checkpoints, keep=self._keep, newest=newest.path, attempt=self._attempt)
 
-    def _append_event(self, write: _Write, seconds: float) -> None:
+    def _append_event(self, step: int, reason: str, seconds: float, blocked_s: float) -> None:
         self._raise_if_fenced()
         append_event(
             self._run.events,
             kind="save",
             time=self._now(),
             attempt=self._attempt,
-            step=write.manifest.step,
-            reason=write.reason,
+            step=step,
+            reason=reason,
             seconds=round(seconds, 3),
-            blocked_s=round(write.blocked_s, 3),
+            blocked_s=round(blocked_s, 3),
         )
 
     def _try(self, action: Callable[[], None], what: str) -> None:
