@@ -14,7 +14,7 @@ import torch
 
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.sampler import GlobalBatches
-from hpcddp.train.data.loader import Batches, MicroBatchKeys, Placement, choose_workers
+from hpcddp.train.data.loader import Batches, Placement, choose_workers, micro_batch_keys
 from hpcddp.train.data.parts import Data
 from hpcddp.train.data.synthetic import SyntheticImages
 from hpcddp.train.randomness import SampleKeys
@@ -41,7 +41,7 @@ def keys_of(*batches: list[int]) -> list[SampleKeys]:
 def all_keys(rank: int, first_step: int = 0) -> list[SampleKeys]:
     plan = plan_batch(global_batch_size=7, world_size=3, samples=17, max_per_device_batch_size=2)
     batches = GlobalBatches(17, 7, "keep", "keyed", 0)
-    return list(MicroBatchKeys(batches, plan, rank, seed=7, first_step=first_step, last_step=6))
+    return list(micro_batch_keys(batches, plan, rank, seed=7, first_step=first_step, last_step=6))
 
 
 def test_ranks_together_see_every_sample_of_every_epoch_once() -> None:

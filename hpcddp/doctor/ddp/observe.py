@@ -20,7 +20,7 @@ from torch.nn import functional
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.doctor.tensors import differences
 from hpcddp.train.buffers import buffers_restored
-from hpcddp.train.data.loader import Batches, MicroBatchKeys
+from hpcddp.train.data.loader import Batches, micro_batch_keys
 from hpcddp.train.data.parts import MicroBatch
 from hpcddp.train.loop.agreement import agree_on_step
 from hpcddp.train.loop.assembly import Setting, make_replica
@@ -132,7 +132,7 @@ def _batches(setting: Setting, steps: int) -> Iterator[MicroBatch]:
     spec = setting.context.spec
     data = setting.data
     train = setting.context.train
-    keys = MicroBatchKeys(
+    keys = micro_batch_keys(
         GlobalBatches(data.units, spec.global_batch_size, spec.batch.tail, spec.batch.order, train.seed),
         setting.plan.batch,
         setting.context.rank,

@@ -26,41 +26,30 @@ from hpcddp.train.user_code import describe
 _IMAGE_DIMENSIONS: Final = 4
 
 
-class MicroBatchKeys:
-    """Sample keys of this rank's micro-batches, over all epochs, without empty shares.
+def micro_batch_keys(
+    batches: GlobalBatches,
+    plan: BatchPlan,
+    rank: int,
+    *,
+    groups: GroupTable | None = None,
+    seed: int,
+    first_step: int,
+    last_step: int,
+) -> Iterator[SampleKeys]:
+    """Yield the sample keys of this rank's micro-batches, over all epochs, without empty shares.
 
     Args:
         groups: the groups that the batches count; None = they count samples.
         first_step: the first step, in optimizer steps done; may be within an epoch.
         last_step: the end, exclusive.
     """
-
-    def __init__(
-        self,
-        batches: GlobalBatches,
-        plan: BatchPlan,
-        rank: int,
-        *,
-        groups: GroupTable | None = None,
-        seed: int,
-        first_step: int,
-        last_step: int,
-    ) -> None:
-        self._batches = batches
-        self._plan = plan
-        self._rank = rank
-        self._groups = groups
-        self._seed = seed
-        self._steps = range(first_step, last_step)
-
-    def __iter__(self) -> Iterator[SampleKeys]:
-        for step in self._steps:
-            epoch, step_in_epoch = self._batches.steps.place(step)
-            indices = self._batches.indices(epoch, step_in_epoch)
-            for share in share_of(self._plan, indices, self._rank):
-                if len(share):
-                    samples = share if self._groups is None else self._groups.samples(share)
-                    yield SampleKeys(seed=self._seed, split="train", epoch=epoch, indices=samples.tolist())
+    for step in range(first_step, last_step):
+        epoch, step_in_epoch = batches.steps.place(step)
+        indices = batches.indices(epoch, step_in_epoch)
+        for share in share_of(plan, indices, rank):
+            if len(share):
+                samples = share if groups is None else groups.samples(share)
+                yield SampleKeys(seed=seed, split="train", epoch=epoch, indices=samples.tolist())
 
 
 class Placement:

@@ -20,7 +20,7 @@ from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.grouping import with_groups
 from hpcddp.train.data.identity import refuse_other_data
-from hpcddp.train.data.loader import Batches, MicroBatchKeys, Placement, choose_workers
+from hpcddp.train.data.loader import Batches, Placement, choose_workers, micro_batch_keys
 from hpcddp.train.data.opening import open_data
 from hpcddp.train.data.own import first_samples
 from hpcddp.train.data.parts import Data, MicroBatch
@@ -264,7 +264,7 @@ def make_loop(
 def _training_batches(setting: Setting, first_step: int) -> Iterator[MicroBatch]:
     context = setting.context
     data = setting.data
-    keys = MicroBatchKeys(
+    keys = micro_batch_keys(
         _global_batches(context.spec, data, setting.schedule.steps.start),
         setting.plan.batch,
         context.rank,
