@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from hpcddp.batch.plan import plan_batch
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.errors import DriftError, UserCodeError
-from hpcddp.train.loop.agreement import Agreed, agree_on_step
+from hpcddp.train.loop.agreement import Agreed, PendingAgreement
 from hpcddp.train.loop.schedule import Position
 from hpcddp.train.loop.step import Stepper, clip_and_step
 from hpcddp.train.model.guard import ReplicaGuard
@@ -191,9 +191,9 @@ def stepper_of(replica: Any, rank: int, ranks: int, samples: int, **changes: Any
 
 def take_step(stepper: Stepper, position: Position) -> Agreed:
     """Make one step, and return what the ranks agree on in it."""
-    computed = stepper.compute(position)
-    agreement = agree_on_step(computed.part)
-    stepper.update(computed)
+    part = stepper.compute(position)
+    agreement = PendingAgreement(part)
+    stepper.update(part)
     return agreement.read()
 
 
@@ -251,7 +251,7 @@ def overflow(rank: int, ranks: int) -> list[dict[str, Any]]:
             hook.remove()
         models = replica.models.values()
         entries = [float(parameter.detach()[0].sum()) for model in models for parameter in model.parameters()]
-        seen.append({"skipped": agreed.steps[0].nonfinite, "scale": replica.scaler.get_scale(), "entries": entries})
+        seen.append({"skipped": agreed.nonfinite, "scale": replica.scaler.get_scale(), "entries": entries})
     return seen
 
 

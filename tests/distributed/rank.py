@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,7 @@ from hpcddp.stop import faults
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.loop.blocks import Blocks
 from hpcddp.train.loop.job import run_training
-
-MEASURED_BLOCK_LENGTH = Blocks.block_length
 
 
 def main(plan_path: Path, rank: int) -> int:
@@ -58,16 +54,10 @@ def main(plan_path: Path, rank: int) -> int:
     return code
 
 
-def block_length(steps: int | None) -> Callable[[Blocks], int]:
-    """Return the length of every block; None = it follows from the measured durations."""
-    return MEASURED_BLOCK_LENGTH if steps is None else lambda _: steps
-
-
 def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     run = RunDirectory(Path(job["run"]))
     # Not before: an attempt that is there already fences those before it.
     run.attempt(job.get("attempt", 0)).path.mkdir(parents=True, exist_ok=True)
-    Blocks.block_length = block_length(job.get("block_length"))  # type: ignore[method-assign, assignment]
     stop_at = job.get("stop_after_calls") if rank == job.get("stop_rank", 0) else None
     kill_at = job.get("kill_after_calls")
     faults.arm(job.get("faults"), rank=rank, attempt=job.get("attempt", 0))

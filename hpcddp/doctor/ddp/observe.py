@@ -22,7 +22,7 @@ from hpcddp.doctor.tensors import differences
 from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.data.loader import Batches, micro_batch_keys
 from hpcddp.train.data.parts import MicroBatch
-from hpcddp.train.loop.agreement import agree_on_step
+from hpcddp.train.loop.agreement import PendingAgreement
 from hpcddp.train.loop.assembly import Setting, make_replica
 from hpcddp.train.loop.step import Stepper
 from hpcddp.train.model.normalisation import local_batch_norms
@@ -110,9 +110,9 @@ def _steps(setting: Setting, replica: Replica, folder: Path, steps: int) -> Iter
     replica.optimizer.register_step_pre_hook(keep_gradients)
     for position in itertools.islice(setting.schedule.positions(0), steps):
         batches.samples.clear()
-        computed = stepper.compute(position)
-        agreement = agree_on_step(computed.part)
-        stepper.update(computed)
+        part = stepper.compute(position)
+        agreement = PendingAgreement(part)
+        stepper.update(part)
         path = folder / f"gradients-{position.step}.pt"
         errors = None
         if context.world_size == 1:
@@ -120,7 +120,7 @@ def _steps(setting: Setting, replica: Replica, folder: Path, steps: int) -> Iter
         elif context.is_main:
             errors = _gradient_errors(torch.load(path, weights_only=True), gradients, _FLOORS[context.train.precision])
         yield {
-            "loss": agreement.read().steps[0].loss_sum / position.samples,
+            "loss": agreement.read().loss_sum / position.samples,
             "samples": [*batches.samples],
             "parameters": _parameter_digests(replica.model),
             "has_gradient": any(bool(gradient.any()) for gradient in gradients.values()),

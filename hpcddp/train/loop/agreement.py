@@ -1,10 +1,10 @@
-"""One all-reduce per block of optimizer steps: the sums of the losses, and the requests of the ranks to save or stop.
+"""One all-reduce for each optimizer step: the sums of the losses, and the requests of the ranks to save or stop.
 
 Every decision that all ranks must take alike follows from this sum (batch contract, section 4). The sum is read one
 step later, so that no step waits for it.
 
-A backend adds three ranks or more in an order that depends on the place of a number in its vector, and so on the length
-of the block. Their numbers are therefore sent as parts whose sums are exact in any order.
+A backend adds three ranks or more in an order that depends on the place of a number in its vector. Their numbers are
+therefore sent as parts whose sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from hpcddp.stop.reasons import StopReason
 
-# The vector has these numbers of each step.
+# The vector has these numbers of the step.
 _LOSS: Final = 0
 _NONFINITE: Final = 1
 _PER_STEP: Final = 2
-# After those of all steps come these. The index of a reason to stop is ``_SAVE`` plus its number. If ranks have
+# After them come these. The index of a reason to stop is ``_SAVE`` plus its number. If ranks have
 # different reasons, the largest wins.
 _SECONDS: Final = 0
 _SAVE: Final = 1
@@ -41,34 +41,16 @@ _FEW_RANKS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Votes:
-    """Requests of one rank, and the duration of its last steps.
+    """Requests of one rank, and the duration of its last step.
 
     Args:
         save: whether a save is due; only rank 0 reads its clock.
-        seconds: mean duration of the rank's last steps; 0 if there was none.
+        seconds: duration of the rank's last step; 0 if there was none.
     """
 
     save: bool = False
     stop: StopReason = StopReason.NONE
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSums:
-    """What the ranks have summed up for one step, the same on every rank.
-
-    Args:
-        loss_sum: the sum of the losses of the global batch's samples.
-        nonfinite: whether a gradient is infinite or not a number on any rank; False if gradients are not checked.
-    """
-
-    loss_sum: float
-    nonfinite: bool = False
-
-    @property
-    def is_nonfinite(self) -> bool:
-        """Whether the loss or a checked gradient is not finite."""
-        return self.nonfinite or not math.isfinite(self.loss_sum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +58,23 @@ class Agreed:
     """Result of one agreement, the same on every rank.
 
     Args:
-        steps: the sums of each step of the block.
-        seconds: sum over the ranks of the mean durations of their last steps.
+        loss_sum: the sum of the losses of the global batch's samples.
+        nonfinite: whether a gradient is infinite or not a number on any rank; False if gradients are not checked.
+        save: whether rank 0 asks for a save.
+        stop: the largest reason of the ranks to stop.
+        seconds: sum over the ranks of the durations of their last steps.
     """
 
-    steps: tuple[StepSums, ...]
+    loss_sum: float
+    nonfinite: bool = False
     save: bool = False
     stop: StopReason = StopReason.NONE
     seconds: float = 0.0
+
+    @property
+    def is_nonfinite(self) -> bool:
+        """Whether the loss or a checked gradient is not finite."""
+        return self.nonfinite or not math.isfinite(self.loss_sum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +106,17 @@ class StepPart:
         return vector
 
 
+_NO_VOTES: Final = Votes()
+
+
 class PendingAgreement:
     """An all-reduce that may still be running.
 
     Args:
-        parts: this rank's part of each step of the block.
+        part: this rank's part of the sums of the step.
     """
 
-    def __init__(self, parts: Sequence[StepPart], votes: Votes) -> None:
+    def __init__(self, part: StepPart, votes: Votes = _NO_VOTES) -> None:
         self._ranks = dist.get_world_size()
         self._is_split = self._ranks > _FEW_RANKS
         self._vector: Tensor
@@ -130,19 +124,20 @@ class PendingAgreement:
         self._copied: torch.cuda.Event | None = None
         self._agreed: Agreed | None = None
         requests = _request_numbers(votes)
-        if parts[0].loss_sum.device.type == "cuda":
-            self._start_on_gpu(parts, requests)
+        if part.loss_sum.device.type == "cuda":
+            self._start_on_gpu(part, requests)
         elif self._ranks == 1:
-            self._agreed = _agreed_of(_step_numbers(parts), requests)
+            self._agreed = _agreed_of([*part.numbers(), *requests])
         else:
-            steps = torch.tensor(_step_numbers(parts), dtype=torch.float64)
-            self._add_over_ranks(steps, torch.tensor(requests, dtype=torch.float64))
+            self._add_over_ranks(
+                torch.tensor(part.numbers(), dtype=torch.float64), torch.tensor(requests, dtype=torch.float64)
+            )
 
-    def _start_on_gpu(self, parts: Sequence[StepPart], requests: Sequence[float]) -> None:
+    def _start_on_gpu(self, part: StepPart, requests: Sequence[float]) -> None:
         """Start the all-reduce and the copy of its result to the host, and wait for neither."""
-        steps = torch.cat([part.vector() for part in parts])
+        step = part.vector()
         pinned_requests = torch.tensor(requests, dtype=torch.float64, pin_memory=True)
-        self._add_over_ranks(steps, pinned_requests.to(steps.device, non_blocking=True))
+        self._add_over_ranks(step, pinned_requests.to(step.device, non_blocking=True))
         if self._work is not None:
             # On a GPU, wait() orders the streams and does not block the host.
             self._work.wait()
@@ -154,10 +149,10 @@ class PendingAgreement:
         self._copied.record()
         self._vector = host_vector
 
-    def _add_over_ranks(self, steps: Tensor, requests: Tensor) -> None:
+    def _add_over_ranks(self, step: Tensor, requests: Tensor) -> None:
         if self._is_split:
-            steps = split(steps)
-        self._vector = torch.cat([steps, requests])
+            step = split(step)
+        self._vector = torch.cat([step, requests])
         if self._ranks > 1:
             self._work = dist.all_reduce(self._vector, async_op=True)
 
@@ -165,11 +160,10 @@ class PendingAgreement:
         """Wait for the all-reduce if necessary, and return its result."""
         if self._agreed is None:
             self._wait()
-            steps = self._vector[:-_REQUESTS].tolist()
-            requests = self._vector[-_REQUESTS:].tolist()
+            numbers: list[float] = self._vector.tolist()
             if self._is_split:
-                steps = joined(steps)
-            self._agreed = _agreed_of(steps, requests)
+                numbers = [*joined(numbers[:-_REQUESTS]), *numbers[-_REQUESTS:]]
+            self._agreed = _agreed_of(numbers)
         return self._agreed
 
     def _wait(self) -> None:
@@ -177,13 +171,6 @@ class PendingAgreement:
             self._copied.synchronize()
         elif self._work is not None:
             self._work.wait()
-
-
-def _step_numbers(parts: Sequence[StepPart]) -> list[float]:
-    numbers: list[float] = []
-    for part in parts:
-        numbers += part.numbers()
-    return numbers
 
 
 def _request_numbers(votes: Votes) -> list[float]:
@@ -195,29 +182,21 @@ def _request_numbers(votes: Votes) -> list[float]:
     return numbers
 
 
-def _agreed_of(step_numbers: Sequence[float], request_numbers: Sequence[float]) -> Agreed:
-    """Return what the numbers of all steps and those of the requests mean, summed over the ranks."""
-    first_numbers = range(0, len(step_numbers), _PER_STEP)
+def _agreed_of(numbers: Sequence[float]) -> Agreed:
+    """Return what the numbers of the step and those of the requests mean, summed over the ranks."""
+    requests = numbers[_PER_STEP:]
     stop = StopReason.NONE
     # From the smallest reason to the largest.
     for reason in StopReason:
-        if reason is not StopReason.NONE and request_numbers[_SAVE + reason] > 0:
+        if reason is not StopReason.NONE and requests[_SAVE + reason] > 0:
             stop = reason
     return Agreed(
-        steps=tuple(_step_sums(step_numbers[first : first + _PER_STEP]) for first in first_numbers),
-        save=request_numbers[_SAVE] > 0,
+        loss_sum=numbers[_LOSS],
+        nonfinite=numbers[_NONFINITE] != 0,
+        save=requests[_SAVE] > 0,
         stop=stop,
-        seconds=request_numbers[_SECONDS],
+        seconds=requests[_SECONDS],
     )
-
-
-def _step_sums(numbers: Sequence[float]) -> StepSums:
-    return StepSums(loss_sum=numbers[_LOSS], nonfinite=numbers[_NONFINITE] != 0)
-
-
-def agree_on_step(part: StepPart) -> PendingAgreement:
-    """Start the agreement of a single step in which this rank requests nothing."""
-    return PendingAgreement([part], Votes())
 
 
 def split(numbers: Tensor) -> Tensor:

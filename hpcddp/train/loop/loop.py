@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from hpcddp.run.metrics_file import MetricsFile
@@ -15,18 +15,38 @@ from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import broadcast_numbers, collective_device
 from hpcddp.train.errors import NonFiniteError, StoppedError
 from hpcddp.train.loop.account import TimeAccount
-from hpcddp.train.loop.agreement import StepPart, StepSums
-from hpcddp.train.loop.blocks import Blocks, MadeStep
+from hpcddp.train.loop.agreement import PendingAgreement, StepPart, Votes
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
 from hpcddp.train.loop.schedule import Position, Schedule
 from hpcddp.train.loop.state import TrainingProgress
-from hpcddp.train.loop.step import ComputedStep, Stepper
+from hpcddp.train.loop.step import Stepper
 from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.stopper import RunStopper, agree_on_stop
 
 # How long the ranks wait before they save the last step again, on a disk that has refused it.
 _SAVE_AGAIN_S: Final = 5.0
+
+
+# Some hundred times the duration of the all-reduce of an agreement: so long steps wait for theirs.
+_LONG_STEP_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MadeStep:
+    """A step that this rank has made.
+
+    Args:
+        skipped: whether the update was skipped because of a nonfinite loss or gradient. If only fp16's GradScaler skips
+            steps, the agreement says so instead.
+        ended_at: seconds since the epoch.
+    """
+
+    position: Position
+    agreement: PendingAgreement
+    skipped: bool
+    seconds: float
+    ended_at: float
 
 
 class Loop:
@@ -59,9 +79,11 @@ class Loop:
         self._metrics = metrics
         self._progress = progress
         self._skips_nonfinite = context.train.nonfinite_loss == "skip"
-        # An agreement that an update waits for is about one step.
-        always_one_step = context.world_size == 1 or self._skips_nonfinite
-        self._blocks = Blocks(world_size=context.world_size, always_one_step=always_one_step)
+        # The step whose agreement is read after the next one.
+        self._unread: _MadeStep | None = None
+        # Durations of the step that was read last, on this rank and on average over all ranks.
+        self._rank_step_s = 0.0
+        self._step_s = 0.0
         self._stopper = RunStopper(context, checkpointer)
         self._account = TimeAccount()
         self._guard = ReplicaGuard(context.train.replica_check_every)
@@ -87,7 +109,6 @@ class Loop:
         for position in self._schedule.positions(self._progress.step):
             faults.inject("step", step=position.step)
             self._make_step(position)
-            self._read_due_agreements()
             self._guard.check(self._replica, position.step + 1)
             self._checkpointer.settle()
             self._stop_evaluate_or_save(position)
@@ -122,36 +143,24 @@ class Loop:
         return bool(has_succeeded)
 
     def _make_step(self, position: Position) -> None:
-        """Compute the gradient, start the agreement in the last step of a block, and update or skip."""
-        computed = self._stepper.compute(position)
+        """Compute the gradient, start the agreement, update or skip, and read the agreement of the step before."""
+        part = self._stepper.compute(position)
         # Before the update, so that the ranks can still skip it, and so that the sums arrive beside it.
-        self._add_part(position, computed.part)
-        skipped = self._update_or_skip(computed)
+        votes = Votes(save=self._save_is_due(), stop=self._stopper.vote(), seconds=self._rank_step_s)
+        agreement = PendingAgreement(part, votes)
+        skipped = self._update_or_skip(part, agreement)
         ended_at = self._context.monotonic()
-        step = MadeStep(
-            position=position,
-            skipped=skipped,
-            seconds=ended_at - self._step_began_at,
-            ended_at=self._context.now(),
-        )
+        seconds = ended_at - self._step_began_at
         self._step_began_at = ended_at
-        self._blocks.add_step(step)
-
-    def _add_part(self, position: Position, part: StepPart) -> None:
-        """Add this rank's part of a step to its block, and start the agreement if the block ends with this step.
-
-        A block ends with the same step on all ranks, at the latest before an evaluation or a save.
-        """
-        self._blocks.add_part(part)
-        if (
-            self._blocks.is_full
-            or self._schedule.evaluates_after(position)
-            or self._schedule.saves_after(position) is not None
-        ):
-            self._start_agreement()
-
-    def _start_agreement(self) -> None:
-        self._blocks.start_agreement(save=self._save_is_due(), stop=self._stopper.vote())
+        waits = self._step_s >= _LONG_STEP_S
+        # It has arrived by now, so reading it does not block.
+        self._read_agreement()
+        self._unread = _MadeStep(
+            position=position, agreement=agreement, skipped=skipped, seconds=seconds, ended_at=self._context.now()
+        )
+        if waits:
+            # The ranks stop after the step in which the stop was requested, and not after the next one.
+            self._read_agreement()
 
     def _save_is_due(self) -> bool:
         """Return whether this rank asks for a save because of the time since the last one."""
@@ -162,50 +171,34 @@ class Loop:
         # While a write is running no save is requested; it stays due.
         return is_due and self._context.is_main and not self._checkpointer.busy
 
-    def _update_or_skip(self, computed: ComputedStep) -> bool:
+    def _update_or_skip(self, part: StepPart, agreement: PendingAgreement) -> bool:
         """Update the parameters, or skip the update on all ranks; return whether it was skipped."""
-        if self._skips_nonfinite and self._blocks.current_step_is_nonfinite():
+        if self._skips_nonfinite and agreement.read().is_nonfinite:
             self._stepper.skip()
             return True
-        self._stepper.update(computed)
+        self._stepper.update(part)
         return False
 
-    def _read_due_agreements(self) -> None:
-        """Read the agreement of the block before the current one, and that of this one too where that costs nothing."""
-        waits = self._blocks.steps_are_long
-        # This agreement was started in an earlier step and has arrived by now, so reading it does not block.
-        self._read_agreement()
-        self._blocks.close_if_complete()
-        if waits:
-            # The ranks stop after the step in which the stop was requested, and not after the next one.
-            self._read_agreement()
-
-    def _record_all_steps(self) -> None:
-        """Record all steps so far, and agree on those that no agreement covers yet; a collective."""
-        self._read_agreement()
-        if self._blocks.has_unagreed_steps:
-            self._start_agreement()
-            self._blocks.close_if_complete()
-            self._read_agreement()
-
     def _read_agreement(self) -> None:
-        """Read the agreement of the block before the current one, if there is one to read, and record its steps."""
-        block = self._blocks.read_previous()
-        if block is None:
+        """Wait for the agreement that is not read yet, if there is one, and record its step."""
+        step = self._unread
+        if step is None:
             return
-        steps, agreed = block
+        self._unread = None
+        agreed = step.agreement.read()
+        self._rank_step_s = step.seconds
+        self._step_s = agreed.seconds / self._context.world_size
         if agreed.save:
             self._save_is_agreed = True
         self._stopper.set_agreed(agreed.stop)
-        for step, sums in zip(steps, agreed.steps, strict=True):
-            self._record_step(step, sums)
+        self._record_step(step, agreed.loss_sum, nonfinite=agreed.nonfinite)
 
-    def _record_step(self, step: MadeStep, sums: StepSums) -> None:
+    def _record_step(self, step: _MadeStep, loss_sum: float, *, nonfinite: bool) -> None:
         """Add a step to the progress, the measured durations and the metrics."""
         position = step.position
-        loss = sums.loss_sum / position.samples
+        loss = loss_sum / position.samples
         # The GradScaler of fp16 skips steps with a nonfinite gradient itself.
-        skipped = step.skipped or sums.nonfinite
+        skipped = step.skipped or nonfinite
         self._progress = self._progress_after(position, loss, skipped=skipped)
         self._stopper.add_step(step.seconds)
         self._account.train_s += step.seconds
@@ -232,7 +225,7 @@ class Loop:
             last_loss=loss if math.isfinite(loss) else None,
         )
 
-    def _write_metrics(self, step: MadeStep, loss: float, *, skipped: bool) -> None:
+    def _write_metrics(self, step: _MadeStep, loss: float, *, skipped: bool) -> None:
         if self._metrics is None:
             return
         position = step.position
@@ -259,7 +252,7 @@ class Loop:
         save_reason = self._schedule.saves_after(position)
         if not (evaluates or save_reason or self._save_is_agreed or self._stopper.agreed):
             return
-        self._record_all_steps()
+        self._read_agreement()
         self._flush()
         is_last_step = position.step + 1 == self._schedule.total_steps
         if self._stopper.agreed and not is_last_step:

@@ -36,17 +36,6 @@ T = TypeVar("T")
 _TIMED_ON_GPU_EVERY: Final = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputedStep:
-    """A step whose gradients are averaged over the ranks, and whose update has still to be made or skipped.
-
-    Args:
-        part: this rank's part of the sums of the step.
-    """
-
-    part: StepPart
-
-
 class Stepper:
     """Makes optimizer steps on one rank: ``compute``, and then ``update`` or ``skip``.
 
@@ -78,8 +67,8 @@ class Stepper:
         forward_waits = self._loss.reduction is Reduction.GLOBAL or synchronised_batch_norms(replica.model)
         self.timer = StepTimer(replica.placeholder.device, times_forward=not forward_waits)
 
-    def compute(self, position: Position) -> ComputedStep:
-        """Take the micro-batches of a step, and compute the gradient of its global batch and this rank's sums."""
+    def compute(self, position: Position) -> StepPart:
+        """Take the micro-batches of a step, compute the mean gradient of its global batch, return this rank's sums."""
         replica = self._replica
         self.timer.begin_step()
         if replica.statistics is not None:
@@ -92,12 +81,11 @@ class Stepper:
         if replica.statistics is not None:
             replica.statistics.merge()
         replica.scaler.unscale_(replica.optimizer)
-        nonfinite = self._nonfinite_gradient()
-        return ComputedStep(part=StepPart(loss_sum, nonfinite))
+        return StepPart(loss_sum, self._nonfinite_gradient())
 
-    def update(self, computed: ComputedStep) -> None:
-        """Update the parameters with the gradient of a computed step."""
-        overflowed = computed.part.nonfinite
+    def update(self, part: StepPart) -> None:
+        """Update the parameters with the gradient of the step that was computed, and has this part."""
+        overflowed = part.nonfinite
         if self._train.nonfinite_loss == "skip":
             # The ranks have agreed that the gradient is finite.
             overflowed = None
