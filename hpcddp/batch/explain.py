@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 from hpcddp.batch.job import JobPlan
 from hpcddp.batch.plan import BatchPlan
@@ -40,6 +40,15 @@ def explain(plan: JobPlan) -> str:
     if plan.notes:
         blocks.append(["Notes", *_note_lines(plan.notes)])
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+
+
+def plan_lines(plan: JobPlan, total_steps: int) -> list[str]:
+    """Return the rows about the step, the epoch and the training, for the log of a run.
+
+    Args:
+        total_steps: optimizer steps of the whole run, whose global batch a resumption may have changed.
+    """
+    return _row_lines(chain(_step(plan.batch), _epoch(plan.batch), [_length(plan, total_steps)], _rate(plan)))
 
 
 def _row_lines(rows: Iterator[tuple[str, str]]) -> list[str]:
@@ -143,12 +152,20 @@ def _runs(sizes: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _training(plan: JobPlan) -> Iterator[tuple[str, str]]:
+    yield _length(plan, plan.total_steps)
+    yield from _rate(plan)
+
+
+def _length(plan: JobPlan, total_steps: int | None) -> tuple[str, str]:
     length = "an unknown number of epochs"
     if plan.epochs is not None:
         length = counted(plan.epochs, "epoch")
-    if plan.total_steps is not None:
-        length = f"{counted(plan.total_steps, 'step')} in {length}"
-    yield "length", length
+    if total_steps is not None:
+        length = f"{counted(total_steps, 'step')} in {length}"
+    return "length", length
+
+
+def _rate(plan: JobPlan) -> Iterator[tuple[str, str]]:
     if plan.learning_rate is None:
         yield "learning rate", "unknown"
         return

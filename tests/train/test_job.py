@@ -119,12 +119,11 @@ def test_start_up_lines_print_every_derived_number(golden: GoldenMessages, train
         "1 thread and 0 loader workers; seed 0",
         "(3,258 parameters), fp64, sgd",
         "100 training and 50 validation samples, 10 classes",
-        "global batch 32 samples = per rank 1 x 32",
-        "4 micro-steps of at most 8",
-        "2 epochs x 4 steps = 8 steps",
-        "last batch has 4 samples (tail keep: 0 repeated, 0 left out)",
-        "learning rate 0.1, constant, warm-up 0 epochs",
-        "evaluation every epoch; checkpoint every 10 minutes",
+        "global batch     32 samples, over 1 rank",
+        "4 micro-steps per optimizer step; at most 9 samples per device at once",
+        "steps            4: 3 of 32 samples, then one of 4",
+        "length           8 steps in 2 epochs",
+        "learning rate    0.1, constant",
         "epoch 2/2, step 8/8: loss ",
     ):
         assert part in text

@@ -88,8 +88,6 @@ class SaveSettings:
         broadcast_save_errors: whether rank 0 broadcasts the result of the last write, so that every rank raises its
             error. False in the built-in training: its steps must not wait for the disk, and srun ends the other ranks
             after rank 0.
-        checks_contract: whether ``restore_from`` compares the contract. False in the built-in training, which compares
-            it before it builds the model, and allows another global batch that a resumption has named.
         now: seconds since the epoch.
         monotonic: seconds on a clock that never goes back.
         print_line: writes a line to the log; called on rank 0.
@@ -101,7 +99,6 @@ class SaveSettings:
     optional: Container[str] = ()
     save_context: Callable[[int], AbstractContextManager[None]] = _no_context
     broadcast_save_errors: bool = True
-    checks_contract: bool = True
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     print_line: Callable[[str], None] = _print_line
@@ -210,31 +207,42 @@ class Checkpointer:
             ResumeError: the checkpoint has another contract or other objects.
         """
         (attempt,) = distributed.broadcast_numbers([self._claim() if distributed.rank() == 0 else 0])
-        return self.restore_from(
-            agree_on_start(self._run, attempt, print_line=self._settings.print_line).checkpoint, attempt
-        )
+        checkpoint = agree_on_start(self._run, attempt, print_line=self._settings.print_line).checkpoint
+        if checkpoint is not None:
+            refuse_another_contract(checkpoint, self._contract)
+        return self.restore_from(checkpoint, attempt)
 
     def restore_from(self, checkpoint: Checkpoint | None, attempt: int) -> Restored:
         """Load a checkpoint on which all ranks have agreed, in an attempt that owns the directory.
+
+        The caller has compared its contract.
 
         Args:
             checkpoint: the verified checkpoint; None = there was none.
             attempt: the attempt of this process.
 
         Raises:
-            ResumeError: the checkpoint has another contract or other objects.
+            ResumeError: the checkpoint has other objects.
         """
         settings = self._settings
         self._attempt = attempt
         self._restored = True
         if distributed.rank() == 0:
-            self._writer = self._make_writer()
+            metrics = os.environ.get(METRICS_FILE) if settings.reads_environment else None
+            self._writer = CheckpointWriter(
+                self._run,
+                attempt=attempt,
+                keep=self._keep,
+                best=self._best,
+                metrics=Path(metrics) if metrics else None,
+                now=settings.now,
+                monotonic=settings.monotonic,
+                print_line=settings.print_line,
+            )
             # An attempt that was killed may have published a checkpoint and not yet looked at its metric.
             self._writer.keep_best()
         if checkpoint is None:
             return Restored()
-        if settings.checks_contract:
-            refuse_another_contract(checkpoint, self._contract)
         with loading(checkpoint, settings.described_as):
             for name, item in self._objects.items():
                 file = f"{name}.pt"
@@ -278,19 +286,6 @@ class Checkpointer:
                     name: partial(self._dump, content) for name, content in self._staging.copy(self._files()).items()
                 }
                 self._writer.start(self._manifest(step, document), writers, reason=reason, began=began)
-
-    def _make_writer(self) -> CheckpointWriter:
-        settings = self._settings
-        return CheckpointWriter(
-            self._run,
-            attempt=self._attempt,
-            keep=self._keep,
-            best=self._best,
-            metrics=self._metrics_file(),
-            now=settings.now,
-            monotonic=settings.monotonic,
-            print_line=settings.print_line,
-        )
 
     def settle(self) -> None:
         """Report the result of the last write if it has ended, without waiting and without a collective.
@@ -359,12 +354,6 @@ class Checkpointer:
         if path and published > self._published:
             Path(path).touch(mode=0o600)
         self._published = published
-
-    def _metrics_file(self) -> Path | None:
-        if not self._settings.reads_environment:
-            return None
-        path = os.environ.get(METRICS_FILE)
-        return Path(path) if path else None
 
     def _claim(self) -> int:
         """Return the attempt of the surrounding run, or create the next attempt, which fences earlier ones."""

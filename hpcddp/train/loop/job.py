@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hpcddp.batch.explain import plan_lines
 from hpcddp.batch.order import CONTRACT_VERSION
 from hpcddp.batch.plan import BatchStart, Steps
 from hpcddp.errors import counted
-from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.sections import LearningRate, Unit
+from hpcddp.jobfile.sections import Unit
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import append_event
 from hpcddp.run.job_records import read_submission
@@ -213,9 +213,6 @@ def _start_up_lines(setting: Setting, replica: Replica, progress: TrainingProgre
     context = setting.context
     train = context.train
     data = setting.data
-    schedule = setting.schedule
-    plan = schedule.plan
-    rate = schedule.learning_rate
     yield (
         f"hpcddp: run {context.run.run_id}, attempt {context.attempt}: "
         f"{counted(context.world_size, 'rank')} on {context.device.type}, each with "
@@ -227,36 +224,13 @@ def _start_up_lines(setting: Setting, replica: Replica, progress: TrainingProgre
         f"{train.optimizer.name}; data {data.name}: {len(data.train):,} training and {len(data.val):,} validation "
         f"samples, {data.classes} classes"
     )
-    yield (
-        f"  global batch {plan.global_batch_size} {plan.unit}s = per rank {_shares_text(plan.per_rank_samples)}, "
-        f"in {counted(plan.grad_accum_steps, 'micro-step')} of at most {max(plan.micro_batches[0])}"
-    )
-    yield (
-        f"  {_length_text(schedule, progress)}; an epoch's "
-        f"last batch has {plan.tail_samples} {plan.unit}s (tail {plan.tail}: {plan.duplicated} repeated, "
-        f"{plan.dropped} left out)"
-    )
-    warmup_noun = "epoch" if rate.warmup_epochs == 1 else "epochs"
-    evaluated = "every epoch" if schedule.eval_every == 1 else f"every {schedule.eval_every} epochs"
-    yield (
-        f"  learning rate {rate.base:g}{_rule_text(context.spec.learning_rate)}, {rate.schedule}, warm-up "
-        f"{rate.warmup_epochs:g} {warmup_noun}; evaluation {evaluated}; "
-        f"checkpoint {_interval_text(schedule.every)}, "
-        f"{context.spec.checkpoint.keep} kept"
-    )
+    yield from plan_lines(setting.plan, setting.schedule.total_steps)
+    if progress.batch_starts:
+        yield f"  {_start_text(progress.batch_starts[-1], setting.plan.batch.unit)}"
     for note in notes_of(setting, replica):
         yield f"  note: {note}"
     if progress.step:
-        yield f"  {_resumed_text(schedule, progress)}"
-
-
-def _length_text(schedule: Schedule, progress: TrainingProgress) -> str:
-    epochs = counted(schedule.epochs, "epoch")
-    total = counted(schedule.total_steps, "step")
-    if not progress.batch_starts:
-        return f"{epochs} x {counted(schedule.steps_per_epoch, 'step')} = {total}"
-    start_text = _start_text(progress.batch_starts[-1], schedule.plan.unit)
-    return f"{epochs}, {total}, {schedule.steps_per_epoch} in an epoch of {start_text}"
+        yield f"  {_resumed_text(setting.schedule, progress)}"
 
 
 def _resumed_text(schedule: Schedule, progress: TrainingProgress) -> str:
@@ -275,30 +249,6 @@ def _start_text(start: BatchStart, unit: Unit) -> str:
         f"batches of {start.global_batch_size} {unit}s from step {start.step + 1} on (epoch {start.epoch}, after "
         f"{start.offset_samples} of its {unit}s)"
     )
-
-
-def _rule_text(stated: LearningRate) -> str:
-    if stated.rule == "none":
-        return ""
-    return f" ({stated.rule} from {stated.base:g} at a global batch of {stated.base_global_batch_size or 'the same'})"
-
-
-def _shares_text(shares: tuple[int, ...]) -> str:
-    """Return shares with equal neighbours counted: ``86 + 2 x 85``."""
-    larger = shares[0]
-    smaller = shares[-1]
-    if larger == smaller:
-        return f"{len(shares)} x {larger}"
-    return f"{shares.count(larger)} x {larger} + {shares.count(smaller)} x {smaller}"
-
-
-def _interval_text(every: Every) -> str:
-    if every.steps is not None:
-        return f"every {counted(every.steps, 'step')} and after each epoch"
-    if every.epochs is not None:
-        return f"every {counted(every.epochs, 'epoch')}"
-    minutes = every.duration.total_seconds() / 60 if every.duration is not None else 0
-    return f"every {minutes:g} minutes and after each epoch"
 
 
 def parameters_sha256(model: nn.Module) -> str:

@@ -171,7 +171,6 @@ def make_checkpointer(
             optional=(_RANKS,),
             save_context=save_context,
             broadcast_save_errors=False,
-            checks_contract=False,
             now=context.now,
             monotonic=context.monotonic,
             print_line=context.print_on_rank_0,
