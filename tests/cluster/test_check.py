@@ -12,6 +12,7 @@ from tests.cluster.sandbox import Sandbox
 from tests.slurm_version import numbers, slurm_version
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.depends_on("hpcddp/check", "tests/cluster/test_check.py")
 # What ends a job by itself, however it ends.
 ENDED = frozenset({"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"})
 
@@ -192,7 +193,10 @@ def test_slurm_ends_what_the_script_does_not_wait_for(sandbox: Sandbox, tmp_path
     assert not (tmp_path / "done").exists()
 
 
-@pytest.mark.parametrize("lines", [("srun false", "echo done"), ("srun false | cat",), ("srun false &", "wait")])
+@pytest.mark.parametrize(
+    "lines",
+    [("srun sh -c 'exit 1'", "echo done"), ("srun sh -c 'exit 1' | cat",), ("srun sh -c 'exit 1' &", "wait")],
+)
 def test_a_job_that_forgets_an_exit_code_is_completed(sandbox: Sandbox, tmp_path: Path, lines: tuple[str, ...]) -> None:
     script = write(tmp_path, "#SBATCH --output=log", *lines)
     assert codes(check_file(script, None, sandbox.environment)) == ["lost-exit-code"]

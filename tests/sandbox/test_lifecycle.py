@@ -21,7 +21,7 @@ from tests.sandbox.leftovers import leftovers
 from tests.sandbox.places import AS_ORDINARY_USER, ORDINARY_USER, Place
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.depends_on("hpcddp/sandbox", "hpcddp/processes.py", "tests/sandbox")]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.messages import GoldenMessages
 from tests.sandbox.places import AS_ORDINARY_USER, ORDINARY_USER, Place
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.depends_on("hpcddp/sandbox", "hpcddp/processes.py", "tests/sandbox")]
 
 ANOTHER_USER = pwd.getpwnam("daemon").pw_uid
 AS_ANOTHER_USER = ("setpriv", f"--reuid={ANOTHER_USER}", f"--regid={ANOTHER_USER}", "--clear-groups", "--")
