@@ -78,7 +78,6 @@ def plan_job(
     *,
     samples: int | None,
     smallest_group: int | None = None,
-    world_size: int | None = None,
     notes: Sequence[str] = (),
 ) -> JobPlan:
     """Return the plan of a job.
@@ -86,7 +85,6 @@ def plan_job(
     Args:
         samples: N, samples of its training data, or groups with ``unit: group``; None = unknown.
         smallest_group: samples of the smallest group; None = unknown, or the unit is a sample.
-        world_size: ranks; None = as many as the job asks for.
         notes: notes to put first, for instance why ``samples`` is unknown.
 
     Raises:
@@ -95,7 +93,7 @@ def plan_job(
     """
     batch = plan_batch(
         global_batch_size=spec.global_batch_size,
-        world_size=spec.world_size if world_size is None else world_size,
+        world_size=spec.world_size,
         samples=samples,
         max_per_device_batch_size=spec.batch.max_per_device_batch_size,
         grad_accum_steps=spec.batch.grad_accum_steps,

@@ -233,7 +233,7 @@ def raise_if_a_rank_failed(attempt: AttemptDirectory) -> None:
                 f"rank {error.rank} on {error.host} failed before all ranks had met: {error.message}",
                 hint=f"Its log is {attempt.rank_log(error.rank)}.",
             )
-    # The launcher of a killed task ends the others only after a while (KillWait).
+    # Of a rank that was killed there is no record, and srun kills the others only after KillWait.
     exits = exits_of_tasks(attempt)
     if exits:
         rank = min(exits)

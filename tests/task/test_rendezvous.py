@@ -136,7 +136,7 @@ def test_every_rank_hears_which_rank_has_failed(attempt: AttemptDirectory, golde
 
 
 def test_every_rank_hears_of_a_rank_that_was_killed(attempt: AttemptDirectory, golden: GoldenMessages) -> None:
-    """It has left no record, and where the others may go on without a rank, srun does not end them."""
+    """It has left no record, and srun kills those that wait for it only after KillWait."""
     log = attempt.run.batch_log
     log.write_text(f"srun: error: n1: task 0: Killed\n{beginning(attempt)}")
     Timer(0.5, lambda: log.write_text(f"{log.read_text()}srun: error: n1: task 2: Killed\n")).start()
