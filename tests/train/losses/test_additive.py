@@ -29,9 +29,11 @@ def test_without_a_process_group_the_loss_is_that_of_the_batch() -> None:
 
 
 def test_sums_are_float64_whatever_the_statistics_are_in() -> None:
-    (total, count) = sum_statistics([[torch.tensor(1e8, dtype=torch.float32), torch.tensor(1)]] * 3)
+    # float32 has 24 bits: it cannot hold the sum.
+    large, one = torch.tensor(2.0**24, dtype=torch.float32), torch.tensor(1)
+    (total, count) = sum_statistics([[large, one], [one.float(), one]])
     assert (total.dtype, count.dtype) == (torch.float64, torch.float64)
-    assert (float(total), float(count)) == (3e8, 3.0)
+    assert (float(total), float(count)) == (2.0**24 + 1, 2.0)
 
 
 def test_micro_batches_with_the_totals_add_up_to_the_gradient_of_the_batch() -> None:
