@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -111,11 +112,17 @@ def process_group(
 @contextlib.contextmanager
 def _exit_after(timeout: timedelta) -> Iterator[None]:
     """Exit with success if the block hangs: every rank has passed the last barrier, and all files are written."""
-    timer = threading.Timer(timeout.total_seconds(), os._exit, [ExitCode.FINISHED])
+    timer = threading.Timer(timeout.total_seconds(), _exit_with_success)
     timer.daemon = True
     timer.start()
     yield
     timer.cancel()
+
+
+def _exit_with_success() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ExitCode.FINISHED)
 
 
 def _open_store(env: RankEnv, address: str, port: int, listener: socket.socket | None, timeout: timedelta) -> TCPStore:

@@ -1,7 +1,9 @@
-"""The trace of the newest collectives."""
+"""The trace of the newest collectives, and the end of a process group."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,16 @@ def test_the_recorder_of_gloo_is_read(tmp_path: Path) -> None:
 def test_without_a_group_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
     assert collective_trace() is None
+
+
+def test_a_process_group_that_cannot_be_closed_ends_the_process_with_all_of_its_output() -> None:
+    code = (
+        "import time\n"
+        "from datetime import timedelta\n"
+        "from hpcddp.train.distributed import _exit_after\n"
+        "print('the last line')\n"
+        "with _exit_after(timedelta(seconds=0.1)):\n"
+        "    time.sleep(600)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "the last line\n")
