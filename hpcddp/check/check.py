@@ -1,32 +1,189 @@
-"""Check a job file or an sbatch script with the tables of rules, and repair what is mechanical."""
+"""Check a job file or an sbatch script with the tables of rules, and repair what is mechanical.
+
+The rules about this machine and about the cluster stand here; those about the text stand in their modules.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from hpcddp.api import read_job, request_to_submit
-from hpcddp.check import cluster_rules, directive_rules, job_rules, machine_rules, shell_rules
-from hpcddp.check.finding import Edit, Finding, Rule, Severity, Subject
+from hpcddp.batch.job import short_epoch
+from hpcddp.check import directive_rules, job_rules, shell_rules
+from hpcddp.check.finding import Edit, Example, Finding, Hit, Rule, Severity, Subject, split_message
 from hpcddp.check.search import findings_of, without_ignored
 from hpcddp.errors import UserError
+from hpcddp.jobfile.cluster import ClusterFacts
 from hpcddp.jobfile.document import BYTE_ORDER_MARK, read_text
 from hpcddp.jobfile.problems import JobFileError, Problem
+from hpcddp.run.files import user_and_groups
+from hpcddp.site.facts import ask_site, read_site
+from hpcddp.site.rules import broken_site_rules, is_about
+from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.slurm.job_environment import submission_environment
+from hpcddp.submission.checks import check_sweep_submittable, notes_about, obstacles_to
 from hpcddp.submission.render import render_script
-from hpcddp.submission.request import SubmissionError
+from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.submit import choose_cluster
+
+
+def _refusals(subject: Subject) -> Iterator[Hit]:
+    """Yield why ``submit`` refuses the job."""
+    request = subject.request
+    if request is None:
+        return
+    for sentence in (*_sweep(request)[0], *_no_plan(request)):
+        yield _hit(sentence)
+    if request.sweep_table is None:
+        yield from (_hit(obstacle.sentence) for obstacle in obstacles_to(request) if obstacle.certain)
+
+
+def _warnings(subject: Subject) -> Iterator[Hit]:
+    """Yield what ``submit`` warns of."""
+    request = subject.request
+    if request is None:
+        return
+    for sentence in (*_sweep(request)[1], *notes_about(replace(request, run_id="new"))):
+        yield _hit(sentence)
+    if request.sweep_table is None:
+        yield from (_hit(obstacle.sentence) for obstacle in obstacles_to(request) if not obstacle.certain)
+        if subject.plan is not None:
+            yield from (_hit(sentence) for sentence in short_epoch(subject.plan.batch))
+
+
+def _hit(sentence: str) -> Hit:
+    problem, fix = split_message(sentence)
+    # Sentences about a field begin with its key path.
+    key = problem.split(maxsplit=1)[0].rstrip(",:")
+    return Hit(key=key, problem=problem, fix=fix)
+
+
+def _sweep(request: SubmitRequest) -> tuple[list[str], list[str]]:
+    """Return why the elements of a sweep are refused, and what ``submit`` warns of; two empty lists for one run."""
+    if request.sweep_table is None:
+        return [], []
+    try:
+        return [], list(check_sweep_submittable(request, request.sweep_table))
+    except UserError as error:
+        return error.message.splitlines(), []
+
+
+def _no_plan(request: SubmitRequest) -> list[str]:
+    """Return why the batch cannot be split."""
+    try:
+        _ = request.plan
+    except UserError as error:
+        return [error.message]
+    return []
+
+
+MACHINE_RULES: Final = (
+    Rule(
+        code="submit-refuses",
+        severity=Severity.ERROR,
+        otherwise="`hpcddp submit` refuses the job on this machine",
+        sources=("hpcddp submit",),
+        find=_refusals,
+        bad=Example("name: a\ncommand: [python, trian.py]\n", files={"train.py": ""}, given="beside a file train.py"),
+        good=Example("name: a\ncommand: [python, train.py]\n", files={"train.py": ""}),
+    ),
+    Rule(
+        code="submit-warns",
+        severity=Severity.WARNING,
+        otherwise="`hpcddp submit` warns, because the job may not run, or not as it is meant",
+        sources=("hpcddp submit",),
+        find=_warnings,
+        bad=Example("name: a\ncommand: [python, train.py, --data, $DATA]\n", files={"train.py": ""}),
+        good=Example("name: a\ncommand: [bash, -c, 'python train.py --data $DATA']\n", files={"train.py": ""}),
+    ),
+)
+"""The rules about this machine."""
+
+
+def _limits(subject: Subject) -> Iterator[Hit]:
+    """Yield requests that no partition, QOS or account of the cluster grants."""
+    facts = _facts(subject)
+    if subject.spec is not None and facts is not None:
+        for key, sentence in broken_site_rules(subject.spec, facts):
+            said, fix = split_message(sentence)
+            yield Hit(key=key, problem=f"{key} {said}", fix=fix)
+
+
+def _facts(subject: Subject) -> ClusterFacts | None:
+    """Return the facts about the cluster: those of the job's profile, else those that Slurm states now."""
+    cluster = None if subject.request is None else subject.request.job.cluster
+    if cluster is not None and is_about(cluster, subject.environment):
+        return cluster
+    if not subject.has_slurm:
+        return None
+    user, groups = user_and_groups()
+    try:
+        answers = ask_site(subject.environment, user=user)
+    except SlurmCommandError:
+        return None
+    return read_site(answers, user=user, groups=groups, today=f"{datetime.now().astimezone():%Y-%m-%d}")
+
+
+def _overriding_variables(subject: Subject) -> Iterator[Hit]:
+    """Yield variables that sbatch reads as options; ``hpcddp submit`` does not pass them on."""
+    if subject.request is not None or subject.problems:
+        return
+    for name, value in sorted(subject.environment.items()):
+        if name.startswith("SBATCH_"):
+            yield Hit(problem=f"{name} is {value!r} in this shell", fix=f"call unset {name} before sbatch")
+
+
+def _refused_by_slurm(subject: Subject) -> Iterator[Hit]:
+    """Yield why Slurm would refuse the script."""
+    if subject.answer is not None and subject.answer.refusal is not None:
+        yield Hit(problem=subject.answer.refusal, fix="change the request, or ask the cluster's administrators")
+
+
+_SCRIPT = "#!/bin/bash\n#SBATCH --time=0:10:00\nsrun python train.py\n"
+
+CLUSTER_RULES: Final = (
+    Rule(
+        code="beyond-the-cluster",
+        severity=Severity.ERROR,
+        otherwise="Slurm refuses the job, or keeps it pending for ever",
+        sources=("slurm.conf(5), EnforcePartLimits", "sacctmgr(1)"),
+        find=_limits,
+        bad=Example("name: a\nresources: {partition: no-such-partition}\ncommand: [python, train.py]\n"),
+        good=Example("name: a\ncommand: [python, train.py]\n"),
+    ),
+    Rule(
+        code="variable-overrides",
+        severity=Severity.WARNING,
+        otherwise="sbatch takes the value of the variable in place of the one in the script",
+        sources=("sbatch(1), INPUT ENVIRONMENT VARIABLES",),
+        find=_overriding_variables,
+        bad=Example(_SCRIPT, environment={"SBATCH_TIMELIMIT": "5"}, given="in a shell with SBATCH_TIMELIMIT=5"),
+        good=Example(_SCRIPT),
+    ),
+    Rule(
+        code="slurm-refuses",
+        severity=Severity.ERROR,
+        otherwise="sbatch refuses the script",
+        sources=("sbatch(1), --test-only",),
+        find=_refused_by_slurm,
+        bad=Example("#!/bin/bash\n#SBATCH --ntasks=1000000\nsrun python train.py\n"),
+        good=Example("#!/bin/bash\n#SBATCH --ntasks=1\nsrun python train.py\n"),
+    ),
+)
+"""The rules about the cluster."""
 
 LAYERS: Final[Mapping[str, tuple[Rule, ...]]] = MappingProxyType(
     {
         "script": (*directive_rules.RULES, *shell_rules.RULES),
         "job": job_rules.RULES,
-        "machine": machine_rules.RULES,
-        "cluster": cluster_rules.RULES,
+        "machine": MACHINE_RULES,
+        "cluster": CLUSTER_RULES,
     }
 )
 """The rules, by what they look at: the text of the script, the job file, this machine, the cluster."""

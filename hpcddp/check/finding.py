@@ -1,29 +1,44 @@
-"""A finding of ``hpcddp check``, the rule that made it, and the subject that rules look at."""
+"""A finding of ``hpcddp check``, the rule that made it, and the subject that rules look at.
+
+A subject asks Slurm, builds the model of a training, and reads what earlier runs have measured, when a rule needs it.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from hpcddp.batch.plan import BatchPlan
 from hpcddp.errors import UserError
+from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.problems import Problem
+from hpcddp.jobfile.sections import Train
+from hpcddp.manage.run_progress import progress_of
+from hpcddp.run.directory import RunDirectory
+from hpcddp.run.events import read_events
+from hpcddp.run.metrics import read_metrics
+from hpcddp.run.plan import read_plan
+from hpcddp.run.record import RecordError
+from hpcddp.slurm import commands
+from hpcddp.slurm.versions import Version, version_of
 from hpcddp.submission.request import SubmitRequest
 
 if TYPE_CHECKING:
     from hpcddp.batch.job import JobPlan
     from hpcddp.batch.samples import SampleCount
-    from hpcddp.check.measured import Measured
-    from hpcddp.check.slurm_answer import SlurmAnswer
     from hpcddp.script.parse import Script
-    from hpcddp.slurm.versions import Version
 
 
 _SHELL: Final = re.compile(r"sh\b")
@@ -143,8 +158,6 @@ class Subject:
     @cached_property
     def model_refusal(self) -> str | None:
         """Why torchvision does not build the model of a training; None if it does, and where it cannot be told."""
-        from hpcddp.check.model_arguments import model_refusal
-
         return None if self.spec is None else model_refusal(self.spec, directory=self.directory)
 
     @cached_property
@@ -156,22 +169,16 @@ class Subject:
         # Also where a directory above it may not be read.
         if not os.path.isdir(runs):  # noqa: PTH112  Path.is_dir raises there
             return None
-        from hpcddp.check.measured import measured_in
-
         return measured_in(runs, self.plan.batch)
 
     @cached_property
     def answer(self) -> SlurmAnswer | None:
         """What Slurm answers to the script; None where it is not asked."""
-        from hpcddp.check.slurm_answer import ask_slurm
-
         return ask_slurm(self.text, self.environment, self.directory) if self.has_slurm else None
 
     @cached_property
     def slurm_version(self) -> Version:
         """The version of the Slurm that is here; empty where there is none."""
-        from hpcddp.check.slurm_answer import installed_version
-
         return installed_version(self.environment) if self.has_slurm else ()
 
     @cached_property
@@ -265,3 +272,171 @@ class Finding:
             "fix": self.hit.fix,
             "can_fix": bool(self.hit.edits),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmAnswer:
+    """What Slurm answers to a script.
+
+    Args:
+        refusal: why Slurm would refuse the job; None if it would take it, or does not answer.
+        start: when and where the job would start now, in Slurm's words; None where that is not known.
+    """
+
+    refusal: str | None = None
+    start: str | None = None
+
+
+def ask_slurm(script: str, environment: Mapping[str, str], directory: Path) -> SlurmAnswer:
+    """Return what Slurm answers to a script; nothing is submitted.
+
+    Args:
+        script: the text of the script.
+        environment: the environment of sbatch.
+        directory: where the job would run.
+    """
+    try:
+        return SlurmAnswer(
+            start=commands.test_script(script, environment=environment, options=[f"--chdir={directory}"])
+        )
+    except commands.SlurmUnavailableError:
+        return SlurmAnswer()
+    except commands.SlurmCommandError as error:
+        return SlurmAnswer(refusal=error.message)
+
+
+def installed_version(environment: Mapping[str, str]) -> Version:
+    """Return the version of the Slurm on this machine, as ``sbatch --version`` prints it; empty if it does not."""
+    try:
+        printed = commands.ask("sbatch", "--version", environment=environment)
+    except commands.SlurmCommandError:
+        return ()
+    # Debian's packages print "slurm-wlm 24.11.5".
+    return version_of(printed.split()[-1] if printed.split() else "")
+
+
+# As in hpcddp.batch.samples: what the user's code prints does not reach the pipe.
+_PROGRAM: Final = """
+import json, os, sys
+directory, name, arguments, classes = sys.argv[1:]
+answer = os.dup(1)
+os.dup2(2, 1)
+sys.path.insert(0, directory)
+import torch
+from hpcddp.train.errors import ModelError
+from hpcddp.train.model.models import build_model
+try:
+    with torch.device("meta"):
+        build_model(name, json.loads(arguments), int(classes))
+    refusal = None
+except ModelError as error:
+    # Another error may be one of the meta device.
+    if not isinstance(error.__cause__, (TypeError, ValueError)):
+        raise
+    refusal = error.message
+os.write(answer, json.dumps(refusal).encode())
+"""
+_MOST_CLASSES: Final = 1000
+
+
+def _class_count(train: Train) -> int:
+    """Return the number of classes: that of the job, else of its data set, else the most that a data set has."""
+    if train.num_classes is not None:
+        return train.num_classes
+    dataset = DATASETS.get(train.dataset)
+    if dataset is not None and dataset.classes is not None:
+        return dataset.classes
+    return _MOST_CLASSES
+
+
+def model_refusal(spec: JobSpec, *, directory: Path, timeout_s: float = 60.0) -> str | None:
+    """Return why torchvision does not build the model of a training; None if it does, or if this machine cannot tell.
+
+    A child process builds it on torch's meta device, which gives tensors no memory.
+
+    Args:
+        directory: the directory of submission, in which the user's own modules are found.
+        timeout_s: how long building may take, in seconds.
+    """
+    train = spec.train
+    if train is None:
+        return None
+    python = spec.environment.interpreter or sys.executable
+    words = [str(directory), train.model, json.dumps(dict(train.model_args)), str(_class_count(train))]
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", _PROGRAM, *words],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    try:
+        refusal = json.loads(done.stdout)
+    except ValueError:
+        # The user's code has ended the process itself.
+        return None
+    return refusal if isinstance(refusal, str) else None
+
+
+_MOST_RUNS: Final = 5
+_TAIL_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run has measured.
+
+    Args:
+        step_s: seconds of a step, evaluations and saves included.
+        save_s: seconds of its longest save, of those that its log still names; None if it has saved nothing.
+    """
+
+    run_id: str
+    step_s: float
+    save_s: float | None
+
+
+def measured_in(runs: Path, batch: BatchPlan) -> Measured | None:
+    """Return what the newest run with the same global batch on as many ranks has measured; None if none has.
+
+    Only the newest runs are looked at.
+
+    Args:
+        runs: the folder of a job's runs, ``<run_root>/<name>``; it need not exist.
+        batch: the batch of the job.
+    """
+    try:
+        newest = sorted((path for path in runs.iterdir() if path.is_dir()), key=lambda path: path.name, reverse=True)
+    except OSError:
+        return None
+    for path in newest[:_MOST_RUNS]:
+        # A record that cannot be read is as if it were not there.
+        with suppress(OSError, RecordError):
+            measured = _measured_by(RunDirectory(path), batch)
+            if measured is not None:
+                return measured
+    return None
+
+
+def _measured_by(run: RunDirectory, batch: BatchPlan) -> Measured | None:
+    plan = read_plan(run)
+    if plan is None or not _is_same_batch(plan.facts, batch):
+        return None
+    progress = progress_of(read_metrics(run.metrics, _TAIL_BYTES).records)
+    if progress is None or not progress.steps_per_s:
+        return None
+    saves = [event.facts.get("seconds") for event in read_events(run.events, _TAIL_BYTES) if event.kind == "save"]
+    seconds = [float(value) for value in saves if isinstance(value, int | float) and 0 < value < math.inf]
+    return Measured(run_id=run.run_id, step_s=1 / progress.steps_per_s, save_s=max(seconds, default=None))
+
+
+def _is_same_batch(facts: Mapping[str, Any], batch: BatchPlan) -> bool:
+    return (facts.get("global_batch_size"), facts.get("world_size")) == (batch.global_batch_size, batch.world_size)

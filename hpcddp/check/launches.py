@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hpcddp.script.directives import Flag
-from hpcddp.script.kinds import kind_of, kind_of_words, program_words, split_srun
-from hpcddp.script.launch import HOUSEKEEPING, HOUSEKEEPING_MODULES
+from hpcddp.script.launch import HOUSEKEEPING, HOUSEKEEPING_MODULES, kind_of, kind_of_words, program_words, split_srun
 from hpcddp.script.parse import Script
 from hpcddp.script.shell import Command
 
@@ -27,7 +26,7 @@ class Launch:
     """A command that starts the work of a script.
 
     Args:
-        kind: what it starts, a kind of ``hpcddp.script.kinds``.
+        kind: what it starts, a kind of ``hpcddp.script.launch``.
         words: the program that it starts, and its arguments.
         srun_flags: the flags of srun; None if the batch shell itself starts the program.
     """

@@ -18,14 +18,14 @@ from hpcddp.jobfile.resources import SRUN_VARIABLES
 from hpcddp.jobfile.units import TimeLimit, UnitError
 from hpcddp.jobfile.write import write_values
 from hpcddp.script.directives import Flag
-from hpcddp.script.draft import Draft, Row
-from hpcddp.script.kinds import kind_of_words
-from hpcddp.script.launch import Launch, LauncherWords, gives_code, launch_of
+from hpcddp.script.launch import Launch, LauncherWords, gives_code, kind_of_words, launch_of
 from hpcddp.script.parse import Script
 from hpcddp.script.request import (
     CONTAINER_FLAGS,
     Counts,
+    Draft,
     Ranks,
+    Row,
     effective_flags,
     flag_text,
     job_name_of,

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hpcddp.jobfile.environment import ACTIVATED
-from hpcddp.script.draft import SETUP, Draft, may_be_secret
-from hpcddp.script.kinds import CommandKind, kind_of, program_words
-from hpcddp.script.launch import launch_of
+from hpcddp.script.launch import CommandKind, kind_of, launch_of, program_words
+from hpcddp.script.request import SETUP, Draft, may_be_secret
 from hpcddp.script.shell import Command, Statement, Word, read_shell, read_word
 
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)

@@ -28,8 +28,9 @@ from hpcddp.jobfile.sweep import Combination, SweepTable, assignment, element_sp
 from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
 from hpcddp.run.trackers import PACKAGES
+from hpcddp.slurm import commands
+from hpcddp.slurm.directives import request_of
 from hpcddp.slurm.hostlist import HostListError, expand
-from hpcddp.submission.allocation_checks import allocation_obstacles
 from hpcddp.submission.environment_checks import (
     container_obstacles,
     environment_obstacles,
@@ -329,6 +330,62 @@ def _may_have_wandb_key(variables: Mapping[str, str]) -> bool:
         return True
     home = Path(variables.get("HOME", ""))
     return any(file.exists() for file in (Path(variables.get("NETRC") or home / ".netrc"), home / "_netrc"))
+
+
+# srun numbers its steps from 0; the steps of a batch script and of salloc's own shell have the numbers above.
+_LARGEST_STEP: Final = 0xFFFFFFF0
+
+
+def allocation_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield why a job cannot run in the allocation of this shell."""
+    if cluster != "here":
+        return
+    problem = _problem_of_shell(environment)
+    if problem is None:
+        problem = _problem_of_allocation(spec, environment["SLURM_JOB_ID"], environment)
+    if problem is None:
+        return
+    salloc = ["salloc"]
+    for directive in request_of(spec):
+        if directive.value is None:
+            salloc.append(f"--{directive.flag}")
+        else:
+            salloc.append(f"--{directive.flag}={directive.value}")
+    yield Obstacle(
+        sentence=f"--cluster here: {problem}; submit in the shell that this command opens: {shlex.join(salloc)}; or "
+        "give the job to the queue: --cluster slurm",
+        can_force=False,
+    )
+
+
+def _problem_of_shell(environment: Mapping[str, str]) -> str | None:
+    """Return why this shell has no allocation for a job, or None if it names one."""
+    job_id = environment.get("SLURM_JOB_ID")
+    step = environment.get("SLURM_STEP_ID", "")
+    if not job_id:
+        return "this shell is in no allocation, because SLURM_JOB_ID is not set"
+    if not (job_id.isascii() and job_id.isdecimal()):
+        return f"SLURM_JOB_ID is {job_id!r}, which is not a job id"
+    if step.isascii() and step.isdecimal() and int(step) < _LARGEST_STEP:
+        return f"srun has started this shell as a step of job {job_id}, and the step holds the CPUs that the tasks need"
+    return None
+
+
+def _problem_of_allocation(spec: JobSpec, job_id: str, environment: Mapping[str, str]) -> str | None:
+    """Return why the job cannot run in an allocation, or None if it can."""
+    try:
+        job = commands.show_job(job_id, environment=environment)
+    except commands.SlurmCommandError as error:
+        return f"SLURM_JOB_ID is {job_id}, and Slurm does not show that job ({error.message})"
+    if job is None or job.get("JobState") != "RUNNING":
+        return f"SLURM_JOB_ID is {job_id}, but that job is not running"
+    if not job.get("UserId", "").endswith(f"({os.getuid()})"):
+        return f"SLURM_JOB_ID is {job_id}, but that job belongs to another user"
+    nodes = job.get("NumNodes", "")
+    if nodes.isdecimal() and int(nodes) < spec.nodes:
+        # srun itself refuses tasks and GPUs that do not fit.
+        return f"resources.nodes is {spec.nodes}, and the allocation, job {job_id}, has {nodes}"
+    return None
 
 
 CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, shell_obstacles, function_obstacles, _missing_data)

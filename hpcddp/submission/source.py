@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.source import Source, add_source
-from hpcddp.submission.git import TIMEOUT_S, find_git
+from hpcddp.submission.project import TIMEOUT_S, find_git
 from hpcddp.submission.request import SubmitRequest
 
 LARGEST_DIFF: Final = 256 * 1024

@@ -16,13 +16,13 @@ from typing import ClassVar, Final, TypeVar, get_args
 
 from hpcddp.errors import HpcddpError, UserError, counted, printable, write_message
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.write import dump_job
+from hpcddp.jobfile.write import OtherDefaultsError, dump_job, parse_from_script
 from hpcddp.polling import wait_until
 from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import append_event, read_events
-from hpcddp.run.files import full_disk_sentence, is_full, make_reserves, write_text
+from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
 from hpcddp.run.index import is_run
-from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_file import read_job_file, read_submitted_job
 from hpcddp.run.job_records import Start, newest_start, read_start, write_start
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
@@ -38,7 +38,6 @@ from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, nodes_of_job
 from hpcddp.slurm.job_environment import PICKLE_DIGEST
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.reasons import ExitCode
-from hpcddp.submission.script_job import read_job_of_script
 from hpcddp.submission.sweep_element import Element, complete_directory, element_of
 from hpcddp.supervise.budgets import why_exceeded
 from hpcddp.supervise.code import compare_code, record_changes
@@ -454,3 +453,23 @@ def _create_attempt(run: RunDirectory, start: Start, number: int) -> AttemptDire
         shutil.rmtree(attempt.path, ignore_errors=True)
         raise
     return attempt
+
+
+def read_job_of_script(job_text: str, submitted: RunDirectory) -> JobSpec:
+    """Return the job of a script; where its defaults are those of another version, from the job file in its directory.
+
+    Args:
+        job_text: the job in the script, as ``dump_for_script`` writes it.
+        submitted: the directory of its run or of its sweep.
+
+    Raises:
+        OtherDefaultsError: the defaults are those of another version, and there is no job file.
+        DamagedJobError: the job was changed and is not valid.
+    """
+    try:
+        return parse_from_script(job_text)
+    except OtherDefaultsError:
+        if not exists(submitted.job_file):
+            raise
+        check_run_directory(submitted.path)
+        return read_submitted_job(submitted)

@@ -11,8 +11,7 @@ import pytest
 
 from hpcddp.api import read_job, request_to_submit
 from hpcddp.check.check import RULES
-from hpcddp.check.finding import Example, Subject
-from hpcddp.check.model_arguments import model_refusal
+from hpcddp.check.finding import Example, Subject, model_refusal
 from hpcddp.jobfile.cluster import ClusterFacts, Partition
 from tests.check.examples import report_of
 

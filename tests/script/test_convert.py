@@ -13,8 +13,8 @@ from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED
 from hpcddp.script import request as request_of_script
 from hpcddp.script.convert import Conversion, ConversionError, canonical, convert
-from hpcddp.script.draft import Draft, Row
 from hpcddp.script.parse import Script, parse_script
+from hpcddp.script.request import Draft, Row
 from hpcddp.slurm.directives import directives_for
 from tests.script.published import SCRIPTS
 

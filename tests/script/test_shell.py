@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.script.kinds import kind_of, split_srun
+from hpcddp.script.launch import kind_of, split_srun
 from hpcddp.script.parse import Script, ScriptError, parse_script, read_script
 from hpcddp.script.shell import Command
 

@@ -79,8 +79,8 @@ def test_only_its_owner_sees_the_copy(project: Path, run: RunDirectory) -> None:
 def test_large_data_that_git_does_not_track_is_a_link_and_named(
     project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcddp.submission.code_copy._LARGEST_UNTRACKED", 10)
-    monkeypatch.setattr("hpcddp.submission.code_copy._ALL_UNTRACKED", 20)
+    monkeypatch.setattr("hpcddp.submission.code._LARGEST_UNTRACKED", 10)
+    monkeypatch.setattr("hpcddp.submission.code._ALL_UNTRACKED", 20)
     write_files(
         project, {"big.bin": "x" * 11, "a.bin": "x" * 9, "b.bin": "x" * 9, "c.bin": "x" * 9, "long.py": "x" * 99}
     )
