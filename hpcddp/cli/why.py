@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpcddp.manage.status import RunStatus
-    from hpcddp.manage.why import Answer
-    from hpcddp.manage.why_sweep import SweepAnswer
+    from hpcddp.manage.why import Answer, SweepAnswer
 
 
 def register(app: typer.Typer) -> None:
@@ -34,8 +33,7 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
     """
     from hpcddp.manage.overview import entry_of, overview_now
     from hpcddp.manage.status import RunStatus
-    from hpcddp.manage.why import explain
-    from hpcddp.manage.why_sweep import explain_sweep
+    from hpcddp.manage.why import explain, explain_sweep
     from hpcddp.run.find import chosen_run
 
     environment = dict(os.environ)

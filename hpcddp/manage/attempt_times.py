@@ -89,25 +89,6 @@ class AttemptRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecords:
-    """What the records say of a run.
-
-    Args:
-        attempts: its attempts, in their order.
-        is_alive: whether its newest attempt runs.
-        is_finished: whether it has come to its own end.
-        now: seconds since the epoch.
-    """
-
-    attempts: Sequence[AttemptRecords]
-    events: Sequence[Event]
-    metrics: RunMetrics
-    is_alive: bool
-    is_finished: bool
-    now: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTimes:
     """The time of one attempt.
 
@@ -181,15 +162,7 @@ class Goodput:
 
         Each attempt weighs as much as it has ranks, or all weigh the same if the ranks of one are not known.
         """
-        if self.unknown is not None:
-            return None
-        weights = self._ranks
-        if weights is None:
-            weights = [1 for _ in self.attempts]
-        weighted_attempts = list(zip(weights, self.attempts, strict=True))
-        on_nodes_s = sum(weight * attempt.on_nodes_s for weight, attempt in weighted_attempts)
-        useful_s = sum(weight * attempt.seconds.get(Phase.TRAINING, 0.0) for weight, attempt in weighted_attempts)
-        return useful_s / on_nodes_s if on_nodes_s > 0 else None
+        return None if self.unknown is not None else self.share(Phase.TRAINING)
 
     @property
     def unknown(self) -> str | None:
@@ -230,7 +203,7 @@ class Goodput:
     def share(self, phase: Phase) -> float:
         """Return the part of a phase in the time on the nodes: of all devices, or of the nodes if those are unknown."""
         times = self.device_hours or self.seconds
-        on_nodes = sum(time for phase_of_time, time in times.items() if phase_of_time is not Phase.QUEUE)
+        on_nodes = sum(times.values()) - times.get(Phase.QUEUE, 0.0)
         return times.get(phase, 0.0) / on_nodes if on_nodes else 0.0
 
     @property
@@ -248,70 +221,86 @@ class Goodput:
         return {phase: sums[phase] for phase in Phase if phase in sums}
 
 
-def attempt_times(run: RunRecords) -> tuple[AttemptTimes, ...]:
-    """Return the time of each attempt of a run."""
-    logs = run.metrics.logs([records.began for records in run.attempts])
-    train_events = [first_train_event(run.events, records.number) for records in run.attempts]
-    resumed_steps = [_resumed_step(run, logs, index, train_event) for index, train_event in enumerate(train_events)]
+def attempt_times(
+    attempts: Sequence[AttemptRecords],
+    events: Sequence[Event],
+    metrics: RunMetrics,
+    *,
+    is_alive: bool,
+    is_finished: bool,
+    now: float,
+) -> tuple[AttemptTimes, ...]:
+    """Return the time of each attempt of a run.
+
+    Args:
+        attempts: its attempts, in their order.
+        is_alive: whether its newest attempt runs.
+        is_finished: whether it has come to its own end.
+        now: seconds since the epoch.
+    """
+    logs = metrics.logs([records.began for records in attempts])
+    resumed_steps: list[int | None] = []
+    for index, records in enumerate(attempts):
+        saved_step = newest_saved_step(event for event in events if event.attempt < records.number)
+        is_first_training = not any(log.steps for log in logs[:index])
+        train_event = first_train_event(events, records.number)
+        resumed_steps.append(_resumed_step(train_event, logs[index], saved_step, is_first_training=is_first_training))
     # The duration of a step of a program is the time between two of its lines.
     has_step_durations = any(log.first_time != log.last_time for log in logs)
     times = []
-    for index, records in enumerate(run.attempts):
+    for index, records in enumerate(attempts):
+        train_event = first_train_event(events, records.number)
         next_start = None
-        if index + 1 < len(run.attempts):
-            next_attempt = run.attempts[index + 1]
+        if index + 1 < len(attempts):
+            next_attempt = attempts[index + 1]
             next_start = NextStart(time=next_attempt.began, submit_time=next_attempt.submit_time)
             # The steps after the lowest one that a later attempt went on from are repeated.
             later_steps = [step for step in resumed_steps[index + 1 :] if step is not None]
             last_counted_step = min(later_steps, default=None)
+        elif is_alive or is_finished:
+            last_counted_step = None
         else:
-            last_counted_step = _step_kept_at_end(run, train_events[index])
+            # The newest step that was saved. A program of which no save is recorded may save by itself.
+            has_saves = any(event.kind == "save" for event in events)
+            is_built_in = train_event is not None and train_event.step is not None
+            last_counted_step = newest_saved_step(events) if has_saves or is_built_in else None
         end = None
-        if next_start is not None or not run.is_alive:
+        if next_start is not None or not is_alive:
             last_sign = max([records.began, *records.alive_times, logs[index].last_time or 0.0])
-            end = attempt_end(run.events, records.number, last_sign=last_sign, next_start=next_start)
+            end = attempt_end(events, records.number, last_sign=last_sign, next_start=next_start)
         attempt = _Attempt(
             records=records,
-            events=events_of_attempt(run.events, records.number, next_start),
+            events=events_of_attempt(events, records.number, next_start),
             log=logs[index],
-            train_event=train_events[index],
+            train_event=train_event,
             has_step_durations=has_step_durations,
             resumed_from=resumed_steps[index],
             last_counted_step=last_counted_step,
             end=end,
-            ended=max(run.now, records.began) if end is None else end.time,
+            ended=max(now, records.began) if end is None else end.time,
         )
         times.append(attempt.times())
     return tuple(times)
 
 
-def _resumed_step(run: RunRecords, logs: Sequence[AttemptLog], index: int, train_event: Event | None) -> int | None:
-    """Return the step that an attempt went on from; None if it did not begin to train, or recorded no step."""
+def _resumed_step(
+    train_event: Event | None, log: AttemptLog, saved_step: int, *, is_first_training: bool
+) -> int | None:
+    """Return the step that an attempt went on from; None if it did not begin to train, or recorded no step.
+
+    Args:
+        saved_step: the newest step that was saved before it.
+        is_first_training: whether no attempt before it recorded a step.
+    """
     if train_event is not None and train_event.step is not None:
         return train_event.step
-    if not logs[index].steps:
+    if not log.steps:
         return None
-    first_step = logs[index].steps[0]
-    number = run.attempts[index].number
-    saved_step = newest_saved_step(event for event in run.events if event.attempt < number)
-    is_first_training = not any(log.steps for log in logs[:index])
+    first_step = log.steps[0]
     # A program may record every tenth step only: what it saved, and that a run begins at 0, is more exact.
     if saved_step < first_step and (saved_step or is_first_training):
         return saved_step
     return max(0, first_step - 1)
-
-
-def _step_kept_at_end(run: RunRecords, train_event: Event | None) -> int | None:
-    """Return the last step that counts in the newest attempt of a run; None if all count, or that is not known.
-
-    If the run has ended before its work was done, that is the newest step that was saved. A program of which no save
-    is recorded may save by itself.
-    """
-    if run.is_alive or run.is_finished:
-        return None
-    has_saves = any(event.kind == "save" for event in run.events)
-    is_built_in = train_event is not None and train_event.step is not None
-    return newest_saved_step(run.events) if has_saves or is_built_in else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -501,19 +490,15 @@ class _Attempt:
 
     def _count_lost_steps(self) -> int | None:
         """Return how many of its steps do not count; None if nothing is known of its steps."""
-        highest_step = self._highest_step()
+        steps = [*self.log.steps, *(event.step for event in self.events if event.step is not None)]
+        if self.records.failure_step is not None:
+            steps.append(self.records.failure_step)
+        highest_step = max(steps, default=None)
         if highest_step is None and self.last_counted_step is None:
             return None
         if highest_step is None or self.last_counted_step is None:
             return 0
         return max(0, highest_step - self.last_counted_step)
-
-    def _highest_step(self) -> int | None:
-        """Return the highest step that a record names; None if none names one."""
-        steps = [*self.log.steps, *(event.step for event in self.events if event.step is not None)]
-        if self.records.failure_step is not None:
-            steps.append(self.records.failure_step)
-        return max(steps, default=None)
 
 
 def _account(step: int, time: float, *, train_s: float = 0.0, save_s: float = 0.0) -> Account:

@@ -93,9 +93,12 @@ def remarks_on(lines: Sequence[Line]) -> Iterator[str]:
 
 def _cells(status: RunStatus) -> dict[str, str]:
     files = status.files
+    job_text = NOTHING
+    if files.job is not None:
+        job_text = "local" if files.job.local else files.job.job_id
     return {
         "run": status.run.run_id,
-        "job": _job_text(status),
+        "job": job_text,
         "name": status.run.name,
         "state": str(status.state),
         "attempt": number_text(files.attempt, "d"),
@@ -106,13 +109,6 @@ def _cells(status: RunStatus) -> dict[str, str]:
         "nodes": number_text(status.nodes, "d"),
         "time": used_text(status.used_s, status.limit_s),
     }
-
-
-def _job_text(status: RunStatus) -> str:
-    job = status.files.job
-    if job is None:
-        return NOTHING
-    return "local" if job.local else job.job_id
 
 
 def _sweep_cells(status: SweepStatus) -> dict[str, str]:
@@ -132,45 +128,34 @@ def _sweep_cells(status: SweepStatus) -> dict[str, str]:
 def details(status: RunStatus, *, paint: Paint) -> list[str]:
     """Return one run, a fact on each line."""
     cells = _cells(status)
+    run = status.run
+    token = token_of(run.run_id)
+    names = run.name if token == run.run_id else f"{run.name}, short {token}"
+    job_text = NOTHING
+    if status.files.job is not None:
+        job_text = status.files.job.job_id
+        if status.files.job.local:
+            job_text += " (a process)"
+    nodes_text = cells["nodes"]
+    hosts = "" if status.job is None else status.job.node_list
+    hosts = hosts or ", ".join(status.hosts or ())
+    if hosts:
+        nodes_text += f" ({hosts})"
     facts = {
-        "run": one_line(_run_text(status)),
+        "run": one_line(f"{run.run_id}  ({names})"),
         "state": paint(cells["state"], status.state) + one_line(_reason_text(status)),
-        "job": one_line(_job_id_text(status)),
+        "job": one_line(job_text),
         "attempt": cells["attempt"],
         "step": cells["step"],
         "loss": cells["loss"],
         "samples/s": cells["samples/s"],
         "eta": cells["eta"],
-        "nodes": one_line(cells["nodes"] + _hosts_text(status)),
+        "nodes": one_line(nodes_text),
         "time": cells["time"],
-        "directory": one_line(str(status.run.path)),
+        "directory": one_line(str(run.path)),
     }
     lines = [f"{name:<10} {text}" for name, text in facts.items() if text != NOTHING]
     return [*lines, *map(one_line, [*status.metric_sentences(), *status.remarks])]
-
-
-def _run_text(status: RunStatus) -> str:
-    run = status.run
-    names = run.name
-    token = token_of(run.run_id)
-    if token != run.run_id:
-        names += f", short {token}"
-    return f"{run.run_id}  ({names})"
-
-
-def _job_id_text(status: RunStatus) -> str:
-    job = status.files.job
-    if job is None:
-        return NOTHING
-    return f"{job.job_id} (a process)" if job.local else job.job_id
-
-
-def _hosts_text(status: RunStatus) -> str:
-    """Return the nodes of its job, or the hosts of its ranks, in brackets; empty if neither is known."""
-    hosts = "" if status.job is None else status.job.node_list
-    if not hosts:
-        hosts = ", ".join(status.hosts or ())
-    return f" ({hosts})" if hosts else ""
 
 
 def _reason_text(status: RunStatus) -> str:

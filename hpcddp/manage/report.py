@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.manage.advice import Advice, advice_for
-from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, RunRecords, attempt_times
+from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, Phase, attempt_times
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
+from hpcddp.manage.format import duration_text
 from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.ranking import sort_key
 from hpcddp.manage.run_files import T, closed_directory_sentence, lines_or_damage, record_or_damage
@@ -29,6 +29,149 @@ from hpcddp.run.job_records import Rank, Start, SubmissionRecord, read_exits, re
 from hpcddp.run.record import Lines
 from hpcddp.run.source import Source, read_sources
 from hpcddp.slurm.states import State
+from hpcddp.stop.reasons import Cause
+
+_GOOD_GOODPUT: Final = 0.95
+_LOAD_FASTER: Final = (
+    "Load the data faster: the ranks waited for it. Ask for more CPUs for each task (resources.cpus_per_task), which "
+    "train.num_workers follows, or read from a faster disk (environment.stage)."
+)
+_INSTRUCTIONS: Final[Mapping[Phase, str]] = {
+    Phase.START_UP: "Shorten the start-up: put environment and data on a faster disk.",
+    Phase.EVALUATION: "Evaluate less often (train.eval_every).",
+    Phase.SAVE: "Save less often (checkpoint.every), or to a faster disk: the training waited for its saves.",
+    Phase.STOP: "Shorten the end: what runs after the last step, the save at a stop, and hooks of the job.",
+}
+_OTHER_INSTRUCTION: Final = (
+    "Profile the loop between its steps: this time is neither in steps nor in recorded evaluations and saves."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The one change that would help most.
+
+    Args:
+        sentence: what to do, and how much time it is about.
+        phase: the phase that it shortens; None if nothing needs to be done.
+    """
+
+    sentence: str
+    phase: Phase | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return {"sentence": self.sentence, "phase": None if self.phase is None else str(self.phase)}
+
+
+def advice_for(
+    run_id: str, goodput: Goodput, *, events: Sequence[Event], data_wait_share: float, is_local: bool
+) -> Advice:
+    """Return the one change that would help a run, or the next one like it, most.
+
+    Args:
+        data_wait_share: the part of the duration of its steps in which they waited for data, 0..1; 0 if it is unknown.
+        is_local: whether it ran without a job of its own in Slurm, so that it has no queue and no time limit.
+    """
+    if goodput.value is None:
+        return Advice(sentence=f"The goodput is unknown: {goodput.unknown}.")
+    attempts_with_loss = _attempts_with_loss(goodput, events)
+    phase = _largest_phase_to_shorten(goodput, has_loss=bool(attempts_with_loss))
+    phase_share = 0.0
+    if phase is not None:
+        phase_share = goodput.share(phase)
+
+    data_wait_of_all = data_wait_share * goodput.share(Phase.TRAINING)
+    if data_wait_of_all > 1 - _GOOD_GOODPUT and data_wait_of_all > phase_share:
+        sentence = f"{_LOAD_FASTER} That was {data_wait_of_all:.0%} of the time on the nodes."
+        return Advice(sentence=sentence, phase=Phase.TRAINING)
+
+    if phase is None or goodput.value >= _GOOD_GOODPUT:
+        sentence = f"Nothing to change: {goodput.value:.1%} of the time on the nodes was training that counts."
+        return Advice(sentence=sentence)
+
+    if phase is Phase.LOST:
+        instruction = _save_more_often(goodput, events, attempts_with_loss)
+    elif phase is Phase.HANG:
+        command = f"hpcddp logs {run_id} --first-error"
+        instruction = f"Remove the cause of the hang; {command} shows which rank hung, and where."
+    elif phase is Phase.START_UP and not is_local:
+        instruction = _start_less_often(goodput, events)
+    else:
+        instruction = _INSTRUCTIONS.get(phase, _OTHER_INSTRUCTION)
+    duration = duration_text(goodput.seconds[phase])
+    sentence = f"{instruction} That was {duration}, {phase_share:.0%} of the time on the nodes"
+    queue_s = goodput.seconds.get(Phase.QUEUE, 0.0)
+    if not is_local and queue_s > _on_nodes_s(goodput):
+        sentence += (
+            f". The queue took longer, {duration_text(queue_s)}: fewer nodes or a shorter time limit may start earlier"
+        )
+    return Advice(sentence=f"{sentence}.", phase=phase)
+
+
+def _largest_phase_to_shorten(goodput: Goodput, *, has_loss: bool) -> Phase | None:
+    """Return the phase with the largest part of the time on the nodes, except the training; None without one."""
+    phases = [phase for phase in goodput.seconds if phase not in {Phase.QUEUE, Phase.TRAINING}]
+    if not has_loss and Phase.LOST in phases:
+        # The user has cancelled the attempts that lost steps.
+        phases.remove(Phase.LOST)
+    return max(phases, key=goodput.share, default=None)
+
+
+def _attempts_with_loss(goodput: Goodput, events: Sequence[Event]) -> list[AttemptTimes]:
+    """Return the attempts that lost steps, without those that the user has cancelled."""
+    cancelled = _attempts_ended_by(events, Cause.CANCELLED)
+    attempts = [attempt for attempt in goodput.attempts if attempt.seconds.get(Phase.LOST)]
+    return [attempt for attempt in attempts if attempt.number not in cancelled]
+
+
+def _attempts_ended_by(events: Sequence[Event], *causes: Cause) -> set[int]:
+    """Return the numbers of the attempts that ended for one of these causes."""
+    return {event.attempt for event in events if event.cause in causes}
+
+
+def _on_nodes_s(goodput: Goodput) -> float:
+    return sum(attempt.on_nodes_s for attempt in goodput.attempts)
+
+
+def _save_more_often(goodput: Goodput, events: Sequence[Event], attempts_with_loss: Sequence[AttemptTimes]) -> str:
+    count = len(attempts_with_loss)
+    lost = f"{count} of {len(goodput.attempts)} attempts lost steps that were not saved."
+    interval_s = _best_interval_s(events, time_between_failures_s=_on_nodes_s(goodput) / count)
+    if interval_s is None:
+        return f"Save more often (checkpoint.every): {lost}"
+    minutes = max(1, round(interval_s / 60))
+    return f"Save every {minutes} minutes (checkpoint.every: {minutes}min): {lost}"
+
+
+def _best_interval_s(events: Sequence[Event], *, time_between_failures_s: float) -> float | None:
+    """Return the interval between saves that loses least, in seconds, or None if the cost of a save is not known.
+
+    J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974:
+    sqrt(2 * cost of a save * mean time between failures).
+    """
+    costs = []
+    for event in events:
+        if event.kind == "save":
+            cost = event.facts.get("blocked_s", event.facts.get("seconds"))
+            if isinstance(cost, int | float):
+                costs.append(float(cost))
+    if not costs:
+        return None
+    mean_cost = sum(costs) / len(costs)
+    return math.sqrt(2 * max(0.1, mean_cost) * time_between_failures_s)
+
+
+def _start_less_often(goodput: Goodput, events: Sequence[Event]) -> str:
+    """Return how a run on Slurm spends less time in its start-ups."""
+    ended_by_slurm = _attempts_ended_by(events, Cause.PREEMPTION, Cause.TIME_LIMIT)
+    if not ended_by_slurm:
+        return f"{_INSTRUCTIONS[Phase.START_UP].removesuffix('.')}, or train longer in a job."
+    return (
+        f"Start less often: {len(ended_by_slurm)} of {len(goodput.attempts)} attempts ended at the time limit or by a "
+        "preemption. A longer time_limit, or a QOS that is not preempted, makes fewer."
+    )
+
 
 # What has a curve, and is not a metric of the training.
 _BOOKKEEPING: Final = frozenset({"lr", "samples_per_s"})
@@ -193,6 +336,22 @@ class RunReport:
             str(phase): {"seconds": round(seconds, 3), "device_hours": hours.get(phase)}
             for phase, seconds in goodput.seconds.items()
         }
+        attempts = []
+        for attempt in self.attempts:
+            attempts.append(attempt.as_json())
+            changes = self.changes(attempt.number)
+            if changes:
+                attempts[-1]["changes"] = changes
+        source = None
+        if self.sources:
+            newest = self.sources[-1]
+            source = {
+                "commit": newest.commit,
+                "branch": newest.branch,
+                "dirty": newest.dirty,
+                "unknown": newest.git_unknown,
+                "packages": dict(newest.packages),
+            }
         document: dict[str, Any] = {
             "run_id": self.run.run_id,
             "name": self.run.name,
@@ -212,7 +371,7 @@ class RunReport:
                 }
                 for name in self.metrics
             },
-            "attempts": [self._attempt_document(attempt) for attempt in self.attempts],
+            "attempts": attempts,
             "device": self.device,
             "device_hours": goodput.total_device_hours,
             "phases": phases,
@@ -224,31 +383,14 @@ class RunReport:
             "slowest_rank": self.slowest_rank,
             "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
             "first_error": None if self.error is None else self.error.as_json(),
-            "source": _source_document(self.sources[-1]) if self.sources else None,
+            "source": source,
             "code_changes": [{"attempt": attempt, "what": sentence} for attempt, sentence in self.code_changes],
             "damaged": list(self.damaged),
         }
 
-    def _attempt_document(self, attempt: AttemptTimes) -> dict[str, Any]:
-        document = attempt.as_json()
-        changes = self.changes(attempt.number)
-        if changes:
-            document["changes"] = changes
-        return document
-
 
 def _extreme_document(extreme: Extreme | None) -> dict[str, Any] | None:
     return None if extreme is None else asdict(extreme)
-
-
-def _source_document(source: Source) -> dict[str, Any]:
-    return {
-        "commit": source.commit,
-        "branch": source.branch,
-        "dirty": source.dirty,
-        "unknown": source.git_unknown,
-        "packages": dict(source.packages),
-    }
 
 
 def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:
@@ -308,23 +450,28 @@ def _report_of(status: RunStatus) -> RunReport:
     measured = reader.read(lambda: read_run_metrics(run.metrics)) or RunMetrics()
     metrics_lines: Lines[Event] = Lines(records=(), damaged=measured.damaged)
     reader.add_damage(metrics_lines.sentence(run.metrics))
-    records = RunRecords(
-        attempts=attempts,
-        events=events,
-        metrics=measured,
+    error = None
+    # Its records may be unreadable.
+    with suppress(HpcddpError):
+        attempt = failed_attempt(run)
+        error = None if attempt is None else first_error(attempt)
+    times_of_attempts = attempt_times(
+        attempts,
+        events,
+        measured,
         is_alive=status.state.has_nodes,
         is_finished=status.state is State.FINISHED,
         now=status.now,
     )
     return RunReport(
         status=status,
-        attempts=attempt_times(records),
+        attempts=times_of_attempts,
         measured=measured,
         events=events,
         spec=spec,
         submission=submission,
         checkpoints=tuple(_checkpoints(run)),
-        error=_first_error(run),
+        error=error,
         sources=sources,
         damaged=tuple(reader.damage),
         has_gpus=has_gpus,
@@ -395,14 +542,6 @@ def _count_ranks(ranks: Sequence[Rank], start: Start, spec: JobSpec | None) -> i
     if spec is None:
         return None
     return spec.world_size if start.nodes is None else spec.sized(start.nodes).world_size
-
-
-def _first_error(run: RunDirectory) -> FirstError | None:
-    """Return the first error of a run; None if nothing failed, or its records cannot be read."""
-    with suppress(HpcddpError):
-        attempt = failed_attempt(run)
-        return None if attempt is None else first_error(attempt)
-    return None
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[CheckpointFiles]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,21 +15,22 @@ from hpcddp.errors import counted, listed
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, numbered_text, one_line, processes_text
 from hpcddp.manage.history import history_of
-from hpcddp.manage.hung_collectives import hung_collectives
+from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.pending_reasons import pending_reason
 from hpcddp.manage.run_files import recent_events, record_or_damage
 from hpcddp.manage.run_progress import time_written
 from hpcddp.manage.status import RunStatus, left_behind, state_in_slurm
-from hpcddp.run.directory import RunDirectory
+from hpcddp.run.collectives import Collective, read_collectives
+from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import newest_saved_step
-from hpcddp.run.failure import failure_sentence, read_failures, rest_of_message
+from hpcddp.run.failure import failure_sentence, ranks_without_record, read_failures, rest_of_message
 from hpcddp.run.files import is_empty, read_tail
 from hpcddp.run.find import run_of_job
 from hpcddp.run.moved import moved_from
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import Result, resume_command
 from hpcddp.run.source import read_sources
-from hpcddp.run.sweep import ManifestError
+from hpcddp.run.sweep import ManifestError, element_id
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.slurm.states import State
 from hpcddp.stop.reasons import ExitCode
@@ -125,8 +126,13 @@ def explain(
         called: what commands call the run; None is its id.
     """
     answer = _explain_state(status, priority, called or status.run.run_id, unanswered=unanswered)
-    facts = (*answer.facts, *_source_lines(status.run))
-    return replace(answer, facts=facts, history=history_of(status.run))
+    facts = [*answer.facts]
+    sources, damage = record_or_damage(lambda: read_sources(status.run))
+    if damage is not None:
+        facts.append(damage)
+    if sources and sources[-1].commit is not None:
+        facts.append(one_line(f"its code: {sources[-1].sentence}"))
+    return replace(answer, facts=tuple(facts), history=history_of(status.run))
 
 
 def _explain_state(status: RunStatus, priority: str | None, called: str, *, unanswered: bool) -> Answer:
@@ -138,7 +144,13 @@ def _explain_state(status: RunStatus, priority: str | None, called: str, *, unan
     if status.files.is_result_damaged:
         return _explain_damaged_result(status)
     if status.state is State.UNKNOWN:
-        why = f"its state is unknown: it has left no result, and {_why_unknown(status, unanswered=unanswered)}"
+        why = "its state is unknown: it has left no result, and "
+        if status.files.job is None:
+            why += "it has no job: its submission was interrupted, unless its script was given to sbatch by hand"
+        elif unanswered:
+            why += "Slurm could not be queried"
+        else:
+            why += "it was started on another machine, or on an unknown one"
         return Answer(status=status, why=why, facts=tuple(_progress_lines(status)))
     if status.files.result is not None:
         return _explain_result(status, status.files.result, called)
@@ -264,15 +276,6 @@ def _explain_damaged_result(status: RunStatus) -> Answer:
     return Answer(status=status, why=why, facts=tuple(_progress_lines(status)))
 
 
-def _why_unknown(status: RunStatus, *, unanswered: bool) -> str:
-    """Return why it is not known whether the job of a run is alive."""
-    if status.files.job is None:
-        return "it has no job: its submission was interrupted, unless its script was given to sbatch by hand"
-    if unanswered:
-        return "Slurm could not be queried"
-    return "it was started on another machine, or on an unknown one"
-
-
 def _explain_result(status: RunStatus, result: Result, called: str) -> Answer:
     if status.state is State.FINISHED:
         return _explain_finish(status, result)
@@ -282,10 +285,12 @@ def _explain_result(status: RunStatus, result: Result, called: str) -> Answer:
     else:
         why = f"it {_ENDED.get(status.state, 'has ended')}: {reason}"
     command, later_command = remedy(status.run, result, called)
+    attempt = failed_attempt(status.run)
+    error = [] if attempt is None else rest_of_message(read_failures(attempt), why)
     return Answer(
         status=status,
         why=why,
-        error=tuple(_rest_of_error(status, why)),
+        error=tuple(error),
         facts=(*_collective_lines(status), *_saved_lines(status.run, result.saved_step)),
         advice=None if later_command is None else f"When its cause is removed, resume with: {later_command}",
         command=command,
@@ -338,22 +343,6 @@ def _why_unseen(status: RunStatus) -> str | None:
     return None
 
 
-def _explain_unseen_directory(status: RunStatus, why: str) -> Answer:
-    """Explain the end of a run whose node does not see its directory."""
-    run = status.run
-    resume = f"when the nodes see the directory again, resume with: {resume_command(run)}"
-    if status.files.attempt is None:
-        resume = f"submit the job again with a run_root on a file system that all nodes share, or {resume}"
-    saved_step = newest_saved_step(recent_events(run))
-    return Answer(
-        status=status,
-        why=why,
-        facts=(*_progress_lines(status), *_saved_lines(run, saved_step)),
-        advice=f"Check with the command below whether the nodes share the run root; then {resume}",
-        command=shlex.join(["hpcddp", "doctor", "install", "--on-nodes", "--run-root", str(run.run_root)]),
-    )
-
-
 def _moved_sentence(run: RunDirectory) -> str | None:
     """Return why the newest job of a run cannot begin, if the run directory was moved since its submission."""
     submitted_in = None
@@ -370,9 +359,18 @@ def _explain_missing_result(status: RunStatus) -> Answer:
     run = status.run
     why_unseen = _why_unseen(status)
     why_moved = None if why_unseen is None else _moved_sentence(run)
+    saved_lines = _saved_lines(run, newest_saved_step(recent_events(run)))
     if why_unseen is not None and why_moved is None:
-        return _explain_unseen_directory(status, why_unseen)
-    saved_step = newest_saved_step(recent_events(run))
+        resume = f"when the nodes see the directory again, resume with: {resume_command(run)}"
+        if status.files.attempt is None:
+            resume = f"submit the job again with a run_root on a file system that all nodes share, or {resume}"
+        return Answer(
+            status=status,
+            why=why_unseen,
+            facts=(*_progress_lines(status), *saved_lines),
+            advice=f"Check with the command below whether the nodes share the run root; then {resume}",
+            command=shlex.join(["hpcddp", "doctor", "install", "--on-nodes", "--run-root", str(run.run_root)]),
+        )
     command = resume_command(run) if run.path.is_dir() else None
     if status.files.attempt is None and _reason_of_script(status) is not None:
         # Its own script would most likely end in the same way.
@@ -385,7 +383,7 @@ def _explain_missing_result(status: RunStatus) -> Answer:
             *_failure_lines(status),
             *_collective_lines(status),
             *_last_line_of_script(status),
-            *_saved_lines(run, saved_step),
+            *saved_lines,
         ),
         command=command,
     )
@@ -394,31 +392,23 @@ def _explain_missing_result(status: RunStatus) -> Answer:
 def _why_without_result(status: RunStatus) -> str:
     files = status.files
     job = status.job
-    job_id = files.job.job_id if files.job else None
     if files.attempt is None:
-        why = _why_not_begun(status)
-        if why is not None:
-            return why
+        why_not_begun = _why_not_begun(status)
+        if why_not_begun is not None:
+            return why_not_begun
     if status.state is State.CANCELLED and files.of_attempt("cancel"):
         return "it was cancelled by its user, and killed before it could end by itself"
     if job is not None:
-        return _end_in_slurm(status, job)
+        why = "the run has left no result"
+        if files.of_attempt("requeue"):
+            why = "its script ended while slurmctld was down, and so its requeue was lost"
+        return f"Slurm says that job {job.job_id} is {job.state}, and {why}"
+    job_id = files.job.job_id if files.job else None
     if files.job is not None and files.job.local:
         return _why_process_ended(status, files.job.job_id)
-    if files.attempt is None:
-        return _why_never_started(status, job_id)
-    return f"its job {job_id} is unknown to Slurm, and it has left no result: it was killed, or its node was lost"
-
-
-def _why_not_begun(status: RunStatus) -> str | None:
-    """Return why no attempt has begun, if the script or Slurm tells it."""
-    reason = _reason_of_script(status)
-    if reason is not None:
-        return f"its script ended before an attempt began: {reason}"
-    if status.job is not None and status.job.state == "COMPLETED":
-        # An exit in environment.setup would have failed.
-        return "environment.setup has replaced the script, as exec does, so that no task was started"
-    return None
+    if files.attempt is not None:
+        return f"its job {job_id} is unknown to Slurm, and it has left no result: it was killed, or its node was lost"
+    return _why_never_started(status, job_id)
 
 
 def _why_never_started(status: RunStatus, job_id: str | None) -> str:
@@ -432,20 +422,23 @@ def _why_never_started(status: RunStatus, job_id: str | None) -> str:
     )
 
 
+def _why_not_begun(status: RunStatus) -> str | None:
+    """Return why no attempt has begun, if the script or Slurm tells it."""
+    reason = _reason_of_script(status)
+    if reason is not None:
+        return f"its script ended before an attempt began: {reason}"
+    if status.job is not None and status.job.state == "COMPLETED":
+        # An exit in environment.setup would have failed.
+        return "environment.setup has replaced the script, as exec does, so that no task was started"
+    return None
+
+
 def _why_process_ended(status: RunStatus, process_id: str) -> str:
     why = f"its process {process_id} has ended, and it has left no result: it was killed, or this machine was restarted"
     processes = left_behind(status)
     if processes:
         why += f"; what it started still runs ({processes_text(processes)}) until the run is cancelled or resumed"
     return why
-
-
-def _end_in_slurm(status: RunStatus, job: QueuedJob) -> str:
-    """Return what Slurm says of a job that has ended without a result of the run."""
-    why = "the run has left no result"
-    if status.files.of_attempt("requeue"):
-        why = "its script ended while slurmctld was down, and so its requeue was lost"
-    return f"Slurm says that job {job.job_id} is {job.state}, and {why}"
 
 
 def _progress_lines(status: RunStatus) -> Iterator[str]:
@@ -476,15 +469,9 @@ def _failure_lines(status: RunStatus) -> Iterator[str]:
         yield from (f"  {line}" for line in rest_of_message(records, sentence))
 
 
-def _rest_of_error(status: RunStatus, sentence: str) -> list[str]:
-    """Return the lines of the error's message that follow the one in a sentence about the end of the run."""
-    attempt = failed_attempt(status.run)
-    return [] if attempt is None else rest_of_message(read_failures(attempt), sentence)
-
-
 def _collective_lines(status: RunStatus) -> Iterator[str]:
     if status.files.attempt is not None:
-        yield from hung_collectives(status.run.attempt(status.files.attempt))
+        yield from _hung_collectives(status.run.attempt(status.files.attempt))
 
 
 def _saved_lines(run: RunDirectory, step: int | None) -> Iterator[str]:
@@ -493,15 +480,6 @@ def _saved_lines(run: RunDirectory, step: int | None) -> Iterator[str]:
         yield f"step {step} is saved"
     elif not any(run.attempts.glob("*/*exit-rank-*")):
         yield "no step is saved"
-
-
-def _source_lines(run: RunDirectory) -> Iterator[str]:
-    """Yield which commit the newest submission would run, where that is recorded."""
-    sources, damage = record_or_damage(lambda: read_sources(run))
-    if damage is not None:
-        yield damage
-    if sources and sources[-1].commit is not None:
-        yield one_line(f"its code: {sources[-1].sentence}")
 
 
 def _reason_of_script(status: RunStatus) -> str | None:
@@ -519,3 +497,125 @@ def _last_line_of_script(status: RunStatus) -> Iterator[str]:
         del lines[-1]
     if lines:
         yield f"the batch script's last line: {lines[-1]}"
+
+
+_GROUPS_SHOWN: Final = 4
+# Hundreds of failed elements mostly share a few reasons.
+_ANSWERS_SHOWN: Final = 12
+
+
+def _hung_collectives(attempt: AttemptDirectory) -> Iterator[str]:
+    """Yield, for each process group, in which collective its ranks hung, and which ranks had not reached it."""
+    collectives_by_rank = read_collectives(attempt)
+    # The names are the keys, in the order in which they are found.
+    groups: dict[str, None] = {}
+    for collectives in collectives_by_rank.values():
+        groups.update(dict.fromkeys(collective.group for collective in collectives))
+    if not groups:
+        return
+    silent_ranks = ranks_without_record(attempt)
+    for group in list(groups)[:_GROUPS_SHOWN]:
+        collectives_of_group = {
+            rank: [collective for collective in collectives if collective.group == group]
+            for rank, collectives in collectives_by_rank.items()
+        }
+        sentence = _collective_sentence(group, collectives_of_group, silent_ranks)
+        if sentence is not None:
+            yield sentence
+
+
+def _collective_sentence(
+    group: str, collectives_by_rank: Mapping[int, Sequence[Collective]], silent_ranks: list[int]
+) -> str | None:
+    """Return which ranks wait in the first collective of a group that did not end; None if all have ended."""
+    unfinished_numbers: list[int] = []
+    for collectives in collectives_by_rank.values():
+        unfinished_numbers += [collective.number for collective in collectives if not collective.is_finished]
+    if not unfinished_numbers:
+        return None
+    number = min(unfinished_numbers)
+    waiting_ranks: dict[str, list[int]] = {}
+    late_ranks: dict[int, list[int]] = {}
+    for rank, collectives in collectives_by_rank.items():
+        for collective in collectives:
+            if collective.number == number and not collective.is_finished:
+                waiting_ranks.setdefault(collective.call, []).append(rank)
+        last_number = max((collective.number for collective in collectives), default=0)
+        if last_number < number:
+            late_ranks.setdefault(last_number, []).append(rank)
+    parts = [f"{numbered_text('rank', ranks)} in {call}" for call, ranks in waiting_ranks.items()]
+    for last_number, ranks in late_ranks.items():
+        parts.append(f"{numbered_text('rank', ranks)} not there yet (last: {last_number or 'none'})")
+    if silent_ranks:
+        parts.append(f"{numbered_text('rank', silent_ranks)} without a trace")
+    sentence = f"collective {number} of the process group {group} did not end: {', '.join(parts)}"
+    if len(waiting_ranks) > 1:
+        sentence += "; the ranks call different collectives"
+    return sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAnswer:
+    """Why a sweep's elements are in their states.
+
+    Args:
+        groups: the indices of the elements that share an answer, with the answer of the first of them.
+        called: what commands call the sweep.
+    """
+
+    status: SweepStatus
+    groups: tuple[tuple[tuple[int, ...], Answer], ...]
+    called: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that ``--json`` prints."""
+        groups = [{"elements": list(indices), **answer.as_json()} for indices, answer in self.groups]
+        return {"sweep_id": self.status.sweep.sweep_id, "counts": self.status.as_json()["counts"], "groups": groups}
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a person reads."""
+        sweep = self.status.sweep
+        yield f"{sweep.sweep_id} ({sweep.name}), a sweep of {len(sweep.elements)}: {self.status.sentence}"
+        for indices, answer in self.groups[:_ANSWERS_SHOWN]:
+            state = answer.status.state
+            why = str(state)
+            if not state.has_nodes and state is not State.FINISHED:
+                why += f": {answer.why}"
+            yield f"  {numbered_text('element', indices)} {why}"
+            if answer.advice is not None:
+                yield f"    {answer.advice}"
+        if len(self.groups) > _ANSWERS_SHOWN:
+            yield f"  and {len(self.groups) - _ANSWERS_SHOWN} more answers; --json holds all"
+        if not self.groups:
+            yield "it has no elements"
+            return
+        first = element_id(self.called, self.groups[0][0][0])
+        yield f"next: {shlex.join(['hpcddp', 'why', first])}"
+        others = {answer.status.state for _, answer in self.groups} - {State.FINISHED, State.UNKNOWN}
+        if any(not state.is_alive for state in others):
+            resume = shlex.join(["hpcddp", "submit", "--resume", self.called])
+            yield f"to resume those that ended without finishing: {resume}"
+
+
+def explain_sweep(status: SweepStatus, *, unanswered: bool, called: str | None = None) -> SweepAnswer:
+    """Return why the elements of a sweep are in their states; those that have finished or run as they should come last.
+
+    Args:
+        unanswered: whether Slurm could not be queried.
+        called: what commands call the sweep; None is its id.
+    """
+    called = called or status.sweep.sweep_id
+    indices_by_reason: dict[tuple[State, str], list[int]] = {}
+    for index, element in enumerate(status.elements):
+        reason = "" if element.job is None else element.job.reason
+        if element.files.result is not None and element.files.result.reason:
+            reason = element.files.result.reason
+        indices_by_reason.setdefault((element.state, reason), []).append(index)
+    order = [State.FAILED, State.LOST, State.TIMED_OUT, State.PREEMPTED, State.STOPPED, State.HELD, *State]
+    groups = sorted(indices_by_reason.items(), key=lambda group: (order.index(group[0][0]), group[1]))
+    answers = []
+    for _, indices in groups:
+        first = indices[0]
+        answer = explain(status.elements[first], unanswered=unanswered, called=element_id(called, first))
+        answers.append((tuple(indices), answer))
+    return SweepAnswer(status=status, groups=tuple(answers), called=called)

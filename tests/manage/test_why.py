@@ -14,8 +14,7 @@ from hpcddp.manage.overview_text import details
 from hpcddp.manage.pending_reasons import pending_reason
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
-from hpcddp.manage.why import Answer, explain
-from hpcddp.manage.why_sweep import explain_sweep
+from hpcddp.manage.why import Answer, explain, explain_sweep
 from hpcddp.run.collectives import write_trace
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import Rank, reserve_exit, write_ranks
