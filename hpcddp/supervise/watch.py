@@ -46,8 +46,8 @@ _SRUN_POLL_S: Final = 0.5
 BEFORE_THE_END_S: Final = 3.0
 """How long before the end of the job srun is ended, whatever its tasks do, in seconds.
 
-A command is killed 8 s before the end, and a training has stopped before that. Slurm looks twice a minute for jobs that
-are over their limit.
+A training has stopped before that. A command is killed 8 s before the end, or a quarter of the signal lead if that is
+less, but not later than 2.5 s before it. Slurm looks twice a minute for jobs that are over their limit.
 """
 # In the last minute of a job it is looked once a second.
 _NEAR_THE_END_S: Final = 60.0
