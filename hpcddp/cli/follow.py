@@ -35,8 +35,6 @@ _JOB_LINES: dict[JobPhase, str] = {
     "ended": "the job has ended",
 }
 
-_NO_STEP: dict[JobPhase, str] = {"running": "the ranks start: imports, data and the first step"}
-
 
 def follow_run(submission: Submission) -> Outcome:
     """Show a run's progress until it ends, through requeues, and return how it ended.
@@ -142,10 +140,6 @@ def _job_state(submission: Submission) -> tuple[Callable[[], JobPhase], Callable
     return local, lambda: None
 
 
-def _job_line(state: JobPhase, why: str | None) -> str:
-    return _JOB_LINES[state] if why is None else f"{_JOB_LINES[state]}: {why}"
-
-
 class PlainDisplay:
     """Prints one line per evaluation, and one every ten seconds in between.
 
@@ -164,7 +158,7 @@ class PlainDisplay:
 
     def job(self, state: JobPhase, why: str | None = None) -> None:
         """Print that the job's state has changed, or why it waits."""
-        echo(_job_line(state, why), err=True)
+        echo(_JOB_LINES[state] if why is None else f"{_JOB_LINES[state]}: {why}", err=True)
 
     def output(self, line: str) -> None:
         """Print a line of rank 0's output."""
@@ -252,7 +246,9 @@ class BarDisplay:
         if state != self._state:
             self._state = state
             self._progress.console.print(_JOB_LINES[state], style="dim", highlight=False)
-        self._wait(None if state == "ended" or self._bar is not None else why or _NO_STEP.get(state))
+        if state == "running":
+            why = why or "the ranks start: imports, data and the first step"
+        self._wait(None if state == "ended" or self._bar is not None else why)
 
     def _wait(self, why: str | None) -> None:
         """Show a spinner with a text; None removes it."""

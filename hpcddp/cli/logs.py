@@ -77,22 +77,18 @@ def logs(
 
 
 def _print_first_error(run: RunDirectory, number: int | None, *, as_json: bool) -> None:
-    from hpcddp.manage.first_error import failed_attempt, first_error, has_failed
+    from hpcddp.manage.first_error import failed_attempt, first_error
     from hpcddp.manage.logs import chosen_attempt
 
     # It refuses a run that has not started, and a number that no attempt has.
-    attempt = chosen_attempt(run, number)
-    if number is None:
-        failed = failed_attempt(run)
-        where = f"run {run.run_id}"
-    else:
-        failed = attempt if has_failed(attempt) else None
-        where = f"attempt {number} of run {run.run_id}"
+    chosen_attempt(run, number)
+    failed = failed_attempt(run, number)
     if failed is None:
         if as_json:
             echo("null")
         else:
-            echo(f"nothing has failed in {where}")
+            where = "" if number is None else f"attempt {number} of "
+            echo(f"nothing has failed in {where}run {run.run_id}")
         return
     error = first_error(failed)
     echo(json.dumps(error.as_json(), indent=2) if as_json else "\n".join(error.lines()))

@@ -17,9 +17,6 @@ from hpcddp.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpcddp.manage.overview import Overview
-    from hpcddp.run.sweep import Sweep
-
 _PAGE_MARK = b'<meta name="generator" content="hpcddp report">'
 _PAGE_HEAD_BYTES = 1024
 
@@ -57,12 +54,16 @@ def report(
 
     Example: hpcddp report --json
     """
+    from hpcddp.manage.overview import SweepStatus, entry_of, overview_now
     from hpcddp.manage.ranking import rank_only
     from hpcddp.manage.report import page_name, ranked, reports_of
+    from hpcddp.run.find import chosen_run
 
     if as_json and output is not None:
         raise UserError("--json prints numbers, and --output names the page; leave one of them out")
-    overview = _look(runs or [None], run_root)
+    names: Sequence[str | None] = runs or [None]
+    chosen = dict.fromkeys(chosen_run(name, run_root) for name in names)
+    overview = overview_now([entry_of(run) for run in chosen], dict(os.environ))
     if overview.unanswered is not None:
         echo(f"Slurm could not be asked, so the states are as far as files tell: {overview.unanswered}", err=True)
     reports = reports_of(overview.lines)
@@ -81,7 +82,9 @@ def report(
         return
     from hpcddp.manage.report_page import page
 
-    sweep = _only_sweep(overview)
+    sweep = None
+    if len(overview.lines) == 1 and isinstance(overview.lines[0], SweepStatus):
+        sweep = overview.lines[0].sweep
     first_run = reports[0].run.path
     run_or_sweep_id = first_run.name if sweep is None else sweep.sweep_id
     title = f"{first_run.parent.name} / {run_or_sweep_id}"
@@ -91,25 +94,6 @@ def report(
     _refuse_unwritable(path)
     _write(path, page(ordered_reports, title=title, now=time.time(), is_sweep=sweep is not None, sorted_by=sort))
     echo(str(path))
-
-
-def _look(runs: Sequence[str | None], run_root: Path) -> Overview:
-    from hpcddp.manage.overview import entry_of, overview_now
-    from hpcddp.run.find import chosen_run
-
-    environment = dict(os.environ)
-    chosen = dict.fromkeys(chosen_run(run, run_root) for run in runs)
-    return overview_now([entry_of(run) for run in chosen], environment)
-
-
-def _only_sweep(overview: Overview) -> Sweep | None:
-    """Return the sweep if nothing else is reported; None for a run, or for several runs or sweeps."""
-    from hpcddp.manage.overview import SweepStatus
-
-    if len(overview.lines) > 1:
-        return None
-    (status,) = overview.lines
-    return status.sweep if isinstance(status, SweepStatus) else None
 
 
 def _refuse_unwritable(path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -102,10 +102,15 @@ def status(  # noqa: PLR0913  each is an option
 
     Example: hpcddp status --all --state running --since 7d
     """
+    from hpcddp.manage.overview import Filter
+    from hpcddp.manage.overview_text import table
     from hpcddp.manage.ranking import rank_only
 
-    now = time.time()
-    wanted = _filter(state or (), name, since, now)
+    chosen_states: set[State] = set()
+    for text in state or ():
+        chosen_states |= {_state(word) for word in text.split(",")}
+    moment = None if since is None else _moment(since, time.time())
+    wanted = Filter(states=frozenset(chosen_states), name=name, since=moment)
     chooses_among_all = everything or scan is not None or not wanted.is_empty
     if run is not None and chooses_among_all:
         raise UserError(f"{run!r} names one run, and --all, --state, --name, --since and --scan choose among all runs")
@@ -123,23 +128,13 @@ def status(  # noqa: PLR0913  each is an option
             if run is not None:
                 lines = _lines_of_one(overview, ranking)
             elif overview.lines:
-                lines = _table(overview)
+                lines = table(overview.lines, width=_width(), paint=_styled)
             else:
                 lines = [_nothing(run_root, everything=everything, wanted=wanted)]
             _print(lines, overview, clears_screen=watch and sys.stdout.isatty())
         if not watch:
             return
         time.sleep(interval)
-
-
-def _filter(states: Sequence[str], name: str | None, since: str | None, now: float) -> Filter:
-    from hpcddp.manage.overview import Filter
-
-    chosen_states: set[State] = set()
-    for text in states:
-        chosen_states |= {_state(word) for word in text.split(",")}
-    moment = None if since is None else _moment(since, now)
-    return Filter(states=frozenset(chosen_states), name=name, since=moment)
 
 
 def _state(text: str) -> State:
@@ -195,12 +190,6 @@ def _look(run: str | None, run_root: Path, *, everything: bool, wanted: Filter) 
     if run is not None:
         return overview_now([entry_of(find_run(run, run_root))], environment)
     return overview(run_root, ask=lambda: queue(environment), now=time.time(), everything=everything, wanted=wanted)
-
-
-def _table(overview: Overview) -> list[str]:
-    from hpcddp.manage.overview_text import table
-
-    return table(overview.lines, width=_width(), paint=_styled)
 
 
 def _lines_of_one(overview: Overview, ranking: Ranking | None) -> list[str]:

@@ -12,9 +12,6 @@ from hpcddp.cli.options import RUN_ROOT, AsJson, Run, RunRoot, run_argument
 from hpcddp.cli.output import echo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hpcddp.manage.status import RunStatus
     from hpcddp.manage.why import Answer, SweepAnswer
 
 
@@ -35,6 +32,8 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
     from hpcddp.manage.status import RunStatus
     from hpcddp.manage.why import explain, explain_sweep
     from hpcddp.run.find import chosen_run
+    from hpcddp.slurm.commands import priority
+    from hpcddp.slurm.states import State
 
     environment = dict(os.environ)
     entry = entry_of(chosen_run(run, run_root))
@@ -43,19 +42,12 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
     unanswered = overview.unanswered is not None
     if isinstance(line, RunStatus):
         called = run_argument(line.run.path)
-        priority = _priority(line, environment)
-        answer: Answer | SweepAnswer = explain(line, priority=priority, unanswered=unanswered, called=called)
+        priority_lines = None
+        if line.job is not None and line.state in {State.PENDING, State.REQUEUED}:
+            priority_lines = priority(line.job.job_id, environment)
+        answer: Answer | SweepAnswer = explain(line, priority=priority_lines, unanswered=unanswered, called=called)
     else:
         answer = explain_sweep(line, unanswered=unanswered, called=run_argument(line.sweep.path))
     if overview.unanswered is not None:
         echo(f"Slurm could not be asked: {overview.unanswered}", err=True)
     echo(json.dumps(answer.as_json(), indent=2) if as_json else "\n".join(answer.lines()))
-
-
-def _priority(status: RunStatus, environment: Mapping[str, str]) -> str | None:
-    from hpcddp.slurm.commands import priority
-    from hpcddp.slurm.states import State
-
-    if status.job is None or status.state not in {State.PENDING, State.REQUEUED}:
-        return None
-    return priority(status.job.job_id, environment)

@@ -75,7 +75,12 @@ def cancel(status: RunStatus, *, end: End) -> str:
     if status.state.has_nodes:
         return _sentence_about_ending(status, job.job_id)
     saved_step = _conclude(status)
-    return _sentence_about_waiting(status, job.job_id, saved_step)
+    rest = "it had not saved a step. To start it again"
+    if saved_step:
+        rest = f"step {saved_step} is saved. To resume later"
+    elif _is_command(status.run) and status.files.attempt is not None:
+        rest = "what its program has saved is not known. To resume later"
+    return f"run {status.run.run_id} is cancelled (job {job.job_id}); {rest}: {resume_command(status.run)}"
 
 
 def _cancel_on_this_machine(status: RunStatus, job: Job) -> str:
@@ -99,18 +104,6 @@ def _signal_batch_script(job: Job) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _sentence_about_waiting(status: RunStatus, job_id: str, saved_step: int) -> str:
-    """Return what is left of a run whose job waited in Slurm."""
-    run = status.run
-    if saved_step:
-        rest = f"step {saved_step} is saved. To resume later"
-    elif _is_command(run) and status.files.attempt is not None:
-        rest = "what its program has saved is not known. To resume later"
-    else:
-        rest = "it had not saved a step. To start it again"
-    return f"run {run.run_id} is cancelled (job {job_id}); {rest}: {resume_command(run)}"
 
 
 def _sentence_about_ending(status: RunStatus, job_id: str) -> str:
@@ -204,7 +197,9 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
         what = signalled or "there is nothing to cancel"
         return f"sweep {sweep.sweep_id} has ended already ({status.sentence}); {what}"
     jobs_in_slurm = []
-    for job in _jobs_of(alive):
+    # Those that wait come first: the end of one that runs is the turn of another.
+    waiting_first = sorted(alive, key=lambda element: element.state.has_nodes)
+    for job in [element.files.job for element in waiting_first if element.files.job is not None]:
         if job.local:
             _signal_batch_script(job)
         else:
@@ -241,12 +236,6 @@ def _sentence_about_sweep(sweep: Sweep, alive: Sequence[RunStatus], *, is_local:
     if signalled is not None:
         sentence += f"; {signalled}"
     return sentence
-
-
-def _jobs_of(elements: Sequence[RunStatus]) -> list[Job]:
-    """Return the jobs of elements, those that wait first: the end of one that runs is the turn of another."""
-    waiting_first = sorted(elements, key=lambda element: element.state.has_nodes)
-    return [element.files.job for element in waiting_first if element.files.job is not None]
 
 
 def _joined_by_array(job_ids: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -87,26 +87,19 @@ class FirstError:
             yield self.went_on
 
 
-def failed_attempt(run: RunDirectory) -> AttemptDirectory | None:
-    """Return the newest attempt of a run in which something failed; None if nothing did."""
-    attempts = [run.attempt(number) for number in sorted(run.attempt_numbers(), reverse=True)]
-    crashed = _crashed_attempts(run)
-    return next((attempt for attempt in attempts if _has_failed(attempt, crashed)), None)
+def failed_attempt(run: RunDirectory, number: int | None = None) -> AttemptDirectory | None:
+    """Return the newest attempt of a run in which something failed; None if nothing did.
 
-
-def has_failed(attempt: AttemptDirectory) -> bool:
-    """Return whether an attempt ended by a failure, as far as its files tell."""
-    return _has_failed(attempt, _crashed_attempts(attempt.run))
-
-
-def _has_failed(attempt: AttemptDirectory, crashed: Collection[int]) -> bool:
-    return attempt.number in crashed or next(attempt.path.glob("error-rank-*.json"), None) is not None
-
-
-def _crashed_attempts(run: RunDirectory) -> set[int]:
-    """Return which attempts ended by a failure, as the events tell."""
+    Args:
+        number: that of the only attempt that is looked at; None looks at all.
+    """
     events = recent_events(run)
-    return {event.attempt for event in events if event.kind == "failure" or event.cause in _CRASHES}
+    crashed = {event.attempt for event in events if event.kind == "failure" or event.cause in _CRASHES}
+    numbers = sorted(run.attempt_numbers(), reverse=True) if number is None else [number]
+    for attempt in map(run.attempt, numbers):
+        if attempt.number in crashed or next(attempt.path.glob("error-rank-*.json"), None) is not None:
+            return attempt
+    return None
 
 
 def first_error(attempt: AttemptDirectory) -> FirstError:
@@ -117,7 +110,8 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
     """
     records = read_failures(attempt)
     independent = [record for record in records if not record.secondary and not record.waiting]
-    first_ranks = _first_ranks(attempt, records, independent)
+    first_ranks = [record.rank for record in independent[:1]]
+    first_ranks = first_ranks or first_ended_without_record(attempt) or [record.rank for record in records[:1]]
     first_record = next((record for record in records if record.rank in first_ranks), None)
     if first_record is not None:
         host: str | None = first_record.host
@@ -132,6 +126,12 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         text = read_tail(attempt.rank_log(first_ranks[0]), TAIL_BYTES).splitlines()[-_LAST_LINES:]
     if not is_traceback:
         text = [line for line in text if not says_nameless_host(line)]
+    kinds = {event.kind for event in recent_events(attempt.run) if event.attempt == attempt.number}
+    went_on = ""
+    if "restart" in kinds:
+        went_on = f"the run went on: its tasks were started again in the same job, as attempt {attempt.number + 1}"
+    elif "requeue" in kinds:
+        went_on = f"the run went on: its job was requeued, for attempt {attempt.number + 1}"
     steps = [record.step for record in [*independent, *records] if record.step is not None]
     ranks_with_own_cause = {*first_ranks, *(record.rank for record in independent)}
     return FirstError(
@@ -144,20 +144,8 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         is_traceback=is_traceback,
         others=(*_others(attempt, independent[1:]), *damaged_failures(attempt)),
         secondary=_secondary(attempt, records, ranks_with_own_cause),
-        went_on=_went_on(attempt),
+        went_on=went_on,
     )
-
-
-def _first_ranks(
-    attempt: AttemptDirectory, records: Sequence[FailureRecord], independent: Sequence[FailureRecord]
-) -> list[int]:
-    """Return who failed first; ``independent`` are the records of ranks that failed for a reason of their own."""
-    if independent:
-        return [independent[0].rank]
-    ranks = first_ended_without_record(attempt)
-    if ranks:
-        return ranks
-    return [record.rank for record in records[:1]]
 
 
 def _others(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> Iterator[str]:
@@ -183,18 +171,6 @@ def _secondary(attempt: AttemptDirectory, records: Sequence[FailureRecord], firs
         return ""
     ((most_common, _),) = Counter(endings.values()).most_common(1)
     return f"{_members(attempt, list(endings))} failed as a consequence: {most_common}"
-
-
-def _went_on(attempt: AttemptDirectory) -> str:
-    """Return how the run went on after an attempt; empty if it ended with it."""
-    events = recent_events(attempt.run)
-    kinds = {event.kind for event in events if event.attempt == attempt.number}
-    next_attempt = attempt.number + 1
-    if "restart" in kinds:
-        return f"the run went on: its tasks were started again in the same job, as attempt {next_attempt}"
-    if "requeue" in kinds:
-        return f"the run went on: its job was requeued, for attempt {next_attempt}"
-    return ""
 
 
 def _members(attempt: AttemptDirectory, ranks: list[int]) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, Protocol
@@ -246,8 +246,12 @@ class JobPoller:
             with contextlib.suppress(commands.SlurmUnavailableError):
                 submission = read_submission(self._run)
                 job = None if submission is None else commands.show_job(submission.job_id)
-                self._state = _phase_of(job) or self._state
                 self._reason = None if job is None else job.get("Reason")
+                state = None if job is None else JOB_STATES.get(job.get("JobState", ""))
+                if job is None or (state is not None and state.has_ended):
+                    self._state = "ended"
+                elif state is not None:
+                    self._state = "pending" if state.is_waiting else "running"
         return self._state
 
 
@@ -311,13 +315,3 @@ class ProgressLines:
         """Print the state of a run, and its steps if it records any."""
         steps = "" if status.step is None else f"step {step_text(status.step, status.files.total_steps)}"
         self.show(status.state, steps)
-
-
-def _phase_of(job: Mapping[str, str] | None) -> JobPhase | None:
-    """Return the phase that the record of a job shows; None for a state of a newer Slurm."""
-    state = None if job is None else JOB_STATES.get(job.get("JobState", ""))
-    if job is not None and state is None:
-        return None
-    if state is None or state.has_ended:
-        return "ended"
-    return "pending" if state.is_waiting else "running"

@@ -39,7 +39,10 @@ def _lines(events: Sequence[Event]) -> Iterator[str]:
     for event, next_event in zip_longest(events, events[1:]):
         if event.kind == "cause":
             # Of an attempt that was killed, this may be all that is known.
-            text = None if (event.attempt, event.cause) in explained else _cause_text(event)
+            cause = _CAUSES_IN_HISTORY.get(str(event.cause))
+            text = None
+            if cause is not None and (event.attempt, event.cause) not in explained:
+                text = f"attempt {event.attempt} ends: {cause}"
         elif event.kind == "stop" and _is_told_by_continuation(event, next_event):
             text = None
         else:
@@ -58,11 +61,6 @@ def _is_told_by_continuation(stop: Event, next_event: Event | None) -> bool:
     if next_event is None or next_event.attempt != stop.attempt:
         return False
     return next_event.kind in CONTINUATIONS
-
-
-def _cause_text(event: Event) -> str | None:
-    cause = _CAUSES_IN_HISTORY.get(str(event.cause))
-    return None if cause is None else f"attempt {event.attempt} ends: {cause}"
 
 
 def _resume_text(event: Event) -> str:

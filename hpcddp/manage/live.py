@@ -82,7 +82,12 @@ def live_run(status: RunStatus) -> LiveRun:
             f"(scontrol resume {job.job_id})"
         )
     if job is None or status.files.attempt is None or not state.has_nodes or (status.job is None and not job.local):
-        raise NotLiveError(f"run {run.run_id} is {state}, so no process of it can be reached; {_way_out(status)}")
+        way_out = f"its logs are there: hpcddp logs {run.run_id}"
+        if state.has_nodes or state is State.UNKNOWN:
+            way_out = "try again in a moment"
+        elif state.is_alive:
+            way_out = f"wait until it runs (hpcddp why {run.run_id} says what it waits for)"
+        raise NotLiveError(f"run {run.run_id} is {state}, so no process of it can be reached; {way_out}")
     attempt = run.attempt(status.files.attempt)
     spec = read_job_file(run)
     nodes = () if status.job is None else tuple(expand(status.job.node_list))
@@ -93,16 +98,6 @@ def live_run(status: RunStatus) -> LiveRun:
         if not nodes:
             raise NotLiveError(f"the ranks of run {run.run_id} have not met yet; try again in a moment")
     return LiveRun(attempt=attempt, job_id=allocation or job.job_id, spec=spec, nodes=nodes)
-
-
-def _way_out(status: RunStatus) -> str:
-    """Return what to do about a run that has no process that can be reached."""
-    run_id = status.run.run_id
-    if status.state.has_nodes or status.state is State.UNKNOWN:
-        return "try again in a moment"
-    if status.state.is_alive:
-        return f"wait until it runs (hpcddp why {run_id} says what it waits for)"
-    return f"its logs are there: hpcddp logs {run_id}"
 
 
 def run_inside(

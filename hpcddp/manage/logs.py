@@ -7,13 +7,14 @@ import heapq
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import UserError
+from hpcddp.manage.run_files import record_or_damage
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, read_failures
 from hpcddp.run.files import (
@@ -26,11 +27,9 @@ from hpcddp.run.files import (
 )
 from hpcddp.run.job_records import known_hosts, member_word, read_start
 from hpcddp.run.log_timestamps import Times, read_times
-from hpcddp.run.record import RecordError
 
 BATCH = "batch"
 """Shown for the batch script, where a rank has its number."""
-"""Shown for an event of the run, where a rank has its number."""
 _LAST_LINE_BYTES: Final = 4096
 # torch (c10d/socket.cpp) writes it where the address of a host has no name in DNS; the ranks are connected.
 _NAMELESS_HOST: Final = re.compile(
@@ -126,28 +125,19 @@ def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool
     member = member_word(attempt)
     for rank in ranks:
         if rank not in paths:
-            others = _ranks_with_log(paths, member)
+            others = f"no {member} has one yet"
+            if paths:
+                last = max(paths)
+                others = f"{member}s 0 to {last} have one" if last else f"{member} 0 has one"
             raise NoLogError(f"{member} {rank} has no log in attempt {attempt.number}; {others}")
-    hosts = _hosts(attempt)
+    known = known_hosts(attempt)
+    if known is None:
+        hosts = {record.rank: record.host for record in read_failures(attempt)}
+    else:
+        hosts = dict(enumerate(known))
     chosen = sorted(rank for rank in paths if not ranks or rank in ranks)
     logs = [LogSource(path=paths[rank], rank=rank, host=hosts.get(rank), member=member) for rank in chosen]
     return [*_batch(attempt), *logs] if batch else logs
-
-
-def _ranks_with_log(paths: Mapping[int, Path], member: str) -> str:
-    """Return which ranks have a log, a clause."""
-    if not paths:
-        return f"no {member} has one yet"
-    last = max(paths)
-    return f"{member}s 0 to {last} have one" if last else f"{member} 0 has one"
-
-
-def _hosts(attempt: AttemptDirectory) -> dict[int, str]:
-    """Return where each rank runs, as far as that is known."""
-    hosts = known_hosts(attempt)
-    if hosts is not None:
-        return dict(enumerate(hosts))
-    return {record.rank: record.host for record in read_failures(attempt)}
 
 
 def _batch(attempt: AttemptDirectory) -> Iterator[LogSource]:
@@ -157,7 +147,9 @@ def _batch(attempt: AttemptDirectory) -> Iterator[LogSource]:
         return
     begin = _find(log, beginning(attempt)) or 0
     end = _find(log, beginning(attempt.run.attempt(attempt.number + 1)), begin)
-    yield LogSource(path=log, rank=None, host=_batch_host(attempt), member=BATCH, begin=begin, end=end)
+    start, _ = record_or_damage(lambda: read_start(attempt))
+    host = None if start is None else start.host
+    yield LogSource(path=log, rank=None, host=host, member=BATCH, begin=begin, end=end)
 
 
 def _find(log: Path, line: str, begin: int = 0) -> int | None:
@@ -169,15 +161,6 @@ def _find(log: Path, line: str, begin: int = 0) -> int | None:
             if line_of_log.endswith(wanted):
                 return end - len(wanted)
     return None
-
-
-def _batch_host(attempt: AttemptDirectory) -> str | None:
-    """Return where the batch script ran, as far as that is known; the log is shown without it, too."""
-    try:
-        start = read_start(attempt)
-    except RecordError:
-        return None
-    return None if start is None else start.host
 
 
 def merged(logs: Sequence[LogSource]) -> Iterator[LogLine]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain, islice
@@ -14,9 +14,9 @@ from typing import Any, Final
 from hpcddp.errors import UserError
 from hpcddp.jobfile.placeholders import argument_text
 from hpcddp.manage.run_files import Job, RunFiles, lines_or_damage, read_run_files, record_or_damage
-from hpcddp.manage.status import Ask, RunStatus, statuses
+from hpcddp.manage.status import Ask, RunStatus, Statuses, statuses
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.events import Event, read_event_log
+from hpcddp.run.events import read_event_log
 from hpcddp.run.files import TAIL_BYTES, exists
 from hpcddp.run.find import all_runs, submission_time
 from hpcddp.run.job_records import Change, read_submission
@@ -56,41 +56,27 @@ def _is_element_of_any(run: RunDirectory, sweep_paths: Collection[Path]) -> bool
 def files_of(entry: Entry) -> list[RunFiles]:
     """Return the contents of the directory of a run, or of each element of a sweep."""
     if isinstance(entry, Sweep):
-        sweep_files = _read_sweep_files(entry)
-        return [sweep_files.of_element(index) for index in range(len(entry.elements))]
+        return _files_of_elements(entry, range(len(entry.elements)))
     # An element that has not begun has no directory.
     sweep = None if exists(entry.path) else sweep_of(entry)
-    if sweep is None:
-        return [read_run_files(entry)]
-    return [_read_sweep_files(sweep).of_element(index_of(entry))]
+    return [read_run_files(entry)] if sweep is None else _files_of_elements(sweep, [index_of(entry)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SweepFiles:
-    """The files of a sweep's own directory; they apply to elements without files of their own.
-
-    Args:
-        submitted: when the sweep was submitted, in seconds since the epoch; None if that is not known.
-    """
-
-    sweep: Sweep
-    events: tuple[Event, ...]
-    submitted: float | None
-
-    def of_element(self, index: int) -> RunFiles:
-        job_id = self.sweep.job_id(index)
-        job = None if job_id is None else Job(job_id=job_id, submitted=self.submitted)
-        files = read_run_files(self.sweep.run(index), job=job)
-        if files.attempt is not None or files.events:
-            return files
-        return replace(files, events=self.events)
-
-
-def _read_sweep_files(sweep: Sweep) -> _SweepFiles:
+def _files_of_elements(sweep: Sweep, indices: Iterable[int]) -> list[RunFiles]:
+    """Return the contents of the directories of elements; the sweep's own files apply to those without files."""
     submission, _ = record_or_damage(lambda: read_submission(sweep.directory))
+    submitted = None if submission is None else submission.time
     event_log = sweep.directory.events
     events, _ = lines_or_damage(event_log, lambda: read_event_log(event_log, TAIL_BYTES))
-    return _SweepFiles(sweep=sweep, events=events, submitted=None if submission is None else submission.time)
+    files_of_elements = []
+    for index in indices:
+        job_id = sweep.job_id(index)
+        job = None if job_id is None else Job(job_id=job_id, submitted=submitted)
+        files = read_run_files(sweep.run(index), job=job)
+        if files.attempt is None and not files.events:
+            files = replace(files, events=events)
+        files_of_elements.append(files)
+    return files_of_elements
 
 
 def short_keys(sweep: Sweep) -> dict[str, str]:
@@ -344,12 +330,15 @@ def overview_now(entries: Sequence[Entry], environment: Mapping[str, str]) -> Ov
 
 def sweep_status_now(sweep: Sweep, environment: Mapping[str, str]) -> tuple[SweepStatus, str | None]:
     """Return the state of a sweep now, and why Slurm could not be asked, or None; Slurm is asked once at most."""
-    files = files_of(sweep)
-    answer = statuses(files, ask=lambda: commands.queue(environment), now=time.time())
+    answer = _statuses_now(sweep, environment)
     return SweepStatus(sweep=sweep, elements=answer.runs), answer.unanswered
 
 
 def status_now(run: RunDirectory, environment: Mapping[str, str]) -> RunStatus:
     """Return the state of a run now; Slurm is asked once at most."""
-    (status,) = statuses(files_of(run), ask=lambda: commands.queue(environment), now=time.time()).runs
+    (status,) = _statuses_now(run, environment).runs
     return status
+
+
+def _statuses_now(entry: Entry, environment: Mapping[str, str]) -> Statuses:
+    return statuses(files_of(entry), ask=lambda: commands.queue(environment), now=time.time())

@@ -96,7 +96,11 @@ class Ranking:
             cells=[str(status.state) for status in statuses],
             paint=lambda row, text: paint(text, statuses[row].state),
         )
-        values = self._value_columns()
+        texts = [value_texts(element.values, element.status.files.changes) for element in self.elements]
+        values = []
+        for key, name in short_keys(self.sweep.sweep).items():
+            cells = [one_line(texts_of_element.get(key, NOTHING)) for texts_of_element in texts]
+            values.append(Column(title=one_line(name), cells=cells))
         columns = [index_column, metric_column, *values, step_column, state_column]
         hidden: list[str] = []
         if width is not None and table_width(columns) > width:
@@ -105,14 +109,6 @@ class Ranking:
             columns = [index_column, metric_column, *values, state_column]
             hidden = [step_column.title, *hidden_values]
         return [*table_lines(columns, hidden=hidden), *remarks_on([self.sweep])]
-
-    def _value_columns(self) -> list[Column]:
-        texts = [value_texts(element.values, element.status.files.changes) for element in self.elements]
-        columns = []
-        for key, name in short_keys(self.sweep.sweep).items():
-            cells = [one_line(texts_of_element.get(key, NOTHING)) for texts_of_element in texts]
-            columns.append(Column(title=one_line(name), cells=cells))
-        return columns
 
 
 def _fit_values(values: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:

@@ -18,7 +18,7 @@ from hpcddp.manage.format import duration_text
 from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.ranking import sort_key
 from hpcddp.manage.run_files import T, closed_directory_sentence, lines_or_damage, record_or_damage
-from hpcddp.manage.run_metrics import Extreme, RunMetrics, read_run_metrics
+from hpcddp.manage.run_metrics import RunMetrics, read_run_metrics
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
@@ -336,6 +336,10 @@ class RunReport:
             str(phase): {"seconds": round(seconds, 3), "device_hours": hours.get(phase)}
             for phase, seconds in goodput.seconds.items()
         }
+        metrics = {}
+        for name in self.metrics:
+            extremes = {"last": self.measured.last(name), "best": self.measured.best(name)}
+            metrics[name] = {which: extreme and asdict(extreme) for which, extreme in extremes.items()}
         attempts = []
         for attempt in self.attempts:
             attempts.append(attempt.as_json())
@@ -364,13 +368,7 @@ class RunReport:
         return document | {
             "step": self.status.step,
             "total_steps": self.status.files.total_steps,
-            "metrics": {
-                name: {
-                    "last": _extreme_document(self.measured.last(name)),
-                    "best": _extreme_document(self.measured.best(name)),
-                }
-                for name in self.metrics
-            },
+            "metrics": metrics,
             "attempts": attempts,
             "device": self.device,
             "device_hours": goodput.total_device_hours,
@@ -387,10 +385,6 @@ class RunReport:
             "code_changes": [{"attempt": attempt, "what": sentence} for attempt, sentence in self.code_changes],
             "damaged": list(self.damaged),
         }
-
-
-def _extreme_document(extreme: Extreme | None) -> dict[str, Any] | None:
-    return None if extreme is None else asdict(extreme)
 
 
 def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:

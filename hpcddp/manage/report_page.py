@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, groupby
 from typing import Any, Final
@@ -54,40 +53,22 @@ def time_unit(seconds: float) -> tuple[int, str]:
     return 1, "seconds"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A curve of a chart.
+Curve = list[list[tuple[float, Point]]]
+"""The parts of a curve, each with the points that a line connects, and their places on the horizontal axis."""
+
+
+def _curve_over_time(points: Sequence[Point], *, began: float, unit_s: float) -> Curve:
+    """Return the curve of a metric over the wall time; it is interrupted between attempts.
 
     Args:
-        color: the number of its colour.
-        parts: what a line connects: points, each with its place on the horizontal axis.
+        began: when the run began, in seconds since the epoch.
+        unit_s: the unit of the wall time, in seconds.
     """
-
-    color: int
-    parts: Sequence[Sequence[tuple[float, Point]]]
-
-    @classmethod
-    def over_steps(cls, points: Sequence[Point], color: int) -> Curve:
-        """Return the curve of a metric over steps."""
-        return cls(color=color, parts=[[(float(point.step), point) for point in points]])
-
-    @classmethod
-    def over_time(cls, points: Sequence[Point], color: int, *, began: float, unit_s: float) -> Curve:
-        """Return the curve of a metric over the wall time; it is interrupted between attempts.
-
-        Args:
-            began: when the run began, in seconds since the epoch.
-            unit_s: the unit of the wall time, in seconds.
-        """
-        parts = []
-        for _, points_of_attempt in groupby(points, key=lambda point: point.attempt_index):
-            part = [((point.time - began) / unit_s, point) for point in points_of_attempt]
-            parts.append([(x, point) for x, point in part if math.isfinite(x)])
-        return cls(color=color, parts=parts)
-
-    def points(self) -> list[tuple[float, Point]]:
-        """Return all points."""
-        return list(chain.from_iterable(self.parts))
+    curve = []
+    for _, points_of_attempt in groupby(points, key=lambda point: point.attempt_index):
+        part = [((point.time - began) / unit_s, point) for point in points_of_attempt]
+        curve.append([(x, point) for x, point in part if math.isfinite(x)])
+    return curve
 
 
 class _Axis:
@@ -155,11 +136,11 @@ def chart(curves: Sequence[Curve], marks: Sequence[float], *, width: float, is_l
     """Return the drawing of curves, with a line at each mark; empty if no curve has points.
 
     Args:
-        curves: around one that is alone, a band reaches from the smallest to the largest values.
+        curves: each has its own colour; a single one has a band from the smallest to the largest values.
         marks: places on the horizontal axis.
         width: the largest value on the horizontal axis, at least.
     """
-    points = list(chain.from_iterable(curve.points() for curve in curves))
+    points = list(chain.from_iterable(chain.from_iterable(curves)))
     if not points:
         return Markup()
     across = _Axis(0.0, max(width, *(x for x, _ in points)) or 1.0, _LEFT, _RIGHT)
@@ -173,16 +154,15 @@ def chart(curves: Sequence[Curve], marks: Sequence[float], *, width: float, is_l
         parts.append(f'<text x="{_LEFT - 6}" y="{y}" dy="3.5" text-anchor="end">{_tick_text(value)}</text>')
     mark_places = map(across.place, marks[:_MARKS])
     parts += (f'<path d="M{x} {_TOP}V{_BOTTOM}" stroke="var(--ink)" stroke-dasharray="1 3"/>' for x in mark_places)
-    for curve in curves:
-        parts += _curve_parts(curve, across, upwards, has_band=len(curves) == 1)
+    for color, curve in enumerate(curves):
+        parts += _curve_parts(curve, f"var(--c{color})", across, upwards, has_band=len(curves) == 1)
     return _svg(parts, *_CHART)
 
 
-def _curve_parts(curve: Curve, across: _Axis, upwards: _Axis, *, has_band: bool) -> Iterator[str]:
+def _curve_parts(curve: Curve, paint: str, across: _Axis, upwards: _Axis, *, has_band: bool) -> Iterator[str]:
     """Yield the band and the line of each part of a curve, and a dot at each point of a short curve."""
-    paint = f"var(--c{curve.color})"
-    has_dots = len(curve.points()) <= _MARKED_POINTS
-    for part in filter(None, curve.parts):
+    has_dots = sum(map(len, curve)) <= _MARKED_POINTS
+    for part in filter(None, curve):
         line = []
         above = []
         below = []
@@ -454,12 +434,12 @@ def _charts(reports: Sequence[RunReport]) -> Iterator[dict[str, Any]]:
         curves_over_steps = []
         curves_over_time = []
         all_points = []
-        for color, report in enumerate(reports):
+        for report in reports:
             began = [attempt.began for attempt in report.attempts]
             points = report.measured.points(name, began, points_of_curve)
             all_points += points
-            curves_over_steps.append(Curve.over_steps(points, color))
-            curves_over_time.append(Curve.over_time(points, color, began=report.began or 0.0, unit_s=unit_s))
+            curves_over_steps.append([[(float(point.step), point) for point in points]])
+            curves_over_time.append(_curve_over_time(points, began=report.began or 0.0, unit_s=unit_s))
         is_log = spans_powers_of_ten(all_points)
         yield {
             "title": _clean(name),

@@ -150,8 +150,12 @@ def _threads(lines: Sequence[str]) -> tuple[list[Frame], list[tuple[str, ...]]]:
         return [], []
     # faulthandler prints the main thread last.
     main = next((thread for thread in threads if thread[0].endswith(_MAIN_IN_PY_SPY)), threads[-1])
-    others = [thread for thread in threads if thread is not main and not _is_thread_of_hpcddp(thread)]
-    return _frames(main), [tuple(thread) for thread in others]
+    others = []
+    for thread in threads:
+        is_of_hpcddp = all(_OWN_FILE.search(frame.file) for frame in _frames(thread))
+        if thread is not main and not is_of_hpcddp:
+            others.append(tuple(thread))
+    return _frames(main), others
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
@@ -177,7 +181,3 @@ def _frame(line: str) -> Frame | None:
         if match is not None:
             return Frame(text=line, file=match["file"], line=match["line"])
     return None
-
-
-def _is_thread_of_hpcddp(thread: Sequence[str]) -> bool:
-    return all(_OWN_FILE.search(frame.file) for frame in _frames(thread))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -170,7 +170,14 @@ class RunStatus:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What its user should know besides its state, a sentence each."""
-        remarks = [*self.files.remarks, *self._failing_node_remarks()]
+        remarks = [*self.files.remarks]
+        if self.state is not State.FINISHED:
+            excluded = excluded_nodes(self.files.events)
+            for node in failing_nodes(self.files.events, now=self.now):
+                advice = "to keep requeued jobs away from it, write requeue.avoid_failed_nodes: true"
+                if node.name in excluded:
+                    advice = "its job is kept away from it"
+                remarks.append(f"run {self.run.run_id}: node {node.name} {node.why}; {advice}")
         if self._cannot_record:
             remarks.append(
                 f"run {self.run.run_id}: the disk of {self.run.path} is full, so that the run may be farther than its "
@@ -186,17 +193,6 @@ class RunStatus:
     def _cannot_record(self) -> bool:
         """Whether it runs on a disk that is full."""
         return self.state.has_nodes and is_disk_full(self.run.path)
-
-    def _failing_node_remarks(self) -> Iterator[str]:
-        """Yield a sentence for each node on which a run that is not finished fails."""
-        if self.state is State.FINISHED:
-            return
-        excluded = excluded_nodes(self.files.events)
-        for node in failing_nodes(self.files.events, now=self.now):
-            advice = "to keep requeued jobs away from it, write requeue.avoid_failed_nodes: true"
-            if node.name in excluded:
-                advice = "its job is kept away from it"
-            yield f"run {self.run.run_id}: node {node.name} {node.why}; {advice}"
 
     @property
     def hosts(self) -> Sequence[str] | None:
@@ -403,19 +399,11 @@ def _state_of_live_job(files: RunFiles) -> State:
         return State.REQUEUED
     if files.of_attempt("stop") or files.of_attempt("signal") or files.of_attempt("failure"):
         return State.STOPPING
-    return State.RUNNING if _has_begun_work(files) else State.STARTING
-
-
-def _has_begun_work(files: RunFiles) -> bool:
-    """Return whether the newest attempt has begun its work."""
-    if files.of_attempt("train"):
-        return True
-    # A program of the user's own has no number of steps, and its start may lie before the events that were read.
-    if files.hosts is not None and files.total_steps is None:
-        return True
     # The first events of a long run may lie before the part that was read.
-    began = 0.0 if files.start is None else files.start.time
-    return files.progress is not None and files.progress.time >= began
+    has_progress = files.progress is not None and files.progress.time >= files.start.time
+    # A program of the user's own has no number of steps.
+    is_program = files.hosts is not None and files.total_steps is None
+    return State.RUNNING if files.of_attempt("train") or is_program or has_progress else State.STARTING
 
 
 def left_behind(status: RunStatus) -> list[int]:
