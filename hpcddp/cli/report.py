@@ -56,7 +56,7 @@ def report(
     """
     from hpcddp.manage.overview import SweepStatus, entry_of, overview_now
     from hpcddp.manage.ranking import rank_only
-    from hpcddp.manage.report import page_name, ranked, reports_of
+    from hpcddp.manage.report import ranked, reports_of
     from hpcddp.run.find import chosen_run
 
     if as_json and output is not None:
@@ -90,7 +90,10 @@ def report(
     title = f"{first_run.parent.name} / {run_or_sweep_id}"
     if len(overview.lines) > 1:
         title += f" and {len(overview.lines) - 1} more"
-    path = output or Path(page_name(reports, None if sweep is None else sweep.path))
+    page_name = f"{run_or_sweep_id}-report.html"
+    if sweep is None and len(reports) > 1:
+        page_name = f"{run_or_sweep_id}-and-{len(reports) - 1}-more-report.html"
+    path = output or Path(page_name)
     _refuse_unwritable(path)
     _write(path, page(ordered_reports, title=title, now=time.time(), is_sweep=sweep is not None, sorted_by=sort))
     echo(str(path))

@@ -80,11 +80,6 @@ def _requeue_text(event: Event) -> str:
     return text + _error_text(event)
 
 
-def _restart_text(event: Event) -> str:
-    text = f"attempt {event.attempt} ended, and its tasks are started again in the same job"
-    return f"{text}: {event.reason}{_error_text(event)}"
-
-
 def _stop_text(event: Event) -> str | None:
     if event.saved is not None:
         # An event of the ranks; the supervisor writes another one for the same stop, which says why.
@@ -111,7 +106,10 @@ _TEXTS: Final[Mapping[str, Callable[[Event], str | None]]] = MappingProxyType(
         "resume": _resume_text,
         "requeue": _requeue_text,
         "exclusion": lambda event: event.reason,
-        "restart": _restart_text,
+        "restart": lambda event: (
+            f"attempt {event.attempt} ended, and its tasks are started again in the same job: {event.reason}"
+            f"{_error_text(event)}"
+        ),
         "stop": _stop_text,
         "failure": lambda event: f"attempt {event.attempt} failed{_step_text(event)}{_error_text(event)}",
         "finish": lambda event: f"attempt {event.attempt} finished{_step_text(event)}{_error_text(event)}",

@@ -14,7 +14,7 @@ from hpcddp.manage.overview import SweepStatus, short_keys, value_texts, values_
 from hpcddp.manage.overview_text import Paint, remarks_on
 from hpcddp.manage.run_files import lines_or_damage, record_or_damage
 from hpcddp.manage.status import RunStatus
-from hpcddp.manage.table import SEPARATOR, Column, table_lines, table_width
+from hpcddp.manage.table import Column, table_lines, table_width
 from hpcddp.run.evaluations import mode_of
 from hpcddp.run.metrics import MetricsLine, read_metrics
 from hpcddp.run.result import read_result
@@ -104,24 +104,13 @@ class Ranking:
         columns = [index_column, metric_column, *values, step_column, state_column]
         hidden: list[str] = []
         if width is not None and table_width(columns) > width:
-            width_for_values = width - table_width([index_column, metric_column, state_column])
-            values, hidden_values = _fit_values(values, width_for_values)
+            hidden.append(step_column.title)
+            values = [replace(column, most_characters=_LONGEST_CUT_VALUE) for column in values]
             columns = [index_column, metric_column, *values, state_column]
-            hidden = [step_column.title, *hidden_values]
+            while values and table_width(columns) > width:
+                hidden.append(values.pop().title)
+                columns = [index_column, metric_column, *values, state_column]
         return [*table_lines(columns, hidden=hidden), *remarks_on([self.sweep])]
-
-
-def _fit_values(values: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:
-    """Return the columns that fit into a width, long values cut, and the titles of those that are hidden.
-
-    Args:
-        width: characters for these columns, a separator before each of them included.
-    """
-    columns = [replace(column, most_characters=_LONGEST_CUT_VALUE) for column in values]
-    hidden = []
-    while sum(column.width + len(SEPARATOR) for column in columns) > max(0, width):
-        hidden.append(columns.pop().title)
-    return columns, hidden
 
 
 def is_smaller_better(metric: str) -> bool:

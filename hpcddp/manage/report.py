@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.errors import HpcddpError
@@ -557,13 +556,3 @@ def reports_of(lines: Sequence[RunStatus | SweepStatus]) -> list[RunReport]:
             for element, values, text in zip(line.elements, line.sweep.elements, line.values, strict=True):
                 reports.append(replace(report_of(element), values=values, values_text=text))
     return reports
-
-
-def page_name(reports: Sequence[RunReport], sweep: Path | None) -> str:
-    """Return the name of the file of a report; with a sweep, that of the sweep."""
-    if sweep is not None:
-        return f"{sweep.name}-report.html"
-    name = reports[0].run.run_id
-    if len(reports) > 1:
-        name += f"-and-{len(reports) - 1}-more"
-    return f"{name}-report.html"

@@ -77,23 +77,17 @@ class StackGroup:
         if first.rank is None:
             yield f"{self.who}, such as that {shown}" if len(self.processes) > 1 else f"no rank {shown}"
         elif first.is_child:
-            yield f"{self._who_children} {shown}"
+            who = f"a process that rank {first.rank} has started"
+            if len(self.processes) > 1:
+                parents = numbered_text("rank", sorted({process.rank or 0 for process in self.processes}))
+                who = f"{len(self.processes)} processes that {parents} started, such as one of rank {first.rank}"
+            yield f"{who} {shown}"
         elif len(self.processes) == 1:
             yield f"rank {first.rank} {shown}"
         else:
             ranks = ranks_text(process.rank or 0 for process in self.processes)
             yield f"ranks {ranks}, such as rank {first.rank} {shown}"
         yield from (f"  {line}".rstrip() for line in self._stacks())
-
-    @property
-    def _who_children(self) -> str:
-        """Which processes that ranks have started, before where the first of them is."""
-        first = self.processes[0]
-        if len(self.processes) == 1:
-            return f"a process that rank {first.rank} has started"
-        ranks = sorted({process.rank or 0 for process in self.processes})
-        parents = numbered_text("rank", ranks)
-        return f"{len(self.processes)} processes that {parents} started, such as one of rank {first.rank}"
 
     def _stacks(self) -> Iterator[str]:
         if not self.main:

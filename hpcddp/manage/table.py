@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-SEPARATOR: Final = "  "
+_SEPARATOR: Final = "  "
 _CUT: Final = "..."
 
 
@@ -61,14 +61,14 @@ class Column:
 
 def table_width(columns: Collection[Column]) -> int:
     """Return how many characters the lines of a table have at most, without rows that reach over several columns."""
-    return sum(column.width for column in columns) + len(SEPARATOR) * (len(columns) - 1)
+    return sum(column.width for column in columns) + len(_SEPARATOR) * (len(columns) - 1)
 
 
 def table_lines(columns: Sequence[Column], *, hidden: Sequence[str] = ()) -> list[str]:
     """Return the lines of a table: the titles, each row, and the titles of the columns that are hidden, if any is."""
     last = len(columns) - 1
     texts = [column.texts(is_last=place == last) for place, column in enumerate(columns)]
-    lines = [SEPARATOR.join(row).rstrip() for row in zip(*texts, strict=True)]
+    lines = [_SEPARATOR.join(row).rstrip() for row in zip(*texts, strict=True)]
     if hidden:
         lines.append(f"(columns hidden: {', '.join(hidden)})")
     return lines
