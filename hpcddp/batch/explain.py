@@ -34,7 +34,7 @@ def explain(plan: JobPlan) -> str:
     blocks = [
         ["Step", *_row_lines(_step(plan.batch))],
         ["Epoch", *_row_lines(_epoch(plan.batch))],
-        ["Training", *_row_lines(_training(plan))],
+        ["Training", *_row_lines(chain([_length(plan, plan.total_steps)], _rate(plan)))],
     ]
     blocks += [textwrap.wrap(paragraph, _WIDTH) for paragraph in _WHY]
     if plan.notes:
@@ -108,10 +108,8 @@ def _epoch(batch: BatchPlan) -> Iterator[tuple[str, str]]:
         yield "training data", f"unknown number of {batch.unit}s"
         return
     yield "training data", f"{counted(batch.samples, batch.unit)}"
-    if tail == batch.global_batch_size:
+    if steps == 1 or tail == batch.global_batch_size:
         yield "steps", f"{steps:,} of {counted(tail, batch.unit)}"
-    elif steps == 1:
-        yield "steps", f"1 of {counted(tail, batch.unit)}"
     else:
         most = f"{steps - 1:,} of {counted(batch.global_batch_size, batch.unit)}"
         yield "steps", f"{steps:,}: {most}, then one of {tail:,}"
@@ -149,11 +147,6 @@ def _terms(batch: BatchPlan, share: int) -> str:
 def _runs(sizes: Iterable[int]) -> list[tuple[int, int]]:
     """Return the sizes with equal neighbours counted: (size, how many)."""
     return [(size, len(list(equal))) for size, equal in groupby(sizes)]
-
-
-def _training(plan: JobPlan) -> Iterator[tuple[str, str]]:
-    yield _length(plan, plan.total_steps)
-    yield from _rate(plan)
 
 
 def _length(plan: JobPlan, total_steps: int | None) -> tuple[str, str]:

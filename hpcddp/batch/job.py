@@ -299,19 +299,16 @@ def _scaling_notes(scaling: Scaling, global_batch_size: int) -> Iterator[str]:
     """Yield the note on a rule that changes nothing, or on a batch that no rule is applied to."""
     rule = scaling.scaled.rule
     tuned_for = scaling.tuned_for
-    if rule != "none":
-        if tuned_for is None:
-            yield (
-                f"learning_rate.rule is {rule}, and changes nothing: learning_rate.base_global_batch_size is null, so "
-                "that base is for this job's own batch."
-            )
-        return
-    if tuned_for is None or tuned_for == global_batch_size:
-        return
-    yield (
-        f"learning_rate.base {scaling.base:g} was tuned for a global batch of {tuned_for}, and this one has "
-        f"{global_batch_size}: rule 'none' leaves it; no rule fits every model (Shallue et al. 2019)."
-    )
+    if rule != "none" and tuned_for is None:
+        yield (
+            f"learning_rate.rule is {rule}, and changes nothing: learning_rate.base_global_batch_size is null, so "
+            "that base is for this job's own batch."
+        )
+    elif rule == "none" and tuned_for not in {None, global_batch_size}:
+        yield (
+            f"learning_rate.base {scaling.base:g} was tuned for a global batch of {tuned_for}, and this one has "
+            f"{global_batch_size}: rule 'none' leaves it; no rule fits every model (Shallue et al. 2019)."
+        )
 
 
 def batch_variables(batch: BatchPlan, *, learning_rate: float | None) -> dict[str, str]:

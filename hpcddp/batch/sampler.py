@@ -152,12 +152,10 @@ class GroupTable:
         Args:
             groups: numbers of groups, ``[g]``, 0..len-1.
         """
-        parts = [self._members[start : start + size] for start, size in zip(*self._spans(groups), strict=True)]
+        spans = zip(self._starts[groups].tolist(), self._sizes[groups].tolist(), strict=True)
+        parts = [self._members[start : start + size] for start, size in spans]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def count(self, groups: Indices) -> int:
         """Return how many samples some groups have together."""
         return int(self._sizes[groups].sum())
-
-    def _spans(self, groups: Indices) -> tuple[list[int], list[int]]:
-        return self._starts[groups].tolist(), self._sizes[groups].tolist()

@@ -188,11 +188,10 @@ def _run(command: list[str], directory: Path, timeout_s: float) -> tuple[str, st
         try:
             output, errors = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
             return "", "", None
-        except BaseException:
+        finally:
             # At Ctrl-C, communicate waits for a moment, and the child may have ended.
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            raise
+            if child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
         return output, errors, child.returncode

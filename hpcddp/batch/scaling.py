@@ -152,11 +152,6 @@ def _faster(beta: float, kappa: Fraction) -> float:
     return float(1 - kappa * (1 - as_written(beta)))
 
 
-def fitting_rule(optimizer: Optimizer) -> Rule:
-    """Return the rule from the literature for an optimizer; it need not fit a given model."""
-    return "sqrt" if optimizer.name in ADAM_FAMILY else "linear"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     """The constants scaled by the chosen rule, and by the rule from the literature for the optimizer.
@@ -215,7 +210,9 @@ def scaling_of(
     scaling = Scaling(base=rate.base, tuned_for=rate.base_global_batch_size, scaled=scaled)
     if optimizer is None:
         return scaling
-    fitted = rate.model_copy(update={"rule": fitting_rule(optimizer)})
+    # The rule from the literature; it need not fit a given model.
+    rule: Rule = "sqrt" if optimizer.name in ADAM_FAMILY else "linear"
+    fitted = rate.model_copy(update={"rule": rule})
     try:
         fitting = scale(fitted, optimizer, ema_decay=ema_decay, global_batch_size=global_batch_size)
     except PlanError:

@@ -132,9 +132,8 @@ def loss(
     """
     # What the loss prints is not part of the result.
     with contextlib.redirect_stdout(io.StringIO()):
-        from hpcddp.doctor.loss.examination import examine
-        from hpcddp.doctor.loss.report import as_json as document_of
-        from hpcddp.doctor.loss.report import explain
+        from hpcddp.doctor.loss.examination import as_json as document_of
+        from hpcddp.doctor.loss.examination import examine, explain
 
         examination = examine(
             name, world_size=world_size, samples=batch, data=data, directory=Path.cwd(), batch_dim=batch_dim

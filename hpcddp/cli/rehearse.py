@@ -73,10 +73,8 @@ def rehearse(  # noqa: PLR0913  each is an option
 
     Example: hpcddp rehearse --tasks-per-node 2 -- python train.py --epochs 2
     """
-    from hpcddp.rehearse.rehearsal import choose_faults
+    from hpcddp.rehearse.rehearsal import choose_faults, lines_of, sandbox_of_two_hosts
     from hpcddp.rehearse.rehearsal import rehearse as rehearse_job
-    from hpcddp.rehearse.sandbox import sandbox_of_two_hosts
-    from hpcddp.rehearse.table import lines_of
 
     faults_by_place = choose_faults(faults or (), _places(cluster, sandbox=sandbox))
     job = job_arguments(context).load(job_file, overrides=overrides)

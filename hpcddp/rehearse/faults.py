@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,38 +111,19 @@ SANDBOX_FAULTS: Final = (
 """The faults that ``--sandbox`` adds, on two hosts."""
 
 
-def tasks_of(attempt: AttemptDirectory) -> dict[int, int]:
-    """Return the process id of each task of an attempt that runs on this machine, by the task's number."""
+TASK: Final = "SUBMITIT_LOCAL_GLOBALID"
+
+
+def processes_of(attempt: AttemptDirectory, variable: str) -> dict[int, int]:
+    """Return the process ids of an attempt on this machine, by the number that a variable of theirs holds."""
     pids: dict[int, int] = {}
-    for pid, variables in _processes_of(attempt):
-        number = variables.get("SUBMITIT_LOCAL_GLOBALID")
-        if number is not None:
-            # What a task has started has its variables too, and a later process id unless the ids began anew.
-            pids[int(number)] = min(pid, pids.get(int(number), pid))
-    return pids
-
-
-def last_rank_of(attempt: AttemptDirectory) -> int | None:
-    """Return the process id of the rank with the highest number on this machine; None if none runs.
-
-    The ranks of a command are what its tasks have started; those of a training are its tasks.
-    """
-    ranks: dict[int, int] = {}
-    for pid, variables in _processes_of(attempt):
-        rank = variables.get("RANK", "")
-        if rank.isdecimal():
-            # A rank's workers have its variables too.
-            ranks[int(rank)] = min(pid, ranks.get(int(rank), pid))
-    processes = ranks or tasks_of(attempt)
-    return processes[max(processes)] if processes else None
-
-
-def _processes_of(attempt: AttemptDirectory) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the processes that belong to an attempt, each with the variables that it was started with."""
     for process in own_processes():
         variables = environment_of(process.pid)
-        if variables.get("HPCDDP_ATTEMPT_DIR") == str(attempt.path):
-            yield process.pid, variables
+        number = variables.get(variable, "")
+        if variables.get("HPCDDP_ATTEMPT_DIR") == str(attempt.path) and number.isdecimal():
+            # What a process has started has its variables too, and a later process id unless the ids began anew.
+            pids[int(number)] = min(process.pid, pids.get(int(number), process.pid))
+    return pids
 
 
 def send(sent: SentSignal, attempt: AttemptDirectory, *, job_id: int) -> None:
@@ -154,13 +134,14 @@ def send(sent: SentSignal, attempt: AttemptDirectory, *, job_id: int) -> None:
         job_id: the process id of its batch script.
     """
     if sent.target == "script":
-        pids = [job_id]
+        pids = {0: job_id}
     elif sent.target == "one rank":
-        rank = last_rank_of(attempt)
-        pids = [] if rank is None else [rank]
+        # The ranks of a command are what its tasks have started; those of a training are its tasks.
+        ranks = processes_of(attempt, "RANK") or processes_of(attempt, TASK)
+        pids = dict(sorted(ranks.items())[-1:])
     else:
-        pids = list(tasks_of(attempt).values())
-    for pid in pids:
+        pids = processes_of(attempt, TASK)
+    for pid in pids.values():
         with suppress(ProcessLookupError):
             os.kill(pid, sent.signum)
 

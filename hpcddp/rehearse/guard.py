@@ -1,11 +1,10 @@
 """Leave nothing of a rehearsal behind, even of one that is killed: a process beside it waits for its end.
 
-``python -P -m hpcddp.rehearse.guard DIRECTORY`` does that. The end of the rehearsal closes its standard input.
+``python -P -m hpcddp.rehearse.guard DIRECTORY [--keep]`` does that. The end of the rehearsal closes its standard input.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,7 @@ def guarded(root: Path, *, is_kept: bool) -> Iterator[None]:
     Args:
         root: the directory of the rehearsal.
     """
-    words = [sys.executable, "-P", "-m", __name__, *([_KEEP] if is_kept else []), str(root)]
+    words = [sys.executable, "-P", "-m", __name__, str(root), *([_KEEP] if is_kept else [])]
     # In a session of its own, so that what ends the rehearsal does not end it too.
     guard = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -54,15 +53,6 @@ def clean_up(root: Path, *, is_kept: bool) -> None:
             forget_missing_runs(root)
 
 
-def main() -> None:
-    """Wait for the end of the rehearsal, and clean up after it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument(_KEEP, dest="is_kept", action="store_true")
-    parser.add_argument("root", type=Path)
-    arguments = parser.parse_args()
-    sys.stdin.buffer.read()
-    clean_up(arguments.root, is_kept=arguments.is_kept)
-
-
 if __name__ == "__main__":
-    main()
+    sys.stdin.buffer.read()
+    clean_up(Path(sys.argv[1]), is_kept=_KEEP in sys.argv[2:])

@@ -79,13 +79,7 @@ def make_small(
     has_gpus = job.spec.uses_gpus and place_has_gpus
     # Fields that the command line may set otherwise, and fields that always get these values.
     optional_fields = _training(job.spec, has_gpus=has_gpus)
-    fixed_fields: dict[str, Any] = {
-        "run_root": str(run_root),
-        "trackers.use": [],
-        # A small job has no node to spare.
-        "resources.min_nodes": None,
-        "resources.spare_nodes": 0,
-    }
+    fixed_fields: dict[str, Any] = {"run_root": str(run_root), "trackers.use": []}
     if place == "here":
         optional_fields |= _resources_here(job.spec, gpus)
     else:

@@ -1,7 +1,8 @@
-"""The whole rehearsal: the undisturbed run, a run under each fault, and a verdict on each."""
+"""The whole rehearsal: the undisturbed run, a run under each fault, a verdict on each, and the result as text."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -10,14 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from hpcddp.errors import UserError
+from hpcddp.errors import UserError, counted
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.rehearse.compare import Comparison, compare
+from hpcddp.manage.table import Column, table_lines
+from hpcddp.rehearse.compare import Comparison, compare, compare_saved
 from hpcddp.rehearse.faults import FAULTS, REQUEUE, SANDBOX_FAULTS, Fault
 from hpcddp.rehearse.guard import clean_up, guarded
 from hpcddp.rehearse.plan import Place, gpus_here, make_small
 from hpcddp.rehearse.project import read_project
-from hpcddp.rehearse.saved import compare_saved
 from hpcddp.rehearse.trial import (
     MARK,
     Disturbed,
@@ -26,6 +27,9 @@ from hpcddp.rehearse.trial import (
     run_disturbed,
     run_undisturbed,
 )
+from hpcddp.run.metrics import finite_number
+from hpcddp.sandbox import sandbox as sandboxes
+from hpcddp.sandbox.request import Request, default_hosts
 from hpcddp.submission.interrupts import interrupted_by_signals
 
 Verdict = Literal["equal", "rounding", "came back", "differs", "starts over", "not compared", "not tried", "lost"]
@@ -71,7 +75,7 @@ class TrialReport:
             return document
         first_metric = asdict(comparison.metrics[0]) if comparison.metrics else None
         tensors = [
-            {"file": saved.file, "name": saved.value.name, "largest_difference": _finite(saved.value.largest)}
+            {"file": saved.file, "name": saved.value.name, "largest_difference": finite_number(saved.value.largest)}
             for saved in comparison.saved.differences
         ]
         return {
@@ -82,10 +86,6 @@ class TrialReport:
             "files_compared": comparison.saved.files,
             "files_not_compared": list(comparison.saved.unreadable),
         }
-
-
-def _finite(number: float) -> float | None:
-    return number if number < float("inf") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,18 +262,13 @@ def _make_kept_directory(keep: Path) -> Path:
 
 
 def _judge(fault: Fault, reference: Undisturbed, disturbed: Disturbed) -> TrialReport:
-    if disturbed.not_tried is not None:
-        return TrialReport(fault=fault, disturbed=disturbed, comparison=None, verdict="not tried")
-    if disturbed.problem is not None:
-        return TrialReport(fault=fault, disturbed=disturbed, comparison=None, verdict="lost")
-    saved = compare_saved(reference.files, [file for file in disturbed.files if file.name != disturbed.damaged])
-    comparison = compare(reference.course, disturbed.course, saved)
-    return TrialReport(
-        fault=fault,
-        disturbed=disturbed,
-        comparison=comparison,
-        verdict=_verdict(fault, comparison, reference),
-    )
+    comparison = None
+    verdict: Verdict = "not tried" if disturbed.not_tried is not None else "lost"
+    if disturbed.not_tried is None and disturbed.problem is None:
+        saved = compare_saved(reference.files, [file for file in disturbed.files if file.name != disturbed.damaged])
+        comparison = compare(reference.course, disturbed.course, saved)
+        verdict = _verdict(fault, comparison, reference)
+    return TrialReport(fault=fault, disturbed=disturbed, comparison=comparison, verdict=verdict)
 
 
 def _verdict(fault: Fault, comparison: Comparison, reference: Undisturbed) -> Verdict:
@@ -285,3 +280,105 @@ def _verdict(fault: Fault, comparison: Comparison, reference: Undisturbed) -> Ve
         return "rounding" if comparison.is_rounding else "differs"
     is_compared = reference.steps or comparison.saved.files or comparison.same_parameters is not None
     return "equal" if is_compared else "not compared"
+
+
+_NAMED = 3
+_TITLES = ("fault", "verdict", "after step", "repeated", "restart")
+
+
+def lines_of(report: RehearsalReport) -> Iterator[str]:
+    """Yield the lines of the result."""
+    steps = len(report.undisturbed.steps)
+    made = f", {counted(steps, 'step')} reported" if steps else ""
+    yield f"{report.name} on {counted(report.ranks, 'rank')}: {report.undisturbed.seconds:.0f} s without a fault{made}"
+    yield ""
+    rows = [_row(trial) for trial in report.trials]
+    columns = [Column(title=title, cells=[row[index] for row in rows]) for index, title in enumerate(_TITLES)]
+    yield from table_lines(columns)
+    for trial in report.trials:
+        details = list(_details(trial))
+        if details:
+            yield ""
+            yield f"{trial.fault.name}: {details[0]}"
+            yield from (f"    {line}" for line in details[1:])
+    yield from _not_compared(report)
+    yield ""
+    bad_faults = [trial.fault.name for trial in report.trials if not trial.is_good]
+    if bad_faults:
+        yield f"The run does not come back as it was after: {', '.join(bad_faults)}."
+    else:
+        yield f"The run comes back after {counted(len(report.trials), 'fault')}."
+
+
+def _not_compared(report: RehearsalReport) -> Iterator[str]:
+    """Yield a sentence about the saved files that could not be loaded, in any trial."""
+    comparisons = [trial.comparison for trial in report.trials if trial.comparison is not None]
+    names = list(dict.fromkeys(name for comparison in comparisons for name in comparison.saved.unreadable))
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield ""
+        yield f"not compared, because weights_only=True does not load them: {', '.join(names[:_NAMED])}{more}"
+
+
+def _row(trial: TrialReport) -> tuple[str, ...]:
+    disturbed = trial.disturbed
+    repeated = disturbed.course.steps_repeated()
+    return (
+        trial.fault.name,
+        trial.verdict,
+        "-" if disturbed.step is None else str(disturbed.step),
+        "-" if repeated is None else str(repeated),
+        "-" if disturbed.restart_s is None else f"{disturbed.restart_s:.1f} s",
+    )
+
+
+def _details(trial: TrialReport) -> Iterator[str]:
+    """Yield what is to be known about a trial besides its row: a problem, or what differs."""
+    disturbed = trial.disturbed
+    comparison = trial.comparison
+    if disturbed.not_tried is not None:
+        yield disturbed.not_tried
+    if disturbed.problem is not None:
+        yield disturbed.problem
+        yield from disturbed.output
+    if comparison is None:
+        return
+    yield from comparison.sentences()
+    if trial.verdict == "came back" and not comparison.is_equal:
+        yield "with another number of ranks sums have another order, so the difference does not count"
+    if trial.verdict == "not compared":
+        yield "the program reports no metric (hpcddp.log) and saves no file with tensors, so nothing was compared"
+
+
+@contextmanager
+def sandbox_of_two_hosts(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Start a sandbox of two hosts, let this process use it in the block, and remove it at the end.
+
+    Args:
+        environment: this process's environment.
+
+    Returns:
+        The environment with the sandbox's Slurm.
+
+    Raises:
+        HpcddpError: the sandbox does not start; the message says what is missing.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpcddp-") as directory:
+        request = Request(
+            directory=Path(directory).resolve(),
+            hosts=default_hosts(),
+            nodes=2,
+            cpus_per_node=max(2, os.cpu_count() or 1),
+            gpus_per_node=0,
+        )
+        running = sandboxes.up(request, environment=environment)
+        own_configuration = os.environ.get("SLURM_CONF")
+        # Slurm's commands read it from this process's own environment.
+        os.environ["SLURM_CONF"] = str(running.slurm_conf)
+        try:
+            yield sandboxes.slurm_environment(running, environment)
+        finally:
+            del os.environ["SLURM_CONF"]
+            if own_configuration is not None:
+                os.environ["SLURM_CONF"] = own_configuration
+            sandboxes.down(running.directory)

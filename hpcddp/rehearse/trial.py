@@ -16,24 +16,25 @@ from typing import Final
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import change_job
+from hpcddp.manage.control import commands_of_slurm, requeue
 from hpcddp.manage.follow import JobPoller, RecordReader
 from hpcddp.manage.format import processes_text
+from hpcddp.manage.overview import status_now
 from hpcddp.manage.starts_over import first_losses
 from hpcddp.polling import wait_until
 from hpcddp.processes import environment_of, find, own_processes
-from hpcddp.rehearse.compare import Course, training_steps
+from hpcddp.rehearse.compare import Course, SavedFile, newest_to_damage, saved_files, training_steps
 from hpcddp.rehearse.faults import Fault, SlurmAct, cut_in_half, send
 from hpcddp.rehearse.plan import SmallJob
 from hpcddp.rehearse.project import Project
-from hpcddp.rehearse.requeue import cause_by_slurm
-from hpcddp.rehearse.saved import SavedFile, newest_to_damage, saved_files
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import TAIL_BYTES, read_tail
+from hpcddp.run.files import TAIL_BYTES, read_tail, write_text
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.metrics import MetricsLine, read_metrics
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import FINISHED, Result, read_result
 from hpcddp.slurm import commands
+from hpcddp.slurm.hostlist import expand
 from hpcddp.submission.interrupts import uninterrupted
 from hpcddp.submission.request import SubmitRequest
 from hpcddp.submission.resume import request_with_changes, resume, resume_with_job
@@ -288,7 +289,9 @@ def _run_disturbed_by_slurm(stage: Stage, act: SlurmAct, trial: Trial, reference
         cause_by_slurm(act, trial.run, stage.environment)
     except HpcddpError as error:
         return replace(_after_first_attempt(trial), problem=error.message)
-    _wait_for_second_attempt(trial)
+    # A job may wait in a queue for long before Slurm runs it again.
+    while trial.look() and not trial.run.newest_attempt():
+        time.sleep(_POLL_S)
     outcome = _after_first_attempt(trial)
     ended_outcome = _without_rest(outcome, reference)
     if ended_outcome is not None:
@@ -357,22 +360,15 @@ def _disturb(fault: Fault, trial: Trial) -> None:
         time.sleep(_POLL_S)
 
 
-def _wait_for_second_attempt(trial: Trial) -> None:
-    """Wait until Slurm has run the job again, or it has ended; a job may wait in a queue for long."""
-    while trial.look() and not trial.run.newest_attempt():
-        time.sleep(_POLL_S)
-
-
 def _after_first_attempt(trial: Trial) -> Disturbed:
     """Return what is known when the first attempt has ended."""
     before = trial.lines()
     steps = training_steps(before)
     result = trial.result()
-    files = trial.files()
     ended_as = "requeued" if trial.run.newest_attempt() else "lost"
     return Disturbed(
         course=Course(before=before, losses_before=first_losses(trial.run.attempt(0))),
-        files=files,
+        files=trial.files(),
         step=steps[-1] if steps else None,
         ended_as=ended_as if result is None else result.status,
     )
@@ -380,12 +376,11 @@ def _after_first_attempt(trial: Trial) -> Disturbed:
 
 def _without_rest(outcome: Disturbed, reference: Undisturbed) -> Disturbed | None:
     """Return the outcome of a run that has nothing left to do after the fault; None if it has."""
-    lacks_steps = False
-    has_all_steps = False
-    if reference.steps and outcome.step is not None:
-        lacks_steps = outcome.step < reference.steps[-1]
-        has_all_steps = not lacks_steps
-    if outcome.ended_as == FINISHED and lacks_steps:
+    last_step = reference.steps[-1] if reference.steps else None
+    has_all_steps = None
+    if last_step is not None and outcome.step is not None:
+        has_all_steps = outcome.step >= last_step
+    if outcome.ended_as == FINISHED and has_all_steps is False:
         problem = (
             f"the run counts as finished after step {outcome.step} of {reference.steps[-1]}: its program exits with "
             "code 0 as if all work were done"
@@ -508,3 +503,42 @@ def end_processes(root: Path) -> None:
 
 def _processes_of(root: Path) -> list[int]:
     return [process.pid for process in own_processes() if environment_of(process.pid).get(MARK) == str(root)]
+
+
+_TAKES_BOTH_HOSTS: Final = """\
+#!/bin/bash
+#SBATCH --partition=high --nodes=2 --exclusive --output=/dev/null
+sleep 3
+"""
+
+
+def cause_by_slurm(act: SlurmAct, run: RunDirectory, environment: Mapping[str, str]) -> None:
+    """Cause a fault of Slurm.
+
+    Args:
+        run: the run, whose job runs.
+        environment: the environment of Slurm's commands.
+
+    Raises:
+        HpcddpError: Slurm refuses it.
+    """
+    if act == "requeue":
+        requeue(status_now(run, environment), commands_of_slurm(environment))
+    elif act == "preemption":
+        script = run.path.parent / "takes-both-hosts.sh"
+        write_text(script, _TAKES_BOTH_HOSTS)
+        commands.sbatch(script, environment=environment)
+    else:
+        node = _last_node_of(run, environment)
+        commands.update_node(node, State="DOWN", Reason="rehearsal")
+        # The job, which Slurm has requeued, needs it again.
+        commands.update_node(node, State="RESUME")
+
+
+def _last_node_of(run: RunDirectory, environment: Mapping[str, str]) -> str:
+    job = status_now(run, environment).files.job
+    fields = None if job is None else commands.show_job(job.job_id, environment=environment)
+    nodes = expand(fields.get("NodeList", "")) if fields else []
+    if not nodes:
+        raise HpcddpError(f"the job of the run {run.run_id} has no node; it may have ended")
+    return nodes[-1]

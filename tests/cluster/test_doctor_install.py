@@ -71,7 +71,7 @@ def test_a_node_with_a_file_system_and_a_clock_of_its_own_is_named_for_both(sand
         "import runpy, time\n"
         "real = time.time\n"
         "time.time = lambda: real() - 60\n"
-        "runpy.run_module('hpcddp.doctor.install.probe', run_name='__main__')\n"
+        "runpy.run_module('hpcddp.doctor.install.nodes', run_name='__main__')\n"
     )
     late = f'exec "$1" -P -u {tmp_path}/late.py "$6"'
     cover = f"""exec unshare --mount sh -c 'mount -t tmpfs tmpfs {runs} && {late}' sh "$@\""""

@@ -16,8 +16,15 @@ import typer
 from hpcddp.cli import boundary
 from hpcddp.cli.doctor import ddp
 from hpcddp.doctor.ddp import rank
-from hpcddp.doctor.ddp.compare import DdpDiagnosis, DdpFinding, examine_job, failure
-from hpcddp.doctor.ddp.job import ProcessSettings, comparison_of, run_ranks
+from hpcddp.doctor.ddp.compare import (
+    DdpDiagnosis,
+    DdpFinding,
+    ProcessSettings,
+    comparison_of,
+    examine_job,
+    failure,
+    run_ranks,
+)
 from hpcddp.doctor.errors import ComparisonError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.slurm.rank_env import RankEnv
@@ -62,7 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def start_forked(settings: ProcessSettings, folder: Path, env: RankEnv) -> ForkedProcess:
-    """Start a rank as ``hpcddp.doctor.ddp.job`` does, but for its interpreter, which has imported torch already."""
+    """Start a rank as ``hpcddp.doctor.ddp.compare`` does, but for its interpreter, which has imported torch already."""
     return ForkedProcess(
         run_rank,
         (folder, settings.steps, settings.directory, settings.timeout_s),
@@ -82,7 +89,7 @@ def run_rank(folder: Path, steps: int, directory: Path, timeout_s: float) -> int
 def diagnoses() -> Mapping[str, Future[DdpDiagnosis]]:
     """Most of a comparison is the start of its processes: here they are forked. Other tests start them as users do."""
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
-        patch.setattr("hpcddp.doctor.ddp.job._start", start_forked)
+        patch.setattr("hpcddp.doctor.ddp.compare._start", start_forked)
         futures = {name: pool.submit(diagnose, *case) for name, case in CASES.items()}
         wait(futures.values())
         return futures

@@ -13,8 +13,7 @@ import hpcddp
 from hpcddp.doctor.errors import DoctorError
 from hpcddp.doctor.loss.batches import Batch
 from hpcddp.doctor.loss.call import Loss
-from hpcddp.doctor.loss.examination import Diagnosis, examine
-from hpcddp.doctor.loss.report import as_json, explain
+from hpcddp.doctor.loss.examination import Diagnosis, as_json, examine, explain
 from hpcddp.doctor.loss.verdict import Verdict
 from tests.doctor import sample_losses
 from tests.messages import GoldenMessages

@@ -177,7 +177,7 @@ def answers(**changes: Any) -> Answers:
     for part in parts:
         part[1].update({key: value for key, value in changes.items() if key in part[1]})
     parts[0][0]["host"], parts[0][1]["host"] = "n1", "n2"
-    seen = changes.get("seen", ["login", "node-0", "node-1"])
+    seen = changes.get("seen", [".login", "n1", "n2"])
     return Answers(hello=parts[0], answers=parts[1], sent=100.0, seen=seen)
 
 
@@ -192,7 +192,7 @@ def test_sound_nodes_are_ok() -> None:
         ({"hpcddp": "9.0"}, "versions", (f"Python 3.11.7, hpcddp {__version__}", "and Python 3.11.7, hpcddp 9.0")),
         ({"login_file": False}, "run root", ("n2 cannot see the file", "this machine wrote into /runs")),
         ({"refused": "Permission denied"}, "run root", ("n2 cannot write in /runs: Permission denied",)),
-        ({"seen": ["login", "node-0"]}, "run root", ("this machine cannot see the file", "n2 wrote into /runs")),
+        ({"seen": [".login", "n1"]}, "run root", ("this machine cannot see the file", "n2 wrote into /runs")),
         ({"reached": None}, "network", ("n2 does not reach", "n1 (10.0.0.1)")),
         ({"clock": 160.0}, "clocks", ("the clock of n2 is 60.0 s ahead",)),
         ({"torch": {"error": "import torch failed: x"}}, "torch", ("n2: import torch failed: x",)),

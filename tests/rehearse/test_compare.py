@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from hpcddp.doctor.tensors import TensorDifference
-from hpcddp.rehearse.compare import Comparison, Course, compare
-from hpcddp.rehearse.saved import SavedComparison, SavedDifference
+from hpcddp.rehearse.compare import Comparison, Course, SavedComparison, SavedDifference, compare
 from hpcddp.run.metrics import MetricsLine
 
 NOTHING_SAVED = SavedComparison(files=0, differences=(), unreadable=())

@@ -97,20 +97,9 @@ def test_on_two_nodes_each_has_a_rank_and_the_cluster_keeps_its_partition() -> N
 
 
 @pytest.mark.parametrize("place", ["here", "sandbox", "cluster"])
-@pytest.mark.parametrize(
-    "resources",
-    [{"nodes": 8, "min_nodes": 6}, {"nodes": 8, "spare_nodes": 3}, {"nodes": "4-8", "min_nodes": 3}, {"nodes": "2-8"}],
-)
-def test_a_job_that_may_lose_nodes_or_get_fewer_has_none_to_spare(place: Place, resources: dict[str, Any]) -> None:
-    made_small = small({**ON_CPUS, "resources": resources}, place=place)
-    fields = made_small.spec.resources
-    assert (fields.nodes, fields.min_nodes, fields.spare_nodes) == (1 if place == "here" else 2, None, 0)
-    if "min_nodes" in resources:
-        assert f"resources.min_nodes: {resources['min_nodes']} -> null" in made_small.changes
-
-
-def test_min_nodes_of_the_command_line_is_left_out_too() -> None:
-    assert small({**ON_CPUS, "resources": {"nodes": 8}}, "resources.min_nodes=6").spec.resources.min_nodes is None
+def test_a_job_of_a_range_of_nodes_gets_as_many_as_the_rehearsal_has(place: Place) -> None:
+    made_small = small({**ON_CPUS, "resources": {"nodes": "2-8"}}, place=place)
+    assert made_small.spec.resources.nodes == (1 if place == "here" else 2)
 
 
 def test_the_sandbox_gets_nothing_that_is_of_a_site_and_the_cluster_all_of_it() -> None:

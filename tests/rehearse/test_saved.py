@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hpcddp.rehearse.compare import SavedFile, compare_saved, newest_to_damage, saved_files
 from hpcddp.rehearse.faults import cut_in_half
-from hpcddp.rehearse.saved import SavedFile, compare_saved, newest_to_damage, saved_files
 from hpcddp.run.directory import RunDirectory
 
 STATE: dict[str, Any] = {"model": {"weight": torch.arange(4.0)}, "step": 3, "rng_state": torch.zeros(9)}

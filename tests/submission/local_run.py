@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp.rehearse.faults import tasks_of
+from hpcddp.rehearse.faults import TASK, processes_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, EventKind, read_events
 from hpcddp.run.failure import FailureRecord, read_failures
@@ -92,7 +92,7 @@ class LocalRun:
 
     def tasks(self) -> dict[int, int]:
         """Return the process id of each rank that runs."""
-        return tasks_of(self.attempt)
+        return processes_of(self.attempt, TASK)
 
     def wait_until_it_trains(self) -> None:
         wait_until(self.steps, "the first step", _TIMEOUT_S)

@@ -1,11 +1,20 @@
-"""``hpcddp doctor install --on-nodes``: a short job on several nodes, and what it shows."""
+"""``hpcddp doctor install --on-nodes``: a short job on several nodes, and what it shows.
+
+Each node runs ``python -P -m hpcddp.doctor.install.nodes DIRECTORY``. It communicates with the login node through
+srun's pipes, because the run root may not be shared. srun gives each line of the login node to all tasks. There is one
+question, and an answer before and after it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import queue
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -14,12 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from hpcddp.doctor.install.machine import Finding, existing_part, torch_findings
-from hpcddp.doctor.install.probe import LOGIN_FILE, MARK, node_file
+from hpcddp.doctor.install.machine import Finding, ask_torch, existing_part, torch_findings
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.packages import is_installed
 from hpcddp.slurm import commands
 from hpcddp.slurm.directives import directives_for
+from hpcddp.slurm.hostlist import expand
+from hpcddp.slurm.rank_env import own_host, own_rank
+from hpcddp.task.rendezvous import interface_of, reachable_addresses
 from hpcddp.version import __version__
 
 # Directives of a batch script that srun does not know, or that the job of the examination sets itself.
@@ -36,6 +48,11 @@ _ANSWER_TIMEOUT_S: Final = 115.0
 _END_TIMEOUT_S: Final = 10.0
 _NOTED_SKEW_S: Final = 1.0
 _LARGEST_SKEW_S: Final = 30.0
+_CONNECT_TIMEOUT_S: Final = 10.0
+# In front of each answer; sites print lines of their own.
+_MARK: Final = "hpcddp-doctor: "
+# Each node writes a file of its own name.
+_LOGIN_FILE: Final = ".login"
 
 
 class NodesError(HpcddpError):
@@ -52,7 +69,7 @@ class Answers:
         hello: host, versions and addresses of each node, and what it saw in the run root.
         answers: the answer of each node to the question.
         sent: the time on the login node when it asked the question.
-        seen: the files in the run root that the login node sees.
+        seen: the files in the run root that the login node sees, each with the name of a node.
     """
 
     hello: Sequence[Mapping[str, Any]]
@@ -88,7 +105,7 @@ def examine_nodes(
         yield Finding(name="nodes", verdict="error", found=f"no job was started: the run root: {error.strerror}")
         return
     try:
-        words = [*options, python, "-P", "-u", "-m", "hpcddp.doctor.install.probe", str(directory)]
+        words = [*options, python, "-P", "-u", "-m", "hpcddp.doctor.install.nodes", str(directory)]
         answers = _ask(words, directory, nodes=spec.node_counts[0], environment=environment, wait_s=wait_s)
     except HpcddpError as error:
         yield Finding(
@@ -159,8 +176,8 @@ class _SrunPipes:
                 # Both streams have ended, so that all errors are read.
                 if not self._open:
                     raise NodesError(self._last_output("the job on the nodes has ended before its answers"))
-            elif line.startswith(MARK):
-                answer = json.loads(line.removeprefix(MARK))
+            elif line.startswith(_MARK):
+                answer = json.loads(line.removeprefix(_MARK))
                 answers[answer["task"]] = answer
         return [answers[task] for task in sorted(answers)]
 
@@ -179,7 +196,7 @@ def _ask(
         NodesError: it gave no result.
         SlurmMissingError: srun is not installed here.
     """
-    (directory / LOGIN_FILE).touch()
+    (directory / _LOGIN_FILE).touch()
     srun = commands.start_srun(words, environment=environment)
     try:
         conversation = _SrunPipes(srun, nodes)
@@ -235,14 +252,13 @@ def _versions(answers: Answers) -> Finding:
 def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     where = run_root.absolute()
     remedy = "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
-    for task, node in enumerate(answers.hello):
-        host = hosts[task]
+    for host, node in zip(hosts, answers.hello, strict=True):
         sentence = None
         if not node["login_file"]:
             sentence = f"{host} cannot see the file that this machine wrote into {where}"
         elif node["refused"]:
             sentence = f"{host} cannot write in {where}: {node['refused']}"
-        elif node_file(task) not in answers.seen:
+        elif host not in answers.seen:
             sentence = f"this machine cannot see the file that {host} wrote into {where}"
         if sentence is not None:
             return Finding(name="run root", verdict="error", found=sentence, remedy=remedy)
@@ -283,3 +299,69 @@ def _clocks(answers: Answers, hosts: Sequence[str]) -> Finding:
         found=f"the clock of {late} is {skew:.1f} s ahead of that of {early}",
         remedy="the end of a job and the order of logs are wrong by as much: ask your site to synchronize the clocks",
     )
+
+
+def main(directory: Path) -> int:
+    """Answer the login node's question about this node.
+
+    Args:
+        directory: a directory in the run root, with a file of the login node.
+    """
+    task = own_rank(os.environ)
+    host = own_host(os.environ)
+    server = socket.create_server(("", 0), backlog=64)
+    threading.Thread(target=_serve, args=(server, host), daemon=True).start()
+    other_hosts = [name for name in expand(os.environ["SLURM_STEP_NODELIST"]) if name != host]
+    refused = None
+    try:
+        (directory / host).touch()
+    except OSError as error:
+        refused = error.strerror
+    _answer(
+        task,
+        host=host,
+        python=platform.python_version(),
+        hpcddp=__version__,
+        addresses=reachable_addresses([host, socket.gethostname()], other_hosts, single_host=False),
+        port=server.getsockname()[1],
+        login_file=(directory / _LOGIN_FILE).is_file(),
+        refused=refused,
+    )
+    tasks = json.loads(sys.stdin.readline())
+    clock = time.time()
+    reached = _reach(tasks[(task + 1) % len(tasks)])
+    torch = ask_torch(sys.executable) if is_installed("torch") else None
+    _answer(task, clock=clock, torch=torch, **reached)
+    # The other node may still connect.
+    sys.stdin.readline()
+    return 0
+
+
+def _answer(task: int, **facts: object) -> None:
+    sys.stdout.write(f"{_MARK}{json.dumps({'task': task, **facts})}\n")
+    sys.stdout.flush()
+
+
+def _serve(server: socket.socket, host: str) -> None:
+    """Send this node's name to each process that connects."""
+    while True:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(host.encode())
+
+
+def _reach(peer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the address by which this node reaches another one, and the interface that leads there."""
+    for address in peer["addresses"]:
+        try:
+            with socket.create_connection((address, peer["port"]), timeout=_CONNECT_TIMEOUT_S) as connection:
+                connection.settimeout(_CONNECT_TIMEOUT_S)
+                if connection.recv(256).decode(errors="replace") == peer["host"]:
+                    return {"reached": address, "interface": interface_of(connection.getsockname()[0])}
+        except OSError:
+            continue
+    return {"reached": None, "interface": None}
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

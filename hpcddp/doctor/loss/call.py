@@ -6,11 +6,9 @@ import contextlib
 import importlib
 import inspect
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -200,17 +198,6 @@ def arguments_needed(function: Callable[..., Any]) -> int | None:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return None
     return sum(p.kind in _POSITIONAL and p.default is p.empty for p in parameters)
-
-
-@contextlib.contextmanager
-def first_on_path(directory: Path) -> Iterator[None]:
-    """Put ``directory`` first on ``sys.path`` within the block."""
-    sys.path.insert(0, str(directory))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(directory))
 
 
 @contextlib.contextmanager

@@ -1,20 +1,23 @@
-"""``hpcddp doctor loss``: examine a loss on plain batches or on the user's own."""
+"""``hpcddp doctor loss``: examine a loss on plain batches or on the user's own, and report."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from hpcddp.doctor.errors import CannotJudgeError, DoctorError, NoLossError, UnusableError
+from hpcddp.doctor.errors import CannotJudgeError, DoctorError, NoLossError, UnusableError, percent
 from hpcddp.doctor.loss.batches import Batch, make_batch, plain_batches
-from hpcddp.doctor.loss.call import Loss, arguments_needed, as_doctor_error, first_on_path, load_loss, load_object
-from hpcddp.doctor.loss.verdict import Judgement, Verdict, judge
+from hpcddp.doctor.loss.call import Loss, arguments_needed, as_doctor_error, load_loss, load_object
+from hpcddp.doctor.loss.verdict import Ddp, Deviation, Judgement, Verdict, judge
+from hpcddp.run.metrics import finite_number
 
 _LEAST_RANKS: Final = 2
 _PLAIN_SAMPLES: Final = 32
@@ -66,7 +69,7 @@ def examine(
         raise DoctorError(f"--batch-dim is {batch_dim}, and says how batches of --data lie; give some, or leave it out")
     if data is not None and samples is not None:
         raise DoctorError(f"--batch is {samples}, but the batches of --data {data} have a size; leave it out")
-    with _torch_settings(), first_on_path(directory):
+    with _settings(directory):
         loss = Loss(name=name, function=load_loss(name))
         if data is None:
             size = _PLAIN_SAMPLES if samples is None else samples
@@ -76,22 +79,25 @@ def examine(
             batches = _own_batches(loss, data, directory, batch_dim, world_size)
             judgements = [_judge_in_some_dtype(loss, batch, world_size) for batch in batches]
     # Of equal verdicts the first one decides.
-    worst = max(judgements, key=lambda judgement: judgement.verdict.severity)
+    worst = max(judgements, key=lambda judgement: list(Verdict).index(judgement.verdict))
     return Diagnosis(loss=name, judgement=worst, notes=tuple(_notes(worst, judgements, is_plain=data is None)))
 
 
 @contextlib.contextmanager
-def _torch_settings() -> Iterator[None]:
-    """Compute in float64, and on one thread, which is faster for many small calls."""
+def _settings(directory: Path) -> Iterator[None]:
+    """Import from ``directory`` first; compute in float64, and on one thread, which is faster for many small calls."""
+    path = [*sys.path]
     threads = torch.get_num_threads()
     dtype = torch.get_default_dtype()
     # The process group of one process, with which collectives are noticed, needs no network.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    sys.path.insert(0, str(directory))
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
+        sys.path[:] = path
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
 
@@ -197,3 +203,130 @@ def _notes(worst: Judgement, judgements: Sequence[Judgement], *, is_plain: bool)
             return
     if is_plain and worst.verdict is Verdict.MEAN:
         yield _PLAIN_NOTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Advice:
+    """What a verdict means, and what makes such a loss exact.
+
+    Args:
+        helpers: the helpers of hpcddp, each with its use.
+        loss_reduction: ``train.loss_reduction`` of a job with the exact loss.
+    """
+
+    meaning: str
+    helpers: dict[str, str]
+    loss_reduction: str = "global"
+
+
+_ADVICE: Final = {
+    Verdict.MEAN: _Advice(
+        meaning="It is the mean over the samples: {ranks} ranks train what one process trains.",
+        helpers={},
+        loss_reduction="mean",
+    ),
+    Verdict.SUM: _Advice(
+        meaning="It is the sum over the samples: DDP averages over ranks, a gradient {ranks} times too small.",
+        helpers={"DeclaredLoss": "with reduction=Reduction.SUM, in a loop of your own"},
+        loss_reduction="sum",
+    ),
+    Verdict.WEIGHTED_MEAN: _Advice(
+        meaning="It is divided by weights or a count that differ between ranks: {ranks} ranks train another loss "
+        "than one.",
+        helpers={"weighted_mean": "of the sum over this rank's samples and of what divides it"},
+    ),
+    Verdict.NOT_DECOMPOSABLE: _Advice(
+        meaning="It is no mean of the losses of the shares: {ranks} ranks train another loss than one.",
+        helpers={
+            "additive_loss": "if it is a function of few sums over samples, such as a ratio or a root",
+            "gather_with_grad": "if it compares, sorts or selects samples, or depends on their order",
+        },
+    ),
+}
+_SPLIT_LABELS: Final = {
+    "order": "whole batch, permuted",
+    "even": "even shares",
+    "uneven": "uneven shares",
+    "permuted": "uneven shares, permuted",
+}
+_SAME_BELOW: Final = 1e-12
+
+
+def explain(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as text, ending with a newline."""
+    judgement = diagnosis.judgement
+    advice = _ADVICE[diagnosis.verdict]
+    lines = [
+        f"{diagnosis.loss}: {diagnosis.verdict}",
+        advice.meaning.format(ranks=len(judgement.ddp.shares)),
+        "",
+        f"tried in {_dtype_name(diagnosis)} on {judgement.batch.data}: {judgement.batch.describe()}",
+        _table_row("against the mean over shares", "value", "gradient"),
+    ]
+    for name, label in _SPLIT_LABELS.items():
+        deviation = judgement.deviations[name]
+        lines.append(_table_row(f"  {label}", _describe_error(deviation.value), _describe_error(deviation.gradient)))
+    if diagnosis.verdict is not Verdict.MEAN:
+        lines += ["", *_ddp_lines(judgement.ddp), ""]
+        lines += [f"use hpcddp.{helper} {use}" for helper, use in advice.helpers.items()]
+        lines.append(f"in a job file: train.loss_reduction: {advice.loss_reduction}")
+    lines += [f"\nnote: {note}" for note in diagnosis.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _dtype_name(diagnosis: Diagnosis) -> str:
+    return str(diagnosis.judgement.dtype).removeprefix("torch.")
+
+
+def _table_row(label: str, value: str, gradient: str) -> str:
+    return f"{label:<30}{value:>12}{gradient:>12}"
+
+
+def _describe_error(fraction: float) -> str:
+    return "same" if fraction < _SAME_BELOW else percent(fraction)
+
+
+def _ddp_lines(ddp: Ddp) -> list[str]:
+    title = f"plain DDP, {len(ddp.shares)} ranks, a global batch of {sum(ddp.shares)}:"
+    if math.isinf(ddp.deviation.worst):
+        return [title, "  a share's loss is not finite, and so is every gradient"]
+    angle = math.degrees(math.acos(max(-1.0, min(1.0, ddp.cosine))))
+    gradient = (
+        f"  gradient off by {percent(ddp.deviation.gradient)}: its length is {ddp.ratio:.3f} of the right one, "
+        f"its direction {angle:.1f} degrees away"
+    )
+    return [title, gradient, f"  logged loss off by {percent(ddp.deviation.value)}"]
+
+
+def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the diagnosis as a JSON document."""
+    judgement = diagnosis.judgement
+    ddp = judgement.ddp
+    advice = _ADVICE[diagnosis.verdict]
+    return {
+        "loss": diagnosis.loss,
+        "verdict": diagnosis.verdict.value,
+        "defect": diagnosis.verdict is not Verdict.MEAN,
+        "tried_on": {
+            "data": judgement.batch.data,
+            "shapes": judgement.batch.describe(),
+            "dtype": _dtype_name(diagnosis),
+        },
+        "deviations": {name: _deviation_as_json(deviation) for name, deviation in judgement.deviations.items()},
+        "plain_ddp": {
+            "world_size": len(ddp.shares),
+            "global_batch_size": sum(ddp.shares),
+            "shares": list(ddp.shares),
+            "value_error": finite_number(ddp.deviation.value),
+            "gradient_error": finite_number(ddp.deviation.gradient),
+            "gradient_ratio": finite_number(ddp.ratio),
+            "gradient_cosine": finite_number(ddp.cosine),
+        },
+        "helpers": list(advice.helpers),
+        "loss_reduction": advice.loss_reduction,
+        "notes": list(diagnosis.notes),
+    }
+
+
+def _deviation_as_json(deviation: Deviation) -> dict[str, float | None]:
+    return {"value": finite_number(deviation.value), "gradient": finite_number(deviation.gradient)}

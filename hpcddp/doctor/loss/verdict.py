@@ -29,11 +29,6 @@ class Verdict(StrEnum):
     WEIGHTED_MEAN = "WEIGHTED MEAN"
     NOT_DECOMPOSABLE = "NOT DECOMPOSABLE"
 
-    @property
-    def severity(self) -> int:
-        """0 for MEAN, more for what is worse."""
-        return list(Verdict).index(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
