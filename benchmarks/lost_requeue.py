@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any, Final
 
-from hpcddp.slurm.states import ENDED_STATES
+from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.commands import script, start
 from tests.cluster.jobs import HPCDDP
 from tests.cluster.sandbox import Sandbox

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hpcddp.manage.status import RunStatus
     from hpcddp.run.result import Result
     from hpcddp.run.sweep import Sweep as SubmittedSweep
-    from hpcddp.slurm.states import State
+    from hpcddp.slurm.job import State
     from hpcddp.submission.request import CodeChoice, SubmitRequest
 
 Job: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | None"
@@ -206,8 +206,7 @@ class Run:
     path: Path
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        from hpcddp.run.find import NoRunError
-        from hpcddp.run.index import is_run
+        from hpcddp.run.find import NoRunError, is_run
         from hpcddp.run.sweep import sweep_of
 
         if not is_run(Path(path)) and sweep_of(RunDirectory(Path(path))) is None:
@@ -504,7 +503,7 @@ class Sweep:
             TimeoutError: they have not ended by then; the runs go on.
         """
         from hpcddp.manage.follow import ProgressLines
-        from hpcddp.slurm.states import State
+        from hpcddp.slurm.job import State
 
         lines = ProgressLines(f"sweep {self.sweep_id}")
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -1,14 +1,18 @@
-"""The processes of this machine, as the kernel shows them (proc(5)); a process that has ended shows nothing."""
+"""The processes of this machine, as the kernel shows them (proc(5)), and the wait for a condition.
+
+A process that has ended shows nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 _PROC: Final = Path("/proc")
 # Positions after the command's name in /proc/PID/stat.
@@ -118,3 +122,22 @@ def handled_signals(pid: int) -> frozenset[int]:
 def boot_id() -> str:
     """Return the id of this boot of the machine, from which start times count."""
     return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], *, timeout_s: float, poll_s: float) -> T:
+    """Call ``condition`` until it returns a true value, and return that value; at the deadline the last false one.
+
+    It is called at least once, and an exception of it ends the wait.
+
+    Args:
+        condition: returns a true value when the wait is over.
+        timeout_s: seconds; infinity waits for ever.
+        poll_s: seconds between two calls.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (outcome := condition()) and time.monotonic() < deadline:
+        time.sleep(poll_s)
+    return outcome

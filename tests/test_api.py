@@ -16,8 +16,7 @@ from hpcddp import api
 from hpcddp.errors import UserError
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.manage.follow import ProgressLines
-from hpcddp.run.find import NoRunError
-from hpcddp.run.index import add_to_index
+from hpcddp.run.find import NoRunError, add_to_index
 from hpcddp.run.sweep import Sweep as SubmittedSweep
 from hpcddp.run.sweep import write_sweep
 from tests.manage.runs import make, queued

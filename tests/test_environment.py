@@ -38,7 +38,7 @@ PROBE = """\
 import json, os, subprocess, sys, time
 import pytest
 from hpcddp.api import profiles_directory
-from hpcddp.run.index import index_directory
+from hpcddp.run.find import index_directory
 
 PROGRAM = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
 

@@ -28,11 +28,11 @@ from hpcddp.jobfile.sections import Train
 from hpcddp.manage.run_progress import progress_of
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
+from hpcddp.run.job_records import read_plan
 from hpcddp.run.metrics import read_metrics
-from hpcddp.run.plan import read_plan
 from hpcddp.run.record import RecordError
 from hpcddp.slurm import commands
-from hpcddp.slurm.versions import Version, version_of
+from hpcddp.slurm.controller import Version, version_of
 from hpcddp.submission.request import SubmitRequest
 
 if TYPE_CHECKING:

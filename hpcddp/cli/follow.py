@@ -41,7 +41,7 @@ def follow_run(submission: Submission) -> Outcome:
 
     Ctrl-C stops a run on this machine, which is followed until it is saved; for a run on Slurm it ends the following.
     """
-    from hpcddp.run.plan import read_plan
+    from hpcddp.run.job_records import read_plan
 
     # A command may have no batch, and so no plan.
     plan = read_plan(submission.run)

@@ -274,7 +274,7 @@ def _save(file: Path, text: str, way_out: str, *, below: bool = False) -> None:
 
 def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str]:
     """Yield the lines that summarise the cluster and the written files."""
-    from hpcddp.slurm.versions import visible_differences
+    from hpcddp.slurm.controller import visible_differences
 
     yield f"cluster        {facts.name}, Slurm {facts.slurm}"
     if differences := visible_differences(facts.slurm):

@@ -23,7 +23,7 @@ from hpcddp.errors import UserError, counted
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Filter, Overview
     from hpcddp.manage.ranking import Ranking
-    from hpcddp.slurm.states import State
+    from hpcddp.slurm.job import State
 
 _SHORTEST_INTERVAL_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -139,7 +139,7 @@ def status(  # noqa: PLR0913  each is an option
 
 def _state(text: str) -> State:
     from hpcddp.errors import did_you_mean
-    from hpcddp.slurm.states import State
+    from hpcddp.slurm.job import State
 
     word = text.strip().lower().replace("_", " ").replace("-", " ")
     if word in set(State):
@@ -165,13 +165,13 @@ def _moment(text: str, now: float) -> float:
 
 def _complete_states(incomplete: str) -> list[str]:
     """Return the states that start with a text, for the shell."""
-    from hpcddp.slurm.states import State
+    from hpcddp.slurm.job import State
 
     return [word for state in State if (word := str(state).replace(" ", "-")).startswith(incomplete)]
 
 
 def _scan(directory: Path) -> None:
-    from hpcddp.run.index import index_directory, scan
+    from hpcddp.run.find import index_directory, scan
 
     if not directory.is_dir():
         raise UserError(f"--scan is {str(directory)!r}, which is not a directory; name one that holds runs")
@@ -229,7 +229,7 @@ def _print(lines: list[str], overview: Overview, *, clears_screen: bool) -> None
 
 def _nothing(run_root: Path, *, everything: bool, wanted: Filter) -> str:
     from hpcddp.manage.format import one_line
-    from hpcddp.run.index import indexed_runs
+    from hpcddp.run.find import indexed_runs
 
     given = {"--state": wanted.states, "--name": wanted.name, "--since": wanted.since}
     options = [option for option, value in given.items() if value]

@@ -33,7 +33,7 @@ def why(run: Run = None, *, run_root: RunRoot = RUN_ROOT, as_json: AsJson = Fals
     from hpcddp.manage.why import explain, explain_sweep
     from hpcddp.run.find import chosen_run
     from hpcddp.slurm.commands import priority
-    from hpcddp.slurm.states import State
+    from hpcddp.slurm.job import State
 
     environment = dict(os.environ)
     entry = entry_of(chosen_run(run, run_root))

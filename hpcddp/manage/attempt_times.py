@@ -16,8 +16,17 @@ from itertools import pairwise
 from typing import Any, Final
 
 from hpcddp.manage.run_metrics import AttemptLog, RunMetrics
-from hpcddp.run.attempt_end import AttemptEnd, NextStart, attempt_end, events_of_attempt
-from hpcddp.run.events import Account, Event, accounts_of, first_train_event, newest_saved_step
+from hpcddp.run.events import (
+    Account,
+    AttemptEnd,
+    Event,
+    NextStart,
+    accounts_of,
+    attempt_end,
+    events_of_attempt,
+    first_train_event,
+    newest_saved_step,
+)
 from hpcddp.stop.reasons import Cause
 
 

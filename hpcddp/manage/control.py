@@ -26,7 +26,7 @@ from hpcddp.run.result import resume_command, unfinished_result, write_result
 from hpcddp.run.sweep import Sweep, index_of, sweep_of
 from hpcddp.slurm import commands as slurm
 from hpcddp.slurm.hostlist import ranges_text
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import begin_element
 

@@ -13,7 +13,6 @@ from hpcddp.manage.logs import says_nameless_host
 from hpcddp.manage.run_files import recent_events
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import (
-    FailureRecord,
     damaged_failures,
     failure_sentence,
     first_ended_without_record,
@@ -21,7 +20,7 @@ from hpcddp.run.failure import (
     read_failures,
 )
 from hpcddp.run.files import TAIL_BYTES, read_tail
-from hpcddp.run.job_records import known_hosts, member_word
+from hpcddp.run.job_records import FailureRecord, known_hosts, member_word
 from hpcddp.task.attribution import PEER_LOSS
 from hpcddp.task.rendezvous import PeerFailedError
 

@@ -24,7 +24,7 @@ from hpcddp.run.metrics import MetricsLine
 from hpcddp.run.record import RecordT, parse_lines
 from hpcddp.run.result import Result, read_result
 from hpcddp.slurm import commands
-from hpcddp.slurm.states import JOB_STATES, State
+from hpcddp.slurm.job import JOB_STATES, State
 
 JobPhase = Literal["pending", "running", "ended"]
 _POLL_S = 0.25

@@ -16,8 +16,8 @@ from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import known_hosts
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
+from hpcddp.slurm.job import State
 from hpcddp.slurm.job_environment import submission_environment
-from hpcddp.slurm.states import State
 from hpcddp.task.stacks import ProcessStacks, parse_lines, stacks_of_host
 
 

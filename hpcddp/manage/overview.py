@@ -22,7 +22,7 @@ from hpcddp.run.find import all_runs, submission_time
 from hpcddp.run.job_records import Change, read_submission
 from hpcddp.run.sweep import ManifestError, Sweep, index_of, is_element, read_sweep, sweep_of
 from hpcddp.slurm import commands
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 
 Entry = RunDirectory | Sweep
 

@@ -12,7 +12,7 @@ from hpcddp.manage.overview import Line, SweepStatus
 from hpcddp.manage.status import RunStatus
 from hpcddp.manage.table import Column, table_lines, table_width
 from hpcddp.run.find import token_of
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 
 Paint = Callable[[str, State], str]
 """Gives a text the colour of a state, or returns it as it is."""

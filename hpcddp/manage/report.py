@@ -20,14 +20,14 @@ from hpcddp.manage.run_files import T, closed_directory_sentence, lines_or_damag
 from hpcddp.manage.run_metrics import RunMetrics, read_run_metrics
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.checkpoints import list_checkpoints, step_of
+from hpcddp.run.code import Source, read_sources
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_event_log
 from hpcddp.run.failure import is_hang, read_failures
 from hpcddp.run.job_file import read_submitted_job
 from hpcddp.run.job_records import Rank, Start, SubmissionRecord, read_exits, read_ranks, read_start, read_submission
 from hpcddp.run.record import Lines
-from hpcddp.run.source import Source, read_sources
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 from hpcddp.stop.reasons import Cause
 
 _GOOD_GOODPUT: Final = 0.95

@@ -12,9 +12,8 @@ from hpcddp.manage.starts_over import starts_over
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import RECENT_BYTES, Event, EventKind, read_event_log, read_events
 from hpcddp.run.files import TAIL_BYTES, exists, is_empty, why_unreadable
-from hpcddp.run.job_records import Change, Start, SubmissionRecord, newest_start, read_ranks, read_submission
+from hpcddp.run.job_records import Change, Start, SubmissionRecord, newest_start, read_plan, read_ranks, read_submission
 from hpcddp.run.metrics import read_metrics
-from hpcddp.run.plan import read_plan
 from hpcddp.run.record import Lines, RecordError, RecordT
 from hpcddp.run.result import FINISHED, Result, read_result
 

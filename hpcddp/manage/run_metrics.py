@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpcddp.manage.ranking import is_smaller_better
-from hpcddp.run.metrics import finite_number
-from hpcddp.run.metrics_reader import ThinnedMetrics
+from hpcddp.run.metrics import ThinnedMetrics, finite_number
 from hpcddp.run.record import LATEST_TIME
 
 # What is beyond is damage, and is not drawn.

@@ -21,8 +21,7 @@ from hpcddp.run.node_faults import excluded_nodes, failing_nodes
 from hpcddp.run.ownership import processes_left, runs_script
 from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
-from hpcddp.slurm.job import moment_of
-from hpcddp.slurm.states import JOB_STATES, State
+from hpcddp.slurm.job import JOB_STATES, State, moment_of
 from hpcddp.stop.reasons import Cause
 from hpcddp.submission.turns import waits_for_turn
 

@@ -20,6 +20,7 @@ from hpcddp.manage.pending_reasons import pending_reason
 from hpcddp.manage.run_files import recent_events, record_or_damage
 from hpcddp.manage.run_progress import time_written
 from hpcddp.manage.status import RunStatus, left_behind, state_in_slurm
+from hpcddp.run.code import read_sources
 from hpcddp.run.collectives import Collective, read_collectives
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import newest_saved_step
@@ -29,10 +30,9 @@ from hpcddp.run.find import run_of_job
 from hpcddp.run.moved import moved_from
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import Result, resume_command
-from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import ManifestError, element_id
 from hpcddp.slurm.commands import QueuedJob
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 from hpcddp.stop.reasons import ExitCode
 
 _WAITING_STATES: Final = frozenset({State.PENDING, State.HELD, State.REQUEUED})

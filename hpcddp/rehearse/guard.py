@@ -42,7 +42,7 @@ def clean_up(root: Path, *, is_kept: bool) -> None:
     """
     # The guard mostly needs none of this.
     from hpcddp.rehearse.trial import end_jobs, end_processes
-    from hpcddp.run.index import forget_missing_runs
+    from hpcddp.run.find import forget_missing_runs
 
     try:
         end_jobs(root)

@@ -21,8 +21,7 @@ from hpcddp.manage.follow import JobPoller, RecordReader
 from hpcddp.manage.format import processes_text
 from hpcddp.manage.overview import status_now
 from hpcddp.manage.starts_over import first_losses
-from hpcddp.polling import wait_until
-from hpcddp.processes import environment_of, find, own_processes
+from hpcddp.processes import environment_of, find, own_processes, wait_until
 from hpcddp.rehearse.compare import Course, SavedFile, newest_to_damage, saved_files, training_steps
 from hpcddp.rehearse.faults import Fault, SlurmAct, cut_in_half, send
 from hpcddp.rehearse.plan import SmallJob

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hpcddp.run.files import LONGEST_LINE, open_regular, unreadable_sentence
-from hpcddp.run.metrics import MetricsLine, is_evaluation
-from hpcddp.run.metrics_reader import blocks_of_lines
+from hpcddp.run.metrics import MetricsLine, blocks_of_lines, is_evaluation
 from hpcddp.run.record import LARGEST_RECORD, RecordError, parse_lines
 
 if TYPE_CHECKING:

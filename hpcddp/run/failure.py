@@ -6,90 +6,17 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import Final
 
 from hpcddp.errors import printable
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import TAIL_BYTES, exists, read_tail
-from hpcddp.run.job_records import known_hosts, member_word, read_exits
+from hpcddp.run.job_records import FailureRecord, known_hosts, member_word, read_exits
 from hpcddp.run.lost_peers import TimedOutRanks, UnevenRanks, find_lost_peers, place_of
-from hpcddp.run.record import Record, RecordError, create_record, read_record
+from hpcddp.run.record import RecordError, create_record, read_record
 from hpcddp.stop.reasons import Cause, ExitCode
 
-_LONGEST_LINE = 300
-# Of a longer message the first and the last lines are shown: the last ones often hold the error that another one wraps.
-_MOST_LINES_BELOW_HEADLINE = 9
-_FIRST_LINES_BELOW_HEADLINE = 4
 _RANKS_NAMED = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRecord(Record):
-    """Why one rank ended.
-
-    Args:
-        time: seconds since the epoch.
-        kind: the error's kind or the exception's type.
-        exit_code: what the task exits with.
-        secondary: whether the rank only failed because another one had gone.
-        waiting: whether the rank was found waiting for others, so that it is not the one that held them up.
-        device: its device, None if it had none yet.
-        step: optimizer steps that it had done; None before the first.
-        who: which rank failed, or which task of a launcher, in words; None for the rank itself.
-    """
-
-    ADVICE: ClassVar[str] = "why that rank failed is not known; its log may tell"
-
-    rank: int
-    host: str
-    time: float
-    kind: str
-    message: str
-    traceback: str
-    exit_code: int
-    secondary: bool
-    waiting: bool = False
-    device: str | None = None
-    step: int | None = None
-    who: str | None = None
-
-    @property
-    def place(self) -> str:
-        """Which rank it is, and where: ``rank 3 on n2 (cuda:1)``."""
-        who = self.who or f"rank {self.rank}"
-        device = f" ({self.device})" if self.device else ""
-        return f"{who} on {self.host}{device}"
-
-    @property
-    def when(self) -> str:
-        """How far it was, to be put behind a verb."""
-        return "" if self.step is None else f" after step {self.step}"
-
-    @property
-    def label(self) -> str:
-        """The exception's type before its message, as Python prints it; a kind of hpcddp's own is for programs."""
-        return "" if self.kind.islower() else f"{self.kind}: "
-
-    @property
-    def headline(self) -> str:
-        """The message's first line, cut where it would fill a screen."""
-        return _cut(self.message.strip().partition("\n")[0])
-
-    @property
-    def below_headline(self) -> list[str]:
-        """The message's other lines, for a terminal; of many lines, the middle is left out with a note."""
-        lines = self.message.strip().split("\n")[1:]
-        left_out = len(lines) - _MOST_LINES_BELOW_HEADLINE
-        if left_out > 0:
-            # The note takes a line as well.
-            left_out += 1
-            end = _FIRST_LINES_BELOW_HEADLINE + left_out
-            lines[_FIRST_LINES_BELOW_HEADLINE:end] = [f"... ({left_out} lines are left out)"]
-        return [_cut(printable(line.expandtabs(2)).rstrip()) for line in lines]
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
 
 
 def write_failure(attempt: AttemptDirectory, record: FailureRecord) -> None:
@@ -225,11 +152,7 @@ def rest_of_message(records: Sequence[FailureRecord], sentence: str) -> list[str
 
 def _not_started_sentence(attempt: AttemptDirectory) -> str | None:
     silent = ranks_without_record(attempt)
-    reasons = set()
-    for rank in silent:
-        reason = never_started(attempt, rank)
-        if reason is not None:
-            reasons.add(reason)
+    reasons = {reason for rank in silent if (reason := never_started(attempt, rank)) is not None}
     if not reasons:
         return None
     return f"{_places(attempt, silent)} did not start: {'; '.join(sorted(reasons))}"
@@ -277,7 +200,11 @@ def _silent_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
     silent = first_ended_without_record(attempt)
     if not silent:
         return None
-    return f"{_places(attempt, silent)} ended without an error message{_step_of(records)}: {_how(attempt, silent)}"
+    # How far the others were is how far these were, to a step.
+    when = next((record.when for record in records if record.step is not None), "")
+    ways = {way for rank in silent if (way := exit_of(attempt, rank)) is not None}
+    how = "; ".join(sorted(ways)) or "killed, out of memory, a crash in native code, or os._exit"
+    return f"{_places(attempt, silent)} ended without an error message{when}: {how}"
 
 
 def lost_peers(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> UnevenRanks | TimedOutRanks | None:
@@ -348,20 +275,6 @@ def _hang_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) 
             f"lost; {first.place} waited for other ranks"
         )
     return f"all ranks waited for each other{first.when}: {first.headline}"
-
-
-def _how(attempt: AttemptDirectory, silent: Sequence[int]) -> str:
-    ways = set()
-    for rank in silent:
-        way = exit_of(attempt, rank)
-        if way is not None:
-            ways.add(way)
-    return "; ".join(sorted(ways)) or "killed, out of memory, a crash in native code, or os._exit"
-
-
-def _step_of(records: Sequence[FailureRecord]) -> str:
-    """Return how far the others were, which is how far the ranks without a record were, to a step."""
-    return next((record.when for record in records if record.step is not None), "")
 
 
 def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
@@ -511,20 +424,26 @@ def exit_of(attempt: AttemptDirectory, rank: int) -> str | None:
         )
     elif hint == KILLED_HINT and _SRUN_SIGNALLED.search(before_any_task_ended):
         hint = "by srun, which a signal to the whole job has ended, as scancel --full sends it"
-    return f"{how} ({hint})" if hint else how
+    if hint is None:
+        return how
+    return f"{how} ({hint})"
 
 
 def _launch_sentence(attempt: AttemptDirectory) -> str | None:
     """Return what srun says of a node on which it could not start the tasks, after which it kills the others."""
     match = _LAUNCH.search(_since_start(attempt))
-    return None if match is None else f"srun could not start the tasks on {match['node']}: {match['why'].strip()}"
+    if match is None:
+        return None
+    return f"srun could not start the tasks on {match['node']}: {match['why'].strip()}"
 
 
 def _container_sentence(attempt: AttemptDirectory) -> str | None:
     """Return what pyxis said first when it did not start the containers of an attempt, or None."""
     # slurmstepd: error: pyxis: failed to import docker image
     match = _PYXIS.search(_since_start(attempt))
-    return None if match is None else f"the containers did not start: pyxis: {match['why'].strip()}"
+    if match is None:
+        return None
+    return f"the containers did not start: pyxis: {match['why'].strip()}"
 
 
 def never_started(attempt: AttemptDirectory, rank: int) -> str | None:

@@ -32,15 +32,14 @@ _RESERVE_BYTES: Final = 16 * 1024
 _PROBE_BYTES: Final = 128 * 1024
 
 
-def write_text(path: Path, text: str, *, reserves: Iterable[Path] = ()) -> None:
+def write_text(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` in one step, so that a reader sees the old content or the new one.
 
     Args:
         path: the file; its directory exists. A symbolic link is replaced, not followed.
         text: the whole content, written as UTF-8 without newline translation.
-        reserves: reserve files on the same file system; one of them is used up if the disk is full.
     """
-    write_bytes(path, text.encode(), reserves=reserves)
+    write_bytes(path, text.encode())
 
 
 def write_through_link(path: Path, text: str) -> None:
@@ -52,7 +51,11 @@ def write_through_link(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes, *, reserves: Iterable[Path] = ()) -> None:
-    """Replace ``path`` by ``content`` in one step, as ``write_text`` does."""
+    """Replace ``path`` by ``content`` in one step, as ``write_text`` does.
+
+    Args:
+        reserves: reserve files on the same file system; one of them is used up if the disk is full.
+    """
     temporary = _temporary_name(path)
     try:
         try:
@@ -175,7 +178,7 @@ def _open_new(path: Path) -> BinaryIO:
 
 
 def write_json(path: Path, document: object, *, reserves: Iterable[Path] = ()) -> None:
-    """Replace ``path`` by ``document`` as indented JSON, in one step; ``reserves`` as for ``write_text``."""
+    """Replace ``path`` by ``document`` as indented JSON, in one step; ``reserves`` as for ``write_bytes``."""
     write_bytes(path, _as_json(document), reserves=reserves)
 
 
@@ -185,7 +188,7 @@ def create_json(path: Path, document: object, *, reserves: Iterable[Path] = ()) 
     Returns:
         Whether this call created the file.
     """
-    return _create(path, _as_json(document), reserves)
+    return create_bytes(path, _as_json(document), reserves=reserves)
 
 
 def _as_json(document: object) -> bytes:
@@ -193,21 +196,12 @@ def _as_json(document: object) -> bytes:
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
-def create_text(path: Path, text: str, *, reserves: Iterable[Path] = ()) -> bool:
-    """Write ``text`` to ``path`` unless the file exists: the first writer wins, whole or not at all.
-
-    Args:
-        path: the file; its directory exists.
-        text: the whole content.
-        reserves: as for ``write_text``.
+def create_bytes(path: Path, content: bytes, *, reserves: Iterable[Path] = ()) -> bool:
+    """Write ``content`` to ``path`` unless the file exists: the first writer wins, whole or not at all.
 
     Returns:
         Whether this call created the file.
     """
-    return _create(path, text.encode(), reserves)
-
-
-def _create(path: Path, content: bytes, reserves: Iterable[Path]) -> bool:
     temporary = _temporary_name(path)
     try:
         write_bytes(temporary, content, reserves=reserves)

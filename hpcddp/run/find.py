@@ -1,20 +1,27 @@
-"""Which run a person means: a path, an id or its end, a job's name, a Slurm job id, or ``last``."""
+"""Which run a person means: a path, an id or its end, a job's name, a Slurm job id, or ``last``.
+
+A run is found from any directory by the index of this user's runs: one small file for each run that was submitted, in
+``~/.local/state/hpcddp/runs/`` (XDG Base Directory Specification). The index says where runs were; the run directory
+itself decides whether a run is still there. ``hpcddp status --scan DIR`` writes the index anew.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from hpcddp.errors import UserError, nearest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists
-from hpcddp.run.index import directories, indexed_runs, is_run, missing_runs
 from hpcddp.run.job_records import newest_start, read_submission
-from hpcddp.run.record import RecordError
+from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.run.result import read_result
 from hpcddp.run.sweep import ManifestError, is_element, read_sweep, sweep_of
 
@@ -66,8 +73,8 @@ def find_run(text: str, run_root: Path) -> RunDirectory:
 
 def _why_no_run(text: str, runs: Sequence[Path], run_root: Path) -> str:
     """Return the sentence for a text that means no run: the likeliest mistake comes first."""
-    for missing in missing_runs():
-        if text in {str(missing), missing.name}:
+    for _, missing in _entries():
+        if text in {str(missing), missing.name} and not exists(missing):
             squeue = shlex.join(["squeue", "--me", f"--name={missing.parent.name}"])
             return (
                 f"the run {missing} does not exist any more; if its job still waits or runs, end it with scancel ID "
@@ -136,7 +143,7 @@ def _only_run(text: str, runs: Sequence[Path], run_root: Path) -> RunDirectory:
 def _element_with_job_id(job_id: str, runs: Sequence[Path]) -> RunDirectory | None:
     """Return the element of a sweep that is this element of a job array, or None."""
     for path in runs:
-        with contextlib.suppress(ManifestError):
+        with suppress(ManifestError):
             sweep = read_sweep(path)
             if sweep is None:
                 continue
@@ -190,15 +197,15 @@ def _with_job(job_id: str, runs: Sequence[Path]) -> list[Path]:
 def _job_ids(path: Path) -> Iterator[str]:
     """Yield the ids of the newest job of a run, or of the job arrays of a sweep."""
     run = RunDirectory(path)
-    with contextlib.suppress(RecordError, ManifestError, OSError):
+    with suppress(RecordError, ManifestError, OSError):
         submission = read_submission(run)
         if submission is not None and submission.cluster == "slurm":
             yield submission.job_id
-    with contextlib.suppress(RecordError, ManifestError, OSError):
+    with suppress(RecordError, ManifestError, OSError):
         start = newest_start(run)
         if start is not None and start.job_id is not None and not start.is_local:
             yield start.job_id
-    with contextlib.suppress(RecordError, ManifestError, OSError):
+    with suppress(RecordError, ManifestError, OSError):
         sweep = read_sweep(path)
         if sweep is not None:
             yield from (chunk.job_id for chunk in sweep.chunks)
@@ -211,12 +218,12 @@ def _shown(run: Path, run_root: Path) -> str:
 def _without_elements(runs: Sequence[Path]) -> list[Path]:
     """Leave out the elements of sweeps that are there too: a part of a sweep's id means the sweep."""
     sweeps = {run for run in runs if exists(RunDirectory(run).sweep_manifest)}
-    return [run for run in runs if not _is_element_of(run, sweeps)]
-
-
-def _is_element_of(run: Path, sweeps: set[Path]) -> bool:
-    sweep = run.with_name(run.name.rpartition("_")[0] or run.name)
-    return sweep in sweeps and is_element(run, sweep)
+    kept = []
+    for run in runs:
+        sweep = run.with_name(run.name.rpartition("_")[0] or run.name)
+        if sweep not in sweeps or not is_element(run, sweep):
+            kept.append(run)
+    return kept
 
 
 def _newest(runs: Sequence[Path]) -> RunDirectory:
@@ -286,11 +293,11 @@ def submission_time(run: RunDirectory) -> float:
 
 def _submitted(run: RunDirectory) -> int:
     """Return when a run was submitted last, or when it began if that was by hand, in nanoseconds."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return run.submission.stat().st_mtime_ns
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return run.attempt(0).start.stat().st_mtime_ns
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return run.path.stat().st_mtime_ns
     return 0
 
@@ -310,3 +317,114 @@ def _indexed() -> list[Path]:
             siblings = directories(run.path.parent)
             paths |= dict.fromkeys(path for path in siblings if is_element(path, run.path) and is_run(path))
     return sorted(paths)
+
+
+# <root>/<name>/<run id> is three levels; a root may lie some levels below the directory that is scanned.
+_DEEPEST = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry(Record):
+    """Where a run was submitted.
+
+    Args:
+        run_dir: its directory, an absolute path.
+    """
+
+    ADVICE: ClassVar[str] = "remove it; hpcddp status --scan DIR writes the index anew"
+
+    run_dir: str
+
+
+def index_directory() -> Path | None:
+    """Return the directory of the index; None for a user without a home."""
+    state = os.environ.get("XDG_STATE_HOME")
+    with suppress(RuntimeError):
+        return (Path(state) if state else Path.home() / ".local" / "state") / "hpcddp" / "runs"
+    return None
+
+
+def add_to_index(run: RunDirectory) -> None:
+    """Write a run into the index, if that can be written: no run depends on it."""
+    directory = index_directory()
+    if directory is None:
+        return
+    path = str(run.path.absolute())
+    # A run's id may be as long as a file name can be.
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    with suppress(OSError, ValueError):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_record(directory / f"{name}.json", IndexEntry(run_dir=path))
+
+
+def indexed_runs() -> list[RunDirectory]:
+    """Return the runs of the index that still exist, in no order."""
+    return [RunDirectory(path) for _, path in _entries() if is_run(path)]
+
+
+def forget_missing_runs(below: Path | None = None) -> None:
+    """Remove the entries of runs that do not exist any more.
+
+    Args:
+        below: the directory that the runs were in; None is any.
+    """
+    for file, path in list(_entries()):
+        if not exists(path) and (below is None or path.is_relative_to(below)):
+            with suppress(OSError):
+                file.unlink()
+
+
+def scan(directory: Path) -> list[RunDirectory]:
+    """Write every run of this user below a directory into the index, and remove the entries of runs that are gone.
+
+    Args:
+        directory: a run root, or a directory above some.
+
+    Returns:
+        The runs that were found.
+    """
+    forget_missing_runs()
+    runs = [RunDirectory(path) for path in _below(directory.absolute(), _DEEPEST)]
+    for run in runs:
+        add_to_index(run)
+    return runs
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a run has begun or been submitted in a directory."""
+    run = RunDirectory(path)
+    # Mostly the first one is there. A path takes as long to build as the look at it.
+    return exists(run.job_file) or exists(run.attempts) or exists(run.script) or exists(run.checkpoints)
+
+
+def directories(path: Path) -> Iterator[Path]:
+    """Yield the directories in a directory that are not hidden; none if it is closed to this user."""
+    with suppress(OSError), os.scandir(path) as entries:
+        yield from (Path(entry) for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+
+
+def _below(path: Path, levels: int) -> Iterator[Path]:
+    """Yield the run directories of this user at most some levels below a directory."""
+    for folder in directories(path):
+        if folder.is_symlink():
+            continue
+        if is_run(folder):
+            with suppress(OSError):
+                if folder.stat().st_uid == os.getuid():
+                    yield folder
+        elif levels > 1:
+            yield from _below(folder, levels - 1)
+
+
+def _entries() -> Iterator[tuple[Path, Path]]:
+    """Yield the files of the index, each with the run directory that it names."""
+    directory = index_directory()
+    files: list[Path] = []
+    with suppress(OSError):
+        files = [] if directory is None else list(directory.glob("*.json"))
+    for file in files:
+        # An entry that cannot be read is as good as none.
+        with suppress(RecordError):
+            entry = read_record(file, IndexEntry)
+            if entry is not None and Path(entry.run_dir).is_absolute():
+                yield file, Path(entry.run_dir)

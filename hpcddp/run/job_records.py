@@ -1,22 +1,24 @@
 """Records that the processes of a job write for each other: of a run's newest submission, and of each attempt.
 
-``submission.json`` is the submission. In the directory of an attempt: ``start.json``, ``rendezvous.json``,
-``ranks.json``, ``world-rank-N.json``, ``end-time.json``, ``requeue-requested.json``,
-``decision.json`` and ``exit-rank-N.json``. Failures have a module of their own.
+``submission.json`` is the submission, and ``plan.json`` the plan of a training. In the directory of an attempt:
+``start.json``, ``rendezvous.json``, ``ranks.json``, ``world-rank-N.json``, ``end-time.json``,
+``requeue-requested.json``, ``decision.json``, ``exit-rank-N.json``, and ``error-rank-N.json``, of which
+``hpcddp.run.failure`` makes sentences.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
+from hpcddp.errors import printable
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.files import make_reserves
-from hpcddp.run.record import Record, RecordError, read_record, write_record
+from hpcddp.run.record import FORMAT, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 
 
@@ -440,6 +442,81 @@ def write_exit(attempt: AttemptDirectory, record: ProgramExit) -> None:
     reserve.unlink(missing_ok=True)
 
 
+_LONGEST_LINE = 300
+# Of a longer message the first and the last lines are shown: the last ones often hold the error that another one wraps.
+_MOST_LINES_BELOW_HEADLINE = 9
+_FIRST_LINES_BELOW_HEADLINE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecord(Record):
+    """Why one rank ended.
+
+    Args:
+        time: seconds since the epoch.
+        kind: the error's kind or the exception's type.
+        exit_code: what the task exits with.
+        secondary: whether the rank only failed because another one had gone.
+        waiting: whether the rank was found waiting for others, so that it is not the one that held them up.
+        device: its device, None if it had none yet.
+        step: optimizer steps that it had done; None before the first.
+        who: which rank failed, or which task of a launcher, in words; None for the rank itself.
+    """
+
+    ADVICE: ClassVar[str] = "why that rank failed is not known; its log may tell"
+
+    rank: int
+    host: str
+    time: float
+    kind: str
+    message: str
+    traceback: str
+    exit_code: int
+    secondary: bool
+    waiting: bool = False
+    device: str | None = None
+    step: int | None = None
+    who: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Which rank it is, and where: ``rank 3 on n2 (cuda:1)``."""
+        who = self.who or f"rank {self.rank}"
+        device = f" ({self.device})" if self.device else ""
+        return f"{who} on {self.host}{device}"
+
+    @property
+    def when(self) -> str:
+        """How far it was, to be put behind a verb."""
+        return "" if self.step is None else f" after step {self.step}"
+
+    @property
+    def label(self) -> str:
+        """The exception's type before its message, as Python prints it; a kind of hpcddp's own is for programs."""
+        return "" if self.kind.islower() else f"{self.kind}: "
+
+    @property
+    def headline(self) -> str:
+        """The message's first line, cut where it would fill a screen."""
+        return _cut(self.message.strip().partition("\n")[0])
+
+    @property
+    def below_headline(self) -> list[str]:
+        """The message's other lines, for a terminal; of many lines, the middle is left out with a note."""
+        lines = self.message.strip().split("\n")[1:]
+        left_out = len(lines) - _MOST_LINES_BELOW_HEADLINE
+        if left_out > 0:
+            # The note takes a line as well.
+            left_out += 1
+            end = _FIRST_LINES_BELOW_HEADLINE + left_out
+            lines[_FIRST_LINES_BELOW_HEADLINE:end] = [f"... ({left_out} lines are left out)"]
+        return [_cut(printable(line.expandtabs(2)).rstrip()) for line in lines]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
     """How the programs of all tasks of an attempt ended.
@@ -529,3 +606,38 @@ def read_exits(attempt: AttemptDirectory) -> list[ProgramExit]:
 
 def _exit_files(attempt: AttemptDirectory) -> list[Path]:
     return sorted(attempt.path.glob("exit-rank-*.json"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord(Record):
+    """The plan of a job that states a batch.
+
+    Args:
+        facts: all else that ``hpcddp plan --json`` prints, by name.
+        steps_per_epoch: optimizer steps; None if the task counts the training data.
+        total_steps: of the whole training; None like ``steps_per_epoch``.
+    """
+
+    ADVICE: ClassVar[str] = "without it the number of all steps is not known; everything else works"
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    steps_per_epoch: int | None = None
+    total_steps: int | None
+
+
+def read_plan(run: RunDirectory) -> PlanRecord | None:
+    """Return the plan of a run; None before there is one, and for a job that states no batch.
+
+    Raises:
+        RecordError: the record is damaged.
+    """
+    return read_record(run.plan, PlanRecord)
+
+
+def write_plan_record(run: RunDirectory, document: Mapping[str, Any]) -> None:
+    """Write the plan of a run.
+
+    Args:
+        document: what ``hpcddp plan --json`` prints.
+    """
+    write_record(run.plan, PlanRecord.from_document({"format": FORMAT, **document}))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Final, Protocol
+from typing import Final
 
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import TAIL_BYTES, read_tail
-from hpcddp.run.job_records import member_word, read_exits, read_ranks
+from hpcddp.run.job_records import FailureRecord, member_word, read_exits, read_ranks
 from hpcddp.run.record import RecordError
 
 # A frame of a traceback (traceback.StackSummary.format).
@@ -33,30 +33,6 @@ _CLOSED: Final = re.compile("connection (?:closed|reset) by peer", re.IGNORECASE
 _TIMED_OUT: Final = re.compile("timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)
 
 
-class Failed(Protocol):
-    """What is read of the record of a rank that failed."""
-
-    @property
-    def rank(self) -> int:
-        """The rank."""
-
-    @property
-    def time(self) -> float:
-        """Seconds since the epoch."""
-
-    @property
-    def traceback(self) -> str:
-        """The whole traceback."""
-
-    @property
-    def secondary(self) -> bool:
-        """Whether it only failed because another one had gone."""
-
-    @property
-    def place(self) -> str:
-        """Which rank it is, and where."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenRanks:
     """The ranks that came to their end, and one that lost them.
@@ -68,7 +44,7 @@ class UnevenRanks:
     """
 
     ended: Sequence[int]
-    waited: Failed
+    waited: FailureRecord
     have_aborted: bool = False
 
 
@@ -82,12 +58,12 @@ class TimedOutRanks:
     """
 
     missing: Sequence[int]
-    waited: Failed
+    waited: FailureRecord
 
 
 def place_of(traceback: str) -> str:
     """Return where a rank was that lost another one: ``backward (train.py:54)``."""
-    frames = list(_frames(traceback))
+    frames = list(_FRAME.finditer(traceback))
     own_frame = next((frame for frame in reversed(frames) if not is_library(frame["file"])), None)
     if own_frame is None:
         return "a collective"
@@ -98,7 +74,7 @@ def place_of(traceback: str) -> str:
 
 
 def find_lost_peers(
-    attempt: AttemptDirectory, records: Sequence[Failed], ended_by_srun: Collection[int]
+    attempt: AttemptDirectory, records: Sequence[FailureRecord], ended_by_srun: Collection[int]
 ) -> UnevenRanks | TimedOutRanks | None:
     """Return which ranks of an attempt the others lost; None if any rank has another cause, or none lost another one.
 
@@ -157,14 +133,14 @@ class _Ends:
     recorded: frozenset[int]
 
 
-def _uneven_ranks(lost: Sequence[Failed], ends: _Ends) -> UnevenRanks | None:
+def _uneven_ranks(lost: Sequence[FailureRecord], ends: _Ends) -> UnevenRanks | None:
     ended = ends.well | ends.aborted
     if not ended or ends.recorded != ends.numbers:
         return None
     return UnevenRanks(ended=sorted(ended), waited=_earliest(lost), have_aborted=bool(ends.aborted))
 
 
-def _uneven_launchers(lost: Sequence[Failed], ends: _Ends) -> UnevenRanks | None:
+def _uneven_launchers(lost: Sequence[FailureRecord], ends: _Ends) -> UnevenRanks | None:
     """Return the same for tasks that start launchers.
 
     A launcher ends at once if one of its ranks fails, and waits for the other launchers if its ranks end well.
@@ -177,12 +153,13 @@ def _uneven_launchers(lost: Sequence[Failed], ends: _Ends) -> UnevenRanks | None
         return None
     if not others <= ends.told:
         return None
-    if any(_names_a_rank(ends.attempt, task) for task in others):
+    # torchrun says in the log of a task that a rank of it failed.
+    if any(_CHILD_FAILED in read_tail(ends.attempt.rank_log(task), TAIL_BYTES) for task in others):
         return None
     return UnevenRanks(ended=(), waited=waited)
 
 
-def _timed_out(failed: Sequence[Failed], ends: _Ends) -> TimedOutRanks | None:
+def _timed_out(failed: Sequence[FailureRecord], ends: _Ends) -> TimedOutRanks | None:
     timed_out = [record for record in failed if _TIMED_OUT.search(record.traceback)]
     missing = ends.numbers - {record.rank for record in failed}
     # One that has ended by itself has a cause of its own.
@@ -191,22 +168,13 @@ def _timed_out(failed: Sequence[Failed], ends: _Ends) -> TimedOutRanks | None:
     return TimedOutRanks(missing=sorted(missing), waited=_earliest(timed_out))
 
 
-def _earliest(records: Sequence[Failed]) -> Failed:
+def _earliest(records: Sequence[FailureRecord]) -> FailureRecord:
     return min(records, key=lambda record: record.time)
 
 
-def _has_aborted_at_exit(record: Failed) -> bool:
+def _has_aborted_at_exit(record: FailureRecord) -> bool:
     _, aborted, stacks = record.traceback.partition(_ABORTED)
     return bool(aborted) and _NO_FRAME in stacks and _ANY_FRAME not in stacks
-
-
-def _names_a_rank(attempt: AttemptDirectory, task: int) -> bool:
-    """Return whether torchrun says in the log of a task that a rank of it failed."""
-    return _CHILD_FAILED in read_tail(attempt.rank_log(task), TAIL_BYTES)
-
-
-def _frames(traceback: str) -> Iterator[re.Match[str]]:
-    yield from _FRAME.finditer(traceback)
 
 
 def is_library(file: str) -> bool:

@@ -17,8 +17,7 @@ from hpcddp.processes import command_line, environment_of, own_processes
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import is_full, trusted_users
 from hpcddp.run.job_records import Change, Start
-from hpcddp.slurm.job import wait_for_answer
-from hpcddp.slurm.states import ENDED_STATES
+from hpcddp.slurm.job import ENDED_STATES, wait_for_answer
 from hpcddp.stop.reasons import ExitCode
 
 if TYPE_CHECKING:

@@ -221,7 +221,7 @@ def read_last_lines(path: Path, kind: type[RecordT], size: int) -> Lines[RecordT
         size = min(4 * size, _MOST_SEARCHED)
 
 
-def read_last_bytes(path: Path, size: int = LARGEST_RECORD) -> bytes:
+def read_last_bytes(path: Path, size: int) -> bytes:
     """Return the end of a log; nothing where it is not there, or is not a regular file.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from hpcddp.errors import UserError
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import create_text, write_text
+from hpcddp.run.files import create_bytes, write_text
 from hpcddp.run.record import FORMAT, Record, RecordError, read_record
 
 
@@ -127,7 +127,7 @@ def write_sweep(sweep: Sweep) -> None:
 
 def create_sweep(sweep: Sweep) -> bool:
     """Write the manifest unless there is one, and return whether this call did."""
-    return create_text(sweep.manifest, _manifest(sweep))
+    return create_bytes(sweep.manifest, _manifest(sweep).encode())
 
 
 def read_sweep(directory: Path) -> Sweep | None:

@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcddp.errors import HpcddpError
-from hpcddp.polling import wait_until
-from hpcddp.processes import find
+from hpcddp.processes import find, wait_until
 from hpcddp.sandbox import cleanup, programs, root, state
 from hpcddp.sandbox.programs import Command, Daemon, Instructions
 from hpcddp.sandbox.state import Sandbox

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import shlex
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,17 @@ from hpcddp.run.files import user_name, write_text
 from hpcddp.sandbox import (
     cgroups,
     cleanup,
-    client_commands,
     configuration,
     daemon_manager,
     network,
     programs,
     state,
 )
+from hpcddp.sandbox import root as roots
 from hpcddp.sandbox.configuration import PARTITIONS, Cluster, Node
+from hpcddp.sandbox.network import MOST_NODES
 from hpcddp.sandbox.programs import Command, Daemon, Instructions
 from hpcddp.sandbox.request import Request
-from hpcddp.sandbox.request_check import check_request
 from hpcddp.sandbox.state import Sandbox
 from hpcddp.slurm.commands import SlurmCommandError, node_states
 
@@ -226,8 +228,8 @@ def _plan(request: Request, token: str) -> tuple[Sandbox, Cluster]:
 
 def _write_files(sandbox: Sandbox, cluster: Cluster) -> None:
     """Write the files that the daemons read, and make the directories that they write to."""
-    for directory in _directories_of(cluster):
-        directory.mkdir(parents=True)
+    for name in ("log", "run", "state", "dev", "munge", *(f"spool/{node.name}" for node in cluster.nodes)):
+        (cluster.directory / name).mkdir(parents=True)
     key = _key_of(cluster)
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(_MUNGE_KEY_BYTES))
@@ -283,12 +285,6 @@ def daemons_of(cluster: Cluster) -> tuple[Daemon, ...]:
         ready_address=(cluster.controller_address, cluster.controller_port),
     )
     return (munged, slurmctld, *(_slurmd(cluster, node) for node in cluster.nodes))
-
-
-def _directories_of(cluster: Cluster) -> tuple[Path, ...]:
-    """Return the directories that the daemons need."""
-    names = ["log", "run", "state", "dev", "munge", *(f"spool/{node.name}" for node in cluster.nodes)]
-    return tuple(cluster.directory / name for name in names)
 
 
 def _key_of(cluster: Cluster) -> Path:
@@ -369,7 +365,7 @@ def _commands_before_daemons(sandbox: Sandbox, cluster: Cluster, manager: int) -
     if sandbox.uses_cgroups:
         commands += cgroups.make(sandbox.directory, sandbox.token)
     if sandbox.slurm_root is not None:
-        commands.append(client_commands.write(sandbox, sandbox.slurm_root, manager=manager))
+        commands.append(_write_client_commands(sandbox, sandbox.slurm_root, manager=manager))
     return tuple(commands)
 
 
@@ -459,3 +455,149 @@ def _tail(log: Path) -> list[str]:
     if not log.is_file():
         return []
     return log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+
+
+_CLIENT_COMMANDS = (
+    "sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "scrontab", "sdiag", "sinfo",
+    "sprio", "squeue", "sreport", "srun", "sshare", "sstat", "strigger",
+)  # fmt: skip
+# nsenter's own option for the working directory takes one that is outside of the namespace, before version 2.38.
+_CLIENT_SCRIPT = """\
+#!/bin/sh
+# Runs {name} of the sandbox in {directory}.
+if [ "$(readlink /proc/{manager}/ns/mnt)" != '{namespace}' ]; then
+    echo "{name}: the sandbox in {directory} has stopped; hpcddp sandbox down removes what it left" >&2
+    exit 1
+fi
+exec nsenter --target={manager} --mount -- env --chdir="$PWD" {program} "$@"
+"""
+
+
+def _write_client_commands(sandbox: Sandbox, slurm_root: Path, *, manager: int) -> Command:
+    """Write Slurm's client commands of a sandbox whose Slurm is in another root directory.
+
+    A directory, which its user puts first in ``PATH``, holds them: on this machine as scripts that enter the sandbox's
+    mount namespace, in the sandbox, whose jobs inherit ``PATH``, as links to the commands themselves.
+
+    Returns:
+        The command with which the daemon manager shows them to the sandbox.
+    """
+    links = sandbox.directory / "links"
+    links.mkdir()
+    sandbox.client_commands.mkdir()
+    namespace = str(Path(f"/proc/{manager}/ns/mnt").readlink())
+    for name in _CLIENT_COMMANDS:
+        program = roots.find_program(slurm_root, name)
+        if program is None:
+            continue
+        (links / name).symlink_to(program)
+        script = sandbox.client_commands / name
+        text = _CLIENT_SCRIPT.format(
+            name=name,
+            directory=sandbox.directory,
+            manager=manager,
+            namespace=namespace,
+            program=shlex.quote(str(program)),
+        )
+        write_text(script, text)
+        script.chmod(0o755)
+    return Command(argv=("mount", "--bind", str(links), str(sandbox.client_commands)))
+
+
+_PACKAGES: Mapping[str, str] = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sinfo": "slurm-client",
+    "munged": "munge",
+    "ip": "iproute2",
+}
+_ISOLATION_ONLY = frozenset({"ip"})
+
+# The longest path in the directory is a step's socket, spool/n123/n123_4294967295.4294967294, and a socket's path
+# has at most 107 bytes (unix(7)).
+_LONGEST_DIRECTORY = 70
+# Characters that neither slurm.conf nor a node's name pattern gives a meaning to.
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9/._+-]*")
+_MOST_PER_NODE = 1024
+
+
+def check_request(request: Request, *, missing_programs: Callable[[Sequence[str]], list[str]]) -> None:
+    """Reject a request that cannot be carried out.
+
+    Raises:
+        UserError: for the first error; says what to do instead.
+    """
+    if request.isolated and os.geteuid() != 0:
+        raise UserError("--hosts is namespaces, and only root can make networks; use --hosts shared")
+    _check_numbers(request)
+    _check_directory(request.directory)
+    if request.uses_cgroups and not request.isolated:
+        raise UserError(
+            "--hosts is shared, and nodes on one host would share their control groups; "
+            "leave the cgroup plugins out, or use --hosts namespaces as root"
+        )
+    if request.uses_cgroups and not cgroups.is_version_1():
+        raise UserError(
+            "--conf names a cgroup plugin, and this machine has control groups of version 2, for which the sandbox "
+            "cannot make room; leave the cgroup plugins out"
+        )
+    if user_name() == str(os.geteuid()):
+        raise UserError(
+            f"user id {os.geteuid()} has no name on this machine, and Slurm's daemons need one; add it to /etc/passwd"
+        )
+    if request.slurm_root is not None:
+        _check_slurm_root(request, request.slurm_root)
+    programs = _needed_programs(request)
+    missing = missing_programs(programs)
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        pronoun = "it" if len(missing) == 1 else "them"
+        raise UserError(
+            f"{' and '.join(missing)} {verb} not installed, and a sandbox needs {pronoun}; run as root: "
+            f"apt-get install --no-install-recommends {' '.join(_PACKAGES[name] for name in _PACKAGES)}"
+        )
+
+
+def _needed_programs(request: Request) -> list[str]:
+    """Return the programs of this machine that the sandbox needs."""
+    if request.slurm_root is not None:
+        return list(_ISOLATION_ONLY)
+    return [name for name in _PACKAGES if request.isolated or name not in _ISOLATION_ONLY]
+
+
+def _check_slurm_root(request: Request, slurm_root: Path) -> None:
+    if not request.isolated:
+        raise UserError(
+            "--slurm is given and --hosts is shared, and only nodes with hosts of their own can have another root "
+            "directory; use --hosts namespaces as root, or leave --slurm out"
+        )
+    roots.check(slurm_root)
+    if not roots.is_shared(request.directory):
+        raise UserError(
+            f"--slurm is given, and the sandbox's directory {request.directory} is in a system directory, which is "
+            "another one in that root; give another one with --dir"
+        )
+
+
+def _check_numbers(request: Request) -> None:
+    limits = {
+        "--nodes": (request.nodes, 1, MOST_NODES),
+        "--cpus-per-node": (request.cpus_per_node, 1, _MOST_PER_NODE),
+        "--gpus-per-node": (request.gpus_per_node, 0, _MOST_PER_NODE),
+    }
+    for option, (value, least, most) in limits.items():
+        if not least <= value <= most:
+            raise UserError(f"{option} is {value}, and it must be from {least} to {most}; write for example {option} 4")
+
+
+def _check_directory(directory: Path) -> None:
+    if not _PLAIN_PATH.fullmatch(str(directory)):
+        raise UserError(
+            f"the sandbox's directory is {str(directory)!r}, and slurm.conf takes only letters, digits and ._+-/; "
+            "give another one with --dir"
+        )
+    if len(str(directory)) > _LONGEST_DIRECTORY:
+        raise UserError(
+            f"the sandbox's directory {directory} has {len(str(directory))} characters, and with more than "
+            f"{_LONGEST_DIRECTORY} the paths of its sockets get too long; give a shorter one with --dir"
+        )

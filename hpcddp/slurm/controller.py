@@ -1,4 +1,7 @@
-"""What slurmctld says about itself: its settings and its clock."""
+"""What slurmctld says about itself: its settings and its clock; and what users see of the versions of Slurm.
+
+``docs/slurm-versions.md`` has all of the ways in which versions differ.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,42 @@ from typing import Final
 
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import moment_of
-from hpcddp.slurm.versions import version_of
+
+Version = tuple[int, ...]
+
+OLDEST: Final = "22.05"
+"""The oldest version that hpcddp runs on."""
+# Each with the first version that does it, and the first that does it no more.
+_VISIBLE: Final[tuple[tuple[Version, Version, str], ...]] = (
+    (
+        (24, 5),
+        (10_000,),
+        (
+            "a script that ends by itself within the grace time of a preemption is requeued, or is PREEMPTED with "
+            "PreemptMode=CANCEL; before, it was COMPLETED"
+        ),
+    ),
+    (
+        (24, 5),
+        (26, 5, 4),
+        (
+            "a job that was preempted with a grace time stays marked as preempted after its requeue: at its next end "
+            "Slurm requeues it once more, whatever its exit code, and a job that has finished shows PREEMPTED"
+        ),
+    ),
+)
+
+
+def version_of(text: str) -> Version:
+    """Return the numbers of a version such as ``24.11.5``; empty if the text does not begin with one."""
+    match = re.match(r"[0-9]+(\.[0-9]+)*", text)
+    return () if match is None else tuple(int(number) for number in match[0].split("."))
+
+
+def visible_differences(version: str) -> list[str]:
+    """Return what users of a version see, in plain text, a sentence each."""
+    return [fact for since, before, fact in _VISIBLE if since <= version_of(version) < before]
+
 
 DEFAULT_KILL_WAIT_S: Final = 30.0
 """Slurm's default of KillWait, in seconds (slurm.conf(5))."""

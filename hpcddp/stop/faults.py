@@ -86,10 +86,6 @@ class Fault:
     rank: int | None = None
     attempt: int | None = None
 
-    def applies_to(self, *, rank: int, attempt: int) -> bool:
-        """Return whether the fault is for a rank in an attempt."""
-        return self.rank in (None, rank) and self.attempt in (None, attempt)
-
     def trigger(self) -> None:
         """Carry out the action in this process."""
         if self.action == "sleep":
@@ -142,7 +138,9 @@ def arm(text: str | None, *, rank: int, attempt: int) -> None:
     Raises:
         FaultError: the description is not valid.
     """
-    _armed[:] = [fault for fault in parse(text or "") if fault.applies_to(rank=rank, attempt=attempt)]
+    _armed[:] = [
+        fault for fault in parse(text or "") if fault.rank in (None, rank) and fault.attempt in (None, attempt)
+    ]
 
 
 def inject(point: Point, *, step: int | None = None) -> None:

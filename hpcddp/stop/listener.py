@@ -44,10 +44,6 @@ def signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-# submitit installs a handler for it.
-_RESET: Final = (signal.SIGCONT,)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedSignal:
     """A signal that arrived; only the first of each kind is kept.
@@ -116,8 +112,8 @@ class SignalListener:
         """Install the handlers again after other code has replaced them; no signal was lost in between."""
         for signum in REASONS:
             signal.signal(signum, do_nothing)
-        for signum in _RESET:
-            signal.signal(signum, signal.SIG_DFL)
+        # submitit installs a handler for it.
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
     def reason(self) -> StopReason:
         """Return the most important reason received so far."""

@@ -19,9 +19,8 @@ from hpcddp.run.job_records import newest_start, read_submission
 from hpcddp.run.result import FINISHED, read_result, resume_command
 from hpcddp.run.sweep import index_of, read_sweep, sweep_of
 from hpcddp.slurm import commands
-from hpcddp.slurm.job import arrays_of
+from hpcddp.slurm.job import ENDED_STATES, arrays_of
 from hpcddp.slurm.job_environment import Dependency
-from hpcddp.slurm.states import ENDED_STATES
 
 AFTER = "--after"
 AFTER_ANY = "--after-any"

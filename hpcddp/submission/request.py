@@ -15,7 +15,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import SweepTable, tabulate
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.plan import write_plan_record
+from hpcddp.run.job_records import write_plan_record
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, Dependency
 
 if TYPE_CHECKING:

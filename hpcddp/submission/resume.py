@@ -32,9 +32,8 @@ from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_t
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import Sweep, index_of, read_sweep, sweep_of
-from hpcddp.slurm.job import slurm_job_id, wait_for_answer
+from hpcddp.slurm.job import ENDED_STATES, slurm_job_id, wait_for_answer
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, ArrayPlace, Dependency, submitters_umask
-from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.code import SubmissionCode, code_of_resumption, remove_unused_copies

@@ -19,9 +19,8 @@ from hpcddp.run.ownership import check_run_directory, group_writable_warnings
 from hpcddp.run.sweep import Chunk, Sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import ranges_text
-from hpcddp.slurm.job import arrays_of
+from hpcddp.slurm.job import ENDED_STATES, arrays_of
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, PICKLE_DIGEST, Dependency, submission_environment
-from hpcddp.slurm.states import ENDED_STATES
 from hpcddp.submission.checks import check_sweep_submittable
 from hpcddp.submission.code import code_of_resumption, forget_code
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted

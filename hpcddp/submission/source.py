@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from hpcddp.run.code import Source, add_source
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.source import Source, add_source
 from hpcddp.submission.project import TIMEOUT_S, find_git
 from hpcddp.submission.request import SubmitRequest
 

@@ -19,7 +19,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.sweep import SweepTable, element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
-from hpcddp.run.index import add_to_index
+from hpcddp.run.find import add_to_index
 from hpcddp.run.job_file import ExportedValues, read_job_file, write_exported_values
 from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory

@@ -19,7 +19,7 @@ from typing import Any
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.sweep import SweepTable
 from hpcddp.run.files import write_text
-from hpcddp.run.index import add_to_index
+from hpcddp.run.find import add_to_index
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, identity
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep

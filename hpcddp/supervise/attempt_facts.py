@@ -13,11 +13,10 @@ from typing import Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.polling import wait_until
+from hpcddp.processes import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, first_train_event, read_events
 from hpcddp.run.failure import (
-    FailureRecord,
     cancelled_in_log,
     cause_in_log,
     lost_peers,
@@ -27,7 +26,15 @@ from hpcddp.run.failure import (
 )
 from hpcddp.run.files import exists, full_disk, open_regular
 from hpcddp.run.job_file import read_job_file
-from hpcddp.run.job_records import Decision, ProgramEnd, Start, read_decision, read_program_end, read_start
+from hpcddp.run.job_records import (
+    Decision,
+    FailureRecord,
+    ProgramEnd,
+    Start,
+    read_decision,
+    read_program_end,
+    read_start,
+)
 from hpcddp.run.lost_peers import UnevenRanks
 from hpcddp.run.node_faults import NodeFault, failing_nodes, says_hardware_error
 from hpcddp.run.record import RecordError

@@ -17,11 +17,11 @@ from typing import ClassVar, Final, TypeVar, get_args
 from hpcddp.errors import HpcddpError, UserError, counted, printable, write_message
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.write import OtherDefaultsError, dump_job, parse_from_script
-from hpcddp.polling import wait_until
+from hpcddp.processes import wait_until
 from hpcddp.run.directory import AttemptDirectory, ReservedRecord, RunDirectory
 from hpcddp.run.events import append_event, read_events
 from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
-from hpcddp.run.index import is_run
+from hpcddp.run.find import is_run
 from hpcddp.run.job_file import read_job_file, read_submitted_job
 from hpcddp.run.job_records import Start, newest_start, read_start, write_start
 from hpcddp.run.moved import refuse_other_script

@@ -10,10 +10,17 @@ from types import MappingProxyType
 from typing import Final
 
 from hpcddp.errors import HpcddpError, write_message
-from hpcddp.run.attempt_end import NextStart, attempt_end
 from hpcddp.run.code import CodeError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.events import CONTINUATIONS, EventKind, append_event, newest_saved_step, read_events
+from hpcddp.run.events import (
+    CONTINUATIONS,
+    EventKind,
+    NextStart,
+    append_event,
+    attempt_end,
+    newest_saved_step,
+    read_events,
+)
 from hpcddp.run.failure import describe_failure, failure_sentence
 from hpcddp.run.files import write_errors_printed
 from hpcddp.run.job_records import ProgramEnd, read_start

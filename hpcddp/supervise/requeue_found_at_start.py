@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.attempt_end import requeue_event
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.events import Event, append_event
+from hpcddp.run.events import Event, append_event, requeue_event
 from hpcddp.run.failure import cause_in_log
 from hpcddp.run.files import exists
 from hpcddp.run.job_records import Start, read_program_end, read_start

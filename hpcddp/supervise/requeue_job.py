@@ -12,7 +12,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from hpcddp.errors import write_message
-from hpcddp.polling import wait_until
+from hpcddp.processes import wait_until
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_events
 from hpcddp.run.failure import cancelled_in_log

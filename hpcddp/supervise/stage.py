@@ -23,8 +23,9 @@ from typing import ClassVar, Final
 from hpcddp.errors import HpcddpError, write_message
 from hpcddp.jobfile.environment import Stage
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.failure import write_failure
 from hpcddp.run.files import full_disk, why_unreadable
+from hpcddp.run.job_records import FailureRecord
 from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.slurm.job_environment import submitters_umask
 from hpcddp.slurm.rank_env import own_host, own_rank

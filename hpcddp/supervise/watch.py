@@ -21,8 +21,7 @@ from typing import Final
 
 from hpcddp.errors import write_message
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.polling import wait_until
-from hpcddp.processes import Process, find
+from hpcddp.processes import Process, find, wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import exists
 from hpcddp.run.job_file import read_job_file

@@ -24,7 +24,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcddp.polling import wait_until
+from hpcddp.processes import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import ignore_output_errors, open_to_append
 from hpcddp.run.log_timestamps import record_timestamps

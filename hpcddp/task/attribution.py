@@ -10,8 +10,9 @@ from typing import Final
 
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.failure import write_failure
 from hpcddp.run.files import is_full
+from hpcddp.run.job_records import FailureRecord
 from hpcddp.run.node_faults import says_hardware_error
 from hpcddp.stop.listener import write_to_stderr
 from hpcddp.stop.reasons import ExitCode

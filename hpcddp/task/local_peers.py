@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from hpcddp.polling import wait_until
-from hpcddp.processes import all_processes, environment_of
+from hpcddp.processes import all_processes, environment_of, wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.task.process_state import PROCESS_STATE, exit_process
 

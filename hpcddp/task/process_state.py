@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord
+from hpcddp.run.job_records import FailureRecord
 from hpcddp.slurm.rank_env import RankEnv, own_host, own_rank
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import Cause

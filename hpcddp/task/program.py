@@ -24,14 +24,14 @@ from hpcddp.batch.job import batch_variables, plan_job
 from hpcddp.errors import HpcddpError, UserError
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import CommandSignal
-from hpcddp.polling import wait_until
-from hpcddp.processes import children_of, handled_signals
+from hpcddp.processes import children_of, handled_signals, wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.failure import FailureRecord, read_failures
+from hpcddp.run.failure import read_failures
 from hpcddp.run.files import full_disk_sentence, is_full
 from hpcddp.run.job_records import (
     AskedEnd,
+    FailureRecord,
     ProgramExit,
     StopNotice,
     read_asked_end,

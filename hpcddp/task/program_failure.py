@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from hpcddp.processes import signal_name
-from hpcddp.run.failure import KILLED_HINT, FailureRecord
+from hpcddp.run.failure import KILLED_HINT
 from hpcddp.run.files import TAIL_BYTES, read_tail
+from hpcddp.run.job_records import FailureRecord
 from hpcddp.run.node_faults import says_hardware_error
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.task.attribution import log_says_peer_loss

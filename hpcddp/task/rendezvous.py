@@ -26,10 +26,10 @@ from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
 
 from hpcddp.errors import HpcddpError
-from hpcddp.polling import wait_until
+from hpcddp.processes import wait_until
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord, exits_of_tasks
-from hpcddp.run.job_records import PublishedAddress, publish_address, read_address, read_start
+from hpcddp.run.failure import exits_of_tasks
+from hpcddp.run.job_records import FailureRecord, PublishedAddress, publish_address, read_address, read_start
 from hpcddp.run.record import read_record
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.reasons import ExitCode

@@ -14,8 +14,8 @@ from typing import Final, NoReturn
 
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
-from hpcddp.run.failure import FailureRecord, read_failures
-from hpcddp.run.job_records import Decision, read_decision, read_start, write_decision
+from hpcddp.run.failure import read_failures
+from hpcddp.run.job_records import Decision, FailureRecord, read_decision, read_start, write_decision
 from hpcddp.slurm.job import ask_slurm, cause_of, slurm_job_id
 from hpcddp.stop.listener import LISTENER, ReceivedSignal, write_to_stderr
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason

@@ -20,8 +20,15 @@ from pathlib import Path
 from typing import Final
 
 from hpcddp.errors import printable
-from hpcddp.polling import wait_until
-from hpcddp.processes import Process, command_line, environment_of, handled_signals, own_processes, program_of
+from hpcddp.processes import (
+    Process,
+    command_line,
+    environment_of,
+    handled_signals,
+    own_processes,
+    program_of,
+    wait_until,
+)
 from hpcddp.task.signals import STACKS_FILE, STACKS_SIGNAL
 
 _TASK: Final = "hpcddp.task"

@@ -13,10 +13,10 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Final
 
-from hpcddp.polling import wait_until
+from hpcddp.processes import wait_until
 from hpcddp.run.collectives import write_trace
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord
+from hpcddp.run.job_records import FailureRecord
 from hpcddp.stop.heartbeat import Heartbeat, HeartbeatGap
 from hpcddp.stop.listener import write_to_stderr
 from hpcddp.stop.reasons import ExitCode

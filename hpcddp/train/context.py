@@ -13,7 +13,7 @@ import torch
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import Train
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.metrics_file import METRICS_OPEN_S, MetricsFile
+from hpcddp.run.metrics_log import METRICS_OPEN_S, MetricsFile
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import Deadline, KnownEnd

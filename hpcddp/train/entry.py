@@ -19,8 +19,7 @@ import torch.distributed as dist
 from hpcddp.batch.job import JobPlan, plan_job
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.events import append_event
-from hpcddp.run.metrics_file import MetricsFile
-from hpcddp.run.metrics_log import plain_numbers
+from hpcddp.run.metrics_log import MetricsFile, plain_numbers
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.run.result import FINISHED, Result, finish_run
 from hpcddp.slurm.rank_env import RankEnv

@@ -25,7 +25,7 @@ from torch import Tensor
 from hpcddp.errors import UserError
 from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.job_records import Decision, write_decision
-from hpcddp.run.metrics_file import MetricsFile
+from hpcddp.run.metrics_log import MetricsFile
 from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.stop.deadline import Deadline, Durations, EndTime, KnownEnd, moved_sentence, short_lead_sentence

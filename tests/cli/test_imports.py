@@ -83,7 +83,7 @@ def test_the_list_of_commands_loads_no_models_and_builds_no_command(words: list[
 @pytest.mark.parametrize(
     ("words", "unneeded"),
     [
-        (["--help"], {"secrets", "hashlib", "hpcddp.sandbox.network", "hpcddp.slurm.versions"}),
+        (["--help"], {"secrets", "hashlib", "hpcddp.sandbox.network", "hpcddp.slurm.controller"}),
         (["status", "--run-root", "."], {"hpcddp.jobfile.job", "hpcddp.run.job_file"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcddp.sandbox import network, state
 from hpcddp.slurm.commands import show_job
-from hpcddp.slurm.states import ENDED_STATES
+from hpcddp.slurm.job import ENDED_STATES
 from tests.waiting import wait_until
 
 # Each question costs some milliseconds, and several tests wait at once.

@@ -20,7 +20,7 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
-from hpcddp.slurm.states import ENDED_STATES
+from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.containers import install, write_image
 from tests.cluster.jobs import result_of, submit, write_job
 from tests.cluster.models import SEE, SLOW_MODEL

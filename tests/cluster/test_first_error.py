@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.slurm.states import ENDED_STATES
+from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.jobs import HPCDDP, submit, write_job
 from tests.cluster.sandbox import Sandbox
 from tests.manage.crashes import check, crash

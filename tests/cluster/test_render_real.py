@@ -11,7 +11,7 @@ import pytest
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.write import dump_for_script
-from hpcddp.slurm.states import ENDED_STATES
+from hpcddp.slurm.job import ENDED_STATES
 from hpcddp.submission.render import render_script
 from tests.cluster.sandbox import Sandbox
 from tests.slurm.job_records import comment_in

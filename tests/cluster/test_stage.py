@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.slurm.states import ENDED_STATES
+from hpcddp.slurm.job import ENDED_STATES
 from tests.cluster.jobs import finished, result_of, submit
 from tests.cluster.sandbox import Sandbox
 

@@ -10,10 +10,16 @@ from typing import Any
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import EventKind, append_event
-from hpcddp.run.failure import FailureRecord, write_failure
-from hpcddp.run.job_records import Start, SubmissionRecord, write_start, write_submission_record
+from hpcddp.run.failure import write_failure
+from hpcddp.run.job_records import (
+    FailureRecord,
+    Start,
+    SubmissionRecord,
+    write_plan_record,
+    write_start,
+    write_submission_record,
+)
 from hpcddp.run.ownership import identity
-from hpcddp.run.plan import write_plan_record
 from hpcddp.run.record import FORMAT, write_record
 from hpcddp.run.result import Result
 from hpcddp.slurm.commands import QueuedJob

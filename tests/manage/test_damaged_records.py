@@ -23,22 +23,23 @@ from hpcddp.manage.status import RunStatus
 from hpcddp.manage.why import explain
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.failure import write_failure
 from hpcddp.run.job_records import (
     Decision,
+    FailureRecord,
     ProgramExit,
     Rank,
     SubmissionRecord,
     write_decision,
     write_exit,
+    write_plan_record,
     write_ranks,
     write_submission_record,
 )
 from hpcddp.run.ownership import identity
-from hpcddp.run.plan import write_plan_record
 from hpcddp.run.result import Result, write_result
 from hpcddp.slurm.commands import QueuedJob
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 from hpcddp.stop.reasons import StopReason
 from hpcddp.submission.resume import resume
 from hpcddp.supervise.end import end

@@ -12,7 +12,7 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.slurm import commands
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 from tests.manage.example import NOW, example
 
 PAGE = (Path(__file__).parents[2] / "docs" / "life-of-a-run.md").read_text()

@@ -13,11 +13,10 @@ from hpcddp.manage.overview import Filter, Overview, SweepStatus, entry_of, one_
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
-from hpcddp.run.find import find_run
-from hpcddp.run.index import add_to_index
+from hpcddp.run.find import add_to_index, find_run
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 from tests.manage.runs import NOON, make, queued
 from tests.messages import GoldenMessages
 

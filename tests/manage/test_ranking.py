@@ -15,7 +15,7 @@ from hpcddp.manage.report import reports_of
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 from tests.manage.runs import NOON, FakeRun, make
 from tests.messages import GoldenMessages
 

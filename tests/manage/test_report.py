@@ -19,9 +19,9 @@ from hpcddp.manage.attempt_times import Phase
 from hpcddp.manage.overview import entry_of, overview_of
 from hpcddp.manage.report import RunReport, ranked, reports_of
 from hpcddp.manage.report_page import page
+from hpcddp.run.code import Source, add_source
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.record import RecordError
-from hpcddp.run.source import Source, add_source
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from tests.manage.runs import NOON, FakeRun, make, queued
 from tests.manage.three_attempts import ON_NODES, RANK_SECONDS, three_attempts

@@ -15,7 +15,7 @@ from hpcddp.manage.run_files import Job, read_run_files
 from hpcddp.manage.status import RunStatus, Statuses, left_behind, statuses
 from hpcddp.run.job_records import Rank, write_ranks
 from hpcddp.slurm.commands import QueuedJob, SlurmUnavailableError
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 from tests.manage.runs import NOON, FakeRun, make, queued
 from tests.waiting import wait_until
 

@@ -10,7 +10,7 @@ from hpcddp.manage.format import duration_text, ranks_text, used_text
 from hpcddp.manage.overview import Line, overview
 from hpcddp.manage.overview_text import details, table
 from hpcddp.manage.status import RunStatus
-from hpcddp.slurm.states import State
+from hpcddp.slurm.job import State
 from tests.manage.runs import NOON, make, queued
 
 TABLE = """\

@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.run.plan import write_plan_record
+from hpcddp.run.job_records import write_plan_record
 from tests.manage.runs import NOON, FakeRun, make
 
 JOB = """\

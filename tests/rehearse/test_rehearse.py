@@ -14,7 +14,7 @@ import pytest
 
 from hpcddp.processes import environment_of, own_processes
 from hpcddp.rehearse.trial import MARK
-from hpcddp.run.index import index_directory
+from hpcddp.run.find import index_directory
 from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.waiting import wait_until

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from hpcddp.run.attempt_end import NextStart, attempt_end
-from hpcddp.run.events import Event
+from hpcddp.run.events import Event, NextStart, attempt_end
 from hpcddp.stop.reasons import Cause
 
 STOP_OF_RANKS = Event(kind="stop", time=20.0, attempt=0, cause="preemption", saved=True)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import (
-    FailureRecord,
     beginning,
     describe_failure,
     failure_sentence,
@@ -12,7 +11,7 @@ from hpcddp.run.failure import (
     rest_of_message,
     write_failure,
 )
-from hpcddp.run.job_records import Rank, write_ranks
+from hpcddp.run.job_records import FailureRecord, Rank, write_ranks
 from tests.messages import GoldenMessages
 
 

@@ -164,7 +164,7 @@ def test_an_attempt_without_reserves_meets_a_full_disk_as_before(tmp_path: Path)
         files.write_text(disk / "a", "old")
         FILLS["bytes"](disk)
         with pytest.raises(OSError, match="No space left"):
-            files.write_text(disk / "a", "new", reserves=[disk / "reserve" / "a"])
+            files.write_bytes(disk / "a", b"new", reserves=[disk / "reserve" / "a"])
         assert (disk / "a").read_text() == "old"
 
 

@@ -8,8 +8,19 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.find import NoRunError, all_runs, brief, chosen_run, find_run, run_of_job, token_of
-from hpcddp.run.index import add_to_index, index_directory, indexed_runs, scan
+from hpcddp.run.find import (
+    NoRunError,
+    add_to_index,
+    all_runs,
+    brief,
+    chosen_run,
+    find_run,
+    index_directory,
+    indexed_runs,
+    run_of_job,
+    scan,
+    token_of,
+)
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from hpcddp.run.ownership import identity
 from hpcddp.run.record import write_record

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.failure import FailureRecord, beginning, failure_sentence, read_failures, write_failure
-from hpcddp.run.job_records import ProgramExit, Rank, write_exit, write_ranks
+from hpcddp.run.failure import beginning, failure_sentence, read_failures, write_failure
+from hpcddp.run.job_records import FailureRecord, ProgramExit, Rank, write_exit, write_ranks
 from tests.messages import GoldenMessages
 
 LOST = """Traceback (most recent call last):

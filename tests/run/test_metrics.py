@@ -15,7 +15,7 @@ import hpcddp
 from hpcddp.jobfile.fields import Best
 from hpcddp.jobfile.read import DefaultSettings, load_job
 from hpcddp.jobfile.write import dump_job
-from hpcddp.run import metrics_file, metrics_log
+from hpcddp.run import metrics_log
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.evaluations import Summary, mode_of, read_evaluations, summaries
 from hpcddp.run.metrics import MetricsLine, lines_until, read_metrics
@@ -241,7 +241,7 @@ def test_a_file_that_cannot_be_written_costs_one_warning_and_its_lines_wait(
         hpcddp.log({"loss": 0.5}, step=step)
     assert capfd.readouterr().err.count("cannot be written") == 1
     run.metrics.rmdir()
-    monkeypatch.setattr(metrics_file, "METRICS_OPEN_S", 0.0)
+    monkeypatch.setattr(metrics_log, "METRICS_OPEN_S", 0.0)
     hpcddp.log({"loss": 0.5}, step=3)
     assert [line.step for line in logged(run)] == [1, 2, 3]
 

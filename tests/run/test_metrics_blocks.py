@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.run.files import LONGEST_LINE
-from hpcddp.run.metrics import read_metrics
-from hpcddp.run.metrics_reader import ThinnedMetrics
+from hpcddp.run.metrics import ThinnedMetrics, read_metrics
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2)
@@ -102,7 +101,7 @@ def test_no_file_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_of_a_log_that_is_too_large_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcddp.run.metrics_reader.LARGEST_RECORD", 100)
+    monkeypatch.setattr("hpcddp.run.metrics.LARGEST_RECORD", 100)
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step, "loss": 1.5}) + "\n" for step in range(100)))
     assert steps_of(path) == ([97, 98, 99], 0)

@@ -10,7 +10,7 @@ import pytest
 from hpcddp.errors import UserError
 from hpcddp.sandbox import cgroups
 from hpcddp.sandbox.request import Hosts, Request, default_directory, default_hosts
-from hpcddp.sandbox.request_check import check_request
+from hpcddp.sandbox.sandbox import check_request
 from tests.messages import GoldenMessages
 
 

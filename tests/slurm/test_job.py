@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpcddp.slurm.job import ask_end, cause_of, end_time_of
+from hpcddp.slurm.job import ENDED_STATES, JOB_STATES, ask_end, cause_of, end_time_of
 from hpcddp.slurm.job_environment import NO_LIMIT_S
-from hpcddp.slurm.states import ENDED_STATES, JOB_STATES
 from hpcddp.stop.reasons import Cause
 from tests.slurm.programs import program
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.slurm import commands
-from hpcddp.slurm.controller import ask_controller, requeue_delay_s
+from hpcddp.slurm.controller import ask_controller, requeue_delay_s, visible_differences
 from hpcddp.slurm.job import moment_of
-from hpcddp.slurm.versions import visible_differences
 
 
 @pytest.mark.parametrize(

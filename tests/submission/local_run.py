@@ -16,8 +16,8 @@ from typing import Any
 from hpcddp.rehearse.faults import TASK, processes_of
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, EventKind, read_events
-from hpcddp.run.failure import FailureRecord, read_failures
-from hpcddp.run.job_records import Decision, read_decision
+from hpcddp.run.failure import read_failures
+from hpcddp.run.job_records import Decision, FailureRecord, read_decision
 from tests.command_line import hpcddp
 from tests.waiting import wait_until, wait_until_gone
 

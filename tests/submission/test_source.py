@@ -16,8 +16,8 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.jobfile.read import load_job
+from hpcddp.run.code import Source, SourceRecord, add_source, read_sources
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.source import Source, SourceRecord, add_source, read_sources
 from hpcddp.submission.request import SubmitRequest
 from hpcddp.submission.source import LARGEST_DIFF, ask_git, installed_packages
 from tests.messages import GoldenMessages

@@ -18,12 +18,12 @@ from hpcddp.cli.main import app
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
 from hpcddp.manage.overview import overview_of
+from hpcddp.run.code import read_sources
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.ownership import processes_left
-from hpcddp.run.source import read_sources
 from hpcddp.run.sweep import Sweep, read_sweep
+from hpcddp.slurm.job import State
 from hpcddp.slurm.job_environment import NO_DEPENDENCY
-from hpcddp.slurm.states import State
 from hpcddp.submission import sweep as submission
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.resume import resume_locked

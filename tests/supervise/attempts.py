@@ -10,9 +10,9 @@ from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_for_script
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import Event, EventKind, append_event, read_events
-from hpcddp.run.failure import FailureRecord, beginning, write_failure
+from hpcddp.run.failure import beginning, write_failure
 from hpcddp.run.files import read_json, write_json
-from hpcddp.run.job_records import Decision, ProgramExit, StopNotice, write_decision, write_exit
+from hpcddp.run.job_records import Decision, FailureRecord, ProgramExit, StopNotice, write_decision, write_exit
 from hpcddp.stop.reasons import StopReason
 from hpcddp.supervise import end as supervisor
 from hpcddp.supervise.begin import begin

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.events import append_event, read_events
-from hpcddp.run.failure import FailureRecord, write_failure
-from hpcddp.run.job_records import Rank, write_ranks
+from hpcddp.run.failure import write_failure
+from hpcddp.run.job_records import FailureRecord, Rank, write_ranks
 from hpcddp.run.node_faults import EXPIRY_S
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages

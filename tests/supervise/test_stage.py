@@ -16,7 +16,8 @@ import pytest
 
 from hpcddp.jobfile.environment import Stage
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord, failure_sentence, read_failures
+from hpcddp.run.failure import failure_sentence, read_failures
+from hpcddp.run.job_records import FailureRecord
 from hpcddp.supervise.stage import MARK
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages

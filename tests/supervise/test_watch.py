@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.run.failure import FailureRecord, write_failure
-from hpcddp.run.job_records import ProgramExit, read_start, write_exit, write_start
+from hpcddp.run.failure import write_failure
+from hpcddp.run.job_records import FailureRecord, ProgramExit, read_start, write_exit, write_start
 from hpcddp.run.result import FINISHED, Result, write_result
 from hpcddp.slurm import commands
 from hpcddp.slurm.controller import Controller

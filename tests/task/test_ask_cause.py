@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.failure import FailureRecord, write_failure
+from hpcddp.run.failure import write_failure
 from hpcddp.run.files import write_json
-from hpcddp.run.job_records import Start, write_start
+from hpcddp.run.job_records import FailureRecord, Start, write_start
 from hpcddp.slurm.job import ask_slurm, slurm_job_id
 from hpcddp.stop.reasons import Cause
 from hpcddp.task.signals import ask_cause

@@ -13,9 +13,9 @@ import pytest
 
 from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
-from hpcddp.run.failure import FailureRecord, beginning, write_failure
+from hpcddp.run.failure import beginning, write_failure
 from hpcddp.run.files import read_json
-from hpcddp.run.job_records import PublishedAddress, Start, publish_address, read_address, write_start
+from hpcddp.run.job_records import FailureRecord, PublishedAddress, Start, publish_address, read_address, write_start
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.task import rendezvous

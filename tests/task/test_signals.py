@@ -13,8 +13,8 @@ import pytest
 
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, read_events
-from hpcddp.run.failure import FailureRecord, read_failures, write_failure
-from hpcddp.run.job_records import read_decision
+from hpcddp.run.failure import read_failures, write_failure
+from hpcddp.run.job_records import FailureRecord, read_decision
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.task import signals
 from hpcddp.task.signals import CauseQuery

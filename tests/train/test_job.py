@@ -13,7 +13,7 @@ import pytest
 from hpcddp.batch.refusals import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.events import accounts_of, read_events
-from hpcddp.run.plan import write_plan_record
+from hpcddp.run.job_records import write_plan_record
 from hpcddp.train.checkpoint import writer
 from hpcddp.train.errors import NonFiniteError, SaveError, TrainingError
 from tests.distributed.training import evaluations, result, steps

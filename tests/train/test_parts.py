@@ -20,7 +20,7 @@ from hpcddp.batch.plan import Steps, plan_batch
 from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.sections import LearningRate, Optimizer
 from hpcddp.run.metrics import keep_until
-from hpcddp.run.metrics_file import MetricsFile
+from hpcddp.run.metrics_log import MetricsFile
 from hpcddp.run.record import RecordError
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.data.loader import Placement
@@ -168,7 +168,7 @@ def test_metrics_are_written_at_once_and_the_file_is_opened_anew_after_a_while(t
 
 def test_a_process_that_aborts_loses_no_step_that_it_has_recorded(tmp_path: Path) -> None:
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom hpcddp.run.metrics_file import MetricsFile\n"
+        "import os, sys\nfrom pathlib import Path\nfrom hpcddp.run.metrics_log import MetricsFile\n"
         "metrics = MetricsFile(Path(sys.argv[1]), before_open=lambda: None, warn=print)\n"
         "for step in range(1, 6):\n    metrics.add({'step': step})\n"
         "os.abort()\n"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.polling import wait_until
+from hpcddp.processes import wait_until
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking import opening

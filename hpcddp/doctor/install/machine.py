@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from hpcddp.errors import counted
 from hpcddp.packages import is_installed, missing_packages
 from hpcddp.slurm import commands
-from hpcddp.slurm.versions import OLDEST, version_of, visible_differences
+from hpcddp.slurm.controller import OLDEST, version_of, visible_differences
 from hpcddp.task.stacks import find_py_spy
 from hpcddp.version import __version__
 

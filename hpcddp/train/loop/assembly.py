@@ -15,7 +15,7 @@ from hpcddp.batch.plan import BatchPlan, BatchStart, Steps, refuse_single_over_r
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.batch.scaling import ScaledRule, scaled_hyperparameters
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.metrics_file import MetricsFile
+from hpcddp.run.metrics_log import MetricsFile
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.data.grouping import with_groups

@@ -21,11 +21,10 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import Unit
 from hpcddp.run.checkpoints import Checkpoint
 from hpcddp.run.events import append_event
-from hpcddp.run.job_records import read_submission
+from hpcddp.run.job_records import read_submission, write_plan_record
 from hpcddp.run.metrics import keep_until
-from hpcddp.run.metrics_file import MetricsFile
+from hpcddp.run.metrics_log import MetricsFile
 from hpcddp.run.ownership import BATCH, raise_if_fenced
-from hpcddp.run.plan import write_plan_record
 from hpcddp.run.result import FINISHED, Result, finish_run
 from hpcddp.train.checkpoint.start import agree_on_start, refuse_another_contract
 from hpcddp.train.context import TrainContext

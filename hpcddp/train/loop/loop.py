@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
-from hpcddp.run.metrics_file import MetricsFile
+from hpcddp.run.metrics_log import MetricsFile
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
