@@ -236,7 +236,9 @@ def _output_directory(subject: Subject) -> Iterator[Hit]:
         flag = last_flag(script, name)
         if flag is None or flag.value is None or _EXPANSION.search(flag.value):
             continue
-        directory = _known_directory(flag.value)
+        # As far as the name holds no pattern of sbatch.
+        parts = takewhile(lambda part: "%" not in part, PurePath(flag.value).parent.parts)
+        directory = Path(*parts)
         # A file system of the cluster need not be there on the machine of the check.
         is_elsewhere = directory.is_absolute() and not Path(*directory.parts[:2]).exists()
         if not is_elsewhere and not (base / directory).is_dir():
@@ -247,12 +249,6 @@ def _output_directory(subject: Subject) -> Iterator[Hit]:
             problem=f"--{flag.name}={flag.value}, and there is no directory {name} here",
             fix=f"make it before you submit: mkdir -p {shlex.quote(name)}",
         )
-
-
-def _known_directory(pattern: str) -> Path:
-    """Return the directory of an output file, as far as its name holds no pattern of sbatch."""
-    parts = takewhile(lambda part: "%" not in part, PurePath(pattern).parent.parts)
-    return Path(*parts)
 
 
 def _truncated_log(subject: Subject) -> Iterator[Hit]:

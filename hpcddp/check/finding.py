@@ -428,7 +428,9 @@ def measured_in(runs: Path, batch: BatchPlan) -> Measured | None:
 
 def _measured_by(run: RunDirectory, batch: BatchPlan) -> Measured | None:
     plan = read_plan(run)
-    if plan is None or not _is_same_batch(plan.facts, batch):
+    if plan is None or plan.facts.get("global_batch_size") != batch.global_batch_size:
+        return None
+    if plan.facts.get("world_size") != batch.world_size:
         return None
     progress = progress_of(read_metrics(run.metrics, _TAIL_BYTES).records)
     if progress is None or not progress.steps_per_s:
@@ -436,7 +438,3 @@ def _measured_by(run: RunDirectory, batch: BatchPlan) -> Measured | None:
     saves = [event.facts.get("seconds") for event in read_events(run.events, _TAIL_BYTES) if event.kind == "save"]
     seconds = [float(value) for value in saves if isinstance(value, int | float) and 0 < value < math.inf]
     return Measured(run_id=run.run_id, step_s=1 / progress.steps_per_s, save_s=max(seconds, default=None))
-
-
-def _is_same_batch(facts: Mapping[str, Any], batch: BatchPlan) -> bool:
-    return (facts.get("global_batch_size"), facts.get("world_size")) == (batch.global_batch_size, batch.world_size)

@@ -26,7 +26,7 @@ from hpcddp.errors import UserError, counted, printable
 if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import ClusterFacts, Partition
     from hpcddp.script.convert import Conversion
-    from hpcddp.script.request import Outcome, Row
+    from hpcddp.script.request import Outcome
     from hpcddp.site.profile_writer import Choice
 
 
@@ -112,7 +112,11 @@ def init(
     if name != DEFAULT_PROFILE:
         given.insert(0, "NAME")
     if script is not None:
-        _refuse_settings_of_script(given)
+        if given:
+            raise InitError(
+                f"{', '.join(given)} is for a profile, and --from takes every setting from the script; leave it "
+                "out, and change the job file afterwards"
+            )
         write_job_of_script(script, job_file, force=force, dry_run=dry_run, as_json=as_json)
         return
     job_file = job_file or Path("job.yaml")
@@ -134,14 +138,6 @@ def init(
         write(texts.profile, nl=False)
     else:
         echo("\n".join(_summary(facts, choice, texts)))
-
-
-def _refuse_settings_of_script(options: list[str]) -> None:
-    if options:
-        raise InitError(
-            f"{', '.join(options)} is for a profile, and --from takes every setting from the script; leave it out, and "
-            "change the job file afterwards"
-        )
 
 
 def _checked(name: str) -> str:
@@ -398,7 +394,16 @@ def write_job_of_script(script: Path, job_file: Path | None, *, force: bool, dry
             "job_file": str(target),
             "written": not dry_run,
             "text": text,
-            "rows": [_row_document(row) for row in conversion.rows],
+            "rows": [
+                {
+                    "line": row.line,
+                    "text": row.text,
+                    "outcome": row.outcome,
+                    "field": None if row.key is None else ".".join(row.key),
+                    "reason": row.reason,
+                }
+                for row in conversion.rows
+            ],
             "added": list(conversion.added),
             "next": next_command,
         }
@@ -407,16 +412,6 @@ def write_job_of_script(script: Path, job_file: Path | None, *, force: bool, dry
     echo(text)
     echo(_table(conversion))
     echo("\n".join(_summary_of_script(conversion, target, next_command, dry_run=dry_run)))
-
-
-def _row_document(row: Row) -> dict[str, object]:
-    return {
-        "line": row.line,
-        "text": row.text,
-        "outcome": row.outcome,
-        "field": None if row.key is None else ".".join(row.key),
-        "reason": row.reason,
-    }
 
 
 def _table(conversion: Conversion) -> str:

@@ -173,12 +173,8 @@ def _plan_job(
     document, text = _answer(plans[spec.nodes])
     if len(plans) == 1:
         return document, text
-    return _document_of_range(document, plans), f"{explain_range(plans)}\n{text}"
-
-
-def _document_of_range(document: dict[str, Any], plans: Mapping[int, JobPlan]) -> dict[str, Any]:
-    """Return the document of the largest number of nodes, with the plans of all numbers."""
-    return {**document, "by_nodes": {str(nodes): plan.as_json() for nodes, plan in plans.items()}}
+    document["by_nodes"] = {str(nodes): plan.as_json() for nodes, plan in plans.items()}
+    return document, f"{explain_range(plans)}\n{text}"
 
 
 def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, samples: int | None) -> JobPlan:
@@ -191,7 +187,10 @@ def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, sam
             f"{' and '.join(missing)} must be given where there is no job file; "
             "write for example hpcddp plan --global-batch 256 --world-size 4, or hpcddp plan JOB"
         )
-    _refuse_overrides(overrides)
+    if overrides:
+        raise UserError(
+            f"--set {overrides[0]} overrides a job file, and none is given; write hpcddp plan JOB --set ..."
+        )
     scaling = _scaling(given)
     batch = plan_batch(
         global_batch_size=given["--global-batch"],
@@ -205,13 +204,6 @@ def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, sam
     )
     rate = None if scaling is None else scaling.scaled.learning_rate
     return plan_numbers(batch, epochs=given.get("--epochs"), learning_rate=rate, scaling=scaling)
-
-
-def _refuse_overrides(overrides: Sequence[str] | None) -> None:
-    if overrides:
-        raise UserError(
-            f"--set {overrides[0]} overrides a job file, and none is given; write hpcddp plan JOB --set ..."
-        )
 
 
 def _scaling(given: Mapping[str, Any]) -> Scaling | None:

@@ -245,7 +245,7 @@ def _show(submission: Submission, output: _Output) -> None:
     _print_submission_line(submission)
     outcome = follow_run(submission)
     print_outcome(submission, outcome, as_json=output.as_json)
-    raise typer.Exit(_exit_code(outcome))
+    raise typer.Exit({"finished": 0, "cancelled": INTERRUPTED}.get(outcome.status, 1))
 
 
 _NOT_FOLLOWED = "--follow shows one run, and a sweep has many; leave it out, and see: hpcddp status SWEEP"
@@ -463,11 +463,6 @@ def _print_submission_line(submission: Submission) -> None:
         place = f"process {submission.job_id}, its tasks in this allocation"
     echo(f"run {submission.run.run_id}, {place}", err=True)
     echo(f"run directory {submission.run.path}", err=True)
-
-
-def _exit_code(outcome: Outcome) -> int:
-    """Return the command's exit code: 0 finished, 130 ended by its user, 1 anything else."""
-    return {"finished": 0, "cancelled": INTERRUPTED}.get(outcome.status, 1)
 
 
 def _facts(result: Result) -> Iterator[str]:

@@ -225,7 +225,8 @@ class Launcher:
             return (
                 f"{self.option} is {stated}, but the job has {tasks} tasks, each of which would start one {self.name}"
             )
-        if nodes > 1 and _is_own_host(self.host or ""):
+        # One without a host comes from an unset variable.
+        if nodes > 1 and re.match(r"\[?(localhost|127\.|0\.0\.0\.0|::1|:[0-9]+$)", self.host or ""):
             return f"{self.host} means another host on each of the {nodes} nodes, so that they would not meet"
         return None
 
@@ -626,8 +627,3 @@ def _spellings(option: str) -> list[str]:
     if with_underscores != long_name:
         names.append(with_underscores)
     return names
-
-
-def _is_own_host(endpoint: str) -> bool:
-    """Return whether an endpoint means another host on each node; one without a host comes from an unset variable."""
-    return re.match(r"\[?(localhost|127\.|0\.0\.0\.0|::1|:[0-9]+$)", endpoint) is not None

@@ -207,15 +207,11 @@ def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
     arguments = DATASETS[train.dataset].arguments
     for name, value in train.dataset_args.items():
         if name not in arguments:
-            instead = _instead_of_argument(name, arguments)
+            names = ", ".join(arguments)
+            instead = did_you_mean(name, arguments, f"write one of {names}" if names else "remove it")
             yield f"train.dataset_args.{name}", f"is not an argument of dataset {train.dataset}; {instead}"
         elif (problem := arguments[name].problem_of(value)) is not None:
             yield f"train.dataset_args.{name}", problem
-
-
-def _instead_of_argument(name: str, arguments: Iterable[str]) -> str:
-    names = ", ".join(arguments)
-    return did_you_mean(name, arguments, f"write one of {names}" if names else "remove it")
 
 
 def _classes(spec: JobSpec) -> Iterator[Finding]:

@@ -104,7 +104,8 @@ def _on_resume() -> str:
 def _sections(section: type[Section], path: Path) -> Iterator[str]:
     rows: list[str] = []
     below: list[tuple[type[Section], Path]] = []
-    schemas = _properties(section)
+    schema = job_schema()
+    schemas = (schema if section is JobSpec else schema["$defs"][section.__name__])["properties"]
     for name, field in section.model_fields.items():
         inner = key_type_of(field).section
         if inner is not None:
@@ -115,12 +116,6 @@ def _sections(section: type[Section], path: Path) -> Iterator[str]:
     yield f"{title}\n\n{inspect.getdoc(section)}\n\n{_TABLE}" + "\n".join(rows) + "\n"
     for inner, inner_path in below:
         yield from _sections(inner, inner_path)
-
-
-def _properties(section: type[Section]) -> dict[str, Any]:
-    schema = job_schema()
-    properties: dict[str, Any] = (schema if section is JobSpec else schema["$defs"][section.__name__])["properties"]
-    return properties
 
 
 def _row(name: str, field: FieldInfo, schema: dict[str, Any]) -> str:

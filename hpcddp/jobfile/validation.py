@@ -49,7 +49,7 @@ def _problems_of_types(
     seen: set[Path] = set()
     for details in error.errors(include_url=False):
         path = error_path(details)
-        if path not in seen and not _below_any(path, wrong):
+        if path not in seen and not any(path[: len(above)] == above for above in wrong):
             sentence = sentence_of(details, path, _written(path, merged))
             yield _problem(path, sentence, merged, fallback)
         seen.add(path)
@@ -80,10 +80,6 @@ def _with_examples(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
         return JobSpec.model_validate(patched.value)
     except ValidationError:
         return None
-
-
-def _below_any(path: Path, known: set[Path]) -> bool:
-    return any(path[: len(above)] == above for above in known)
 
 
 def _written(path: Path, merged: MergedValues) -> str | None:

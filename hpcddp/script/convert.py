@@ -84,7 +84,11 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     if {"-l", "--login"} & set((script.shebang or "").split()):
         surroundings.add_setup(1, "source /etc/profile", script.lines[0])
     if "chdir" in flags:
-        _take_sbatch_chdir(flags["chdir"], surroundings)
+        chdir = flags["chdir"]
+        # sbatch takes a dollar sign as it is.
+        target = _plain(chdir.value or ".")
+        surroundings.add_setup(chdir.line, f"cd {target.written}", flag_text(chdir))
+        surroundings.change_directory(chdir.line, flag_text(chdir), target)
     for statement in script.statements[:launch_index]:
         surroundings.read_before(statement)
     for statement in script.statements[launch_index + 1 : index_behind_call - 1]:
@@ -200,13 +204,6 @@ def _index_behind_call(statements: Sequence[Statement], launch_index: int) -> in
             if command is not None and command.texts[:1] == (function[1],):
                 return number + 1
     return launch_index + 1
-
-
-def _take_sbatch_chdir(flag: Flag, surroundings: Surroundings) -> None:
-    # sbatch takes a dollar sign as it is.
-    target = _plain(flag.value or ".")
-    surroundings.add_setup(flag.line, f"cd {target.written}", flag_text(flag))
-    surroundings.change_directory(flag.line, flag_text(flag), target)
 
 
 def _word_of_srun(flag: Flag) -> Word:

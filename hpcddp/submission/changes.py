@@ -144,17 +144,9 @@ def _steps_so_far(job_before: JobSpec, manifest: Manifest | None) -> Steps | Non
         return None
     # The steps of a training do not depend on the number of its ranks.
     plan_of_one_rank = plan_batch(global_batch_size=batch, world_size=1, samples=samples, tail=job_before.batch.tail)
-    newest_start = _newest_batch_start(manifest)
-    if newest_start is None:
-        return Steps.from_beginning(plan_of_one_rank)
-    return Steps(plan=plan_of_one_rank, start=newest_start)
-
-
-def _newest_batch_start(manifest: Manifest | None) -> BatchStart | None:
-    """Return where the training began to take its present batches; None if that was at its beginning."""
     if manifest is None or not manifest.progress.get("batch_starts"):
-        return None
-    return BatchStart(**manifest.progress["batch_starts"][-1])
+        return Steps.from_beginning(plan_of_one_rank)
+    return Steps(plan=plan_of_one_rank, start=BatchStart(**manifest.progress["batch_starts"][-1]))
 
 
 def _order_sentence(steps_before: Steps, steps_now: Steps) -> str:
@@ -164,7 +156,8 @@ def _order_sentence(steps_before: Steps, steps_now: Steps) -> str:
     steps_per_epoch_before = steps_before.plan.steps_per_epoch
     if start.offset_samples == 0:
         dropped = ""
-        if _drops_rest_of_epoch(steps_before, steps_now):
+        _, step_in_epoch_before = steps_before.place(steps_now.start.step)
+        if step_in_epoch_before > 0:
             dropped = " (its last samples are fewer than one batch, and the tail is dropped)"
         return (
             f"epoch {start.epoch + 1} begins with batches of {start.global_batch_size}{dropped}, in the order that it "
@@ -176,12 +169,6 @@ def _order_sentence(steps_before: Steps, steps_now: Steps) -> str:
         f"same order, in {steps_now.count(start.epoch)} batches of {start.global_batch_size}; an epoch after that has "
         f"{steps_per_epoch} steps instead of {steps_per_epoch_before}"
     )
-
-
-def _drops_rest_of_epoch(steps_before: Steps, steps_now: Steps) -> bool:
-    """Return whether the new batches begin with a new epoch although the epoch so far is not at its end."""
-    _, step_in_epoch_before = steps_before.place(steps_now.start.step)
-    return step_in_epoch_before > 0
 
 
 def _rate_sentence(training_before: _Continuation, training_now: _Continuation, step: int) -> str:

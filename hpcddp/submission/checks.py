@@ -218,7 +218,7 @@ _GPUS = ("nvidia[0-9]*", "nvhost-gpu", "nvgpu", "kfd", "dxg")
 
 def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield GPUs that this machine does not have; a command may do without them, and decides that itself."""
-    if cluster != "local" or spec.device == "cpu" or _has_gpu():
+    if cluster != "local" or spec.device == "cpu" or any(any(DEVICES.glob(pattern)) for pattern in _GPUS):
         return
     asked = "train.device is cuda"
     count = spec.resources.gpus_per_node
@@ -231,11 +231,6 @@ def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[O
         sentence=f"{asked}, and this machine has no GPU in {DEVICES}; to run on its CPUs, add --set {instead}",
         certain=spec.command is None,
     )
-
-
-def _has_gpu() -> bool:
-    """Return whether this machine has a file of a GPU's driver."""
-    return any(any(DEVICES.glob(pattern)) for pattern in _GPUS)
 
 
 def _unset_variables(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:

@@ -303,8 +303,19 @@ def request_with_changes(
     check_run_directory(owner.path)
     values = read_exported_values(owner)
     _refuse_custom_template(run, read_submission(owner) or previous, template, values)
-    _refuse_missing_directory(run, previous)
-    job = change(_recorded_job(run, values.env))
+    if not Path(previous.directory).is_dir():
+        raise SubmissionError(
+            f"the run {run.path} was submitted from {previous.directory}, which no longer exists; give the job file "
+            f"too, in the directory that the code is in now: {resume_command(run, with_job=True)}"
+        )
+    recorded = _job_so_far(run)
+    variables = {**values.env, **recorded.environment.env}
+    # The job where the run is now, with the values of its environment variables.
+    current = {
+        "run_root": str(run.path.absolute().parent.parent),
+        "environment": recorded.environment.model_copy(update={"env": variables}),
+    }
+    job = change(recorded.model_copy(update=current))
     python = previous.python
     if "environment.python" in job.named:
         python = job.spec.environment.python or sys.executable
@@ -317,18 +328,6 @@ def request_with_changes(
         directory=Path(previous.directory),
         environment=environment,
         dependency=dependency,
-    )
-
-
-def _recorded_job(run: RunDirectory, exported_values: Mapping[str, str]) -> JobSpec:
-    """Return the job of a run, where the run is now, with the values of its environment variables."""
-    job = _job_so_far(run)
-    variables = {**exported_values, **job.environment.env}
-    return job.model_copy(
-        update={
-            "run_root": str(run.path.absolute().parent.parent),
-            "environment": job.environment.model_copy(update={"env": variables}),
-        }
     )
 
 
@@ -373,7 +372,11 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
     if not _MORE_WORK & request.job.named:
         _refuse_finished(run)
     job = prepare(replace(request, run_id=run.run_id, job=_job_to_continue_with(run, request.job)))
-    _refuse_other_directory(run, job.request.run)
+    if job.request.run.path.resolve() != run.path.resolve():
+        raise SubmissionError(
+            f"the job's run_root and name lead to {job.request.run.path}, but the run is {run.path}; give the job the "
+            "run's own name and run_root, and submit from where it was submitted"
+        )
     changes = _allowed_changes(run, job.request.job)
     if not _MORE_WORK & {change.key for change in changes}:
         _refuse_finished(run)
@@ -404,20 +407,16 @@ def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
             if resumption.original is not None:
                 # The copy becomes an independent run, also in every tracker.
                 shutil.rmtree(run.trackers, ignore_errors=True)
-            _replace_job(run, job)
+            try:
+                write_run(run, job, total_steps=total_steps(run, job.request.job.spec))
+            except OSError as error:
+                raise SubmissionError(
+                    f"nothing was submitted: {error.filename2 or error.filename} cannot be replaced "
+                    f"({why_unreadable(error)}); remove it, or make room for it"
+                ) from error
             notes = (*job.notes, *notes_of_code)
             submission = _submit_again(run, job.request, notes=notes, changes=resumption.changes)
     return replace(submission, consequences=resumption.consequences)
-
-
-def _replace_job(run: RunDirectory, job: PreparedJob) -> None:
-    try:
-        write_run(run, job, total_steps=total_steps(run, job.request.job.spec))
-    except OSError as error:
-        raise SubmissionError(
-            f"nothing was submitted: {error.filename2 or error.filename} cannot be replaced "
-            f"({why_unreadable(error)}); remove it, or make room for it"
-        ) from error
 
 
 def _job_to_continue_with(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
@@ -547,22 +546,6 @@ def _refuse_custom_template(
         raise SubmissionError(
             f"the run {run.run_id} was submitted with --template {template}, whose script may hold more than its job; "
             f"give the template too: hpcddp submit {same_template}"
-        )
-
-
-def _refuse_missing_directory(run: RunDirectory, previous: SubmissionRecord) -> None:
-    if not Path(previous.directory).is_dir():
-        raise SubmissionError(
-            f"the run {run.path} was submitted from {previous.directory}, which no longer exists; give the job file "
-            f"too, in the directory that the code is in now: {resume_command(run, with_job=True)}"
-        )
-
-
-def _refuse_other_directory(run: RunDirectory, run_of_job: RunDirectory) -> None:
-    if run_of_job.path.resolve() != run.path.resolve():
-        raise SubmissionError(
-            f"the job's run_root and name lead to {run_of_job.path}, but the run is {run.path}; give the job the run's "
-            "own name and run_root, and submit from where it was submitted"
         )
 
 

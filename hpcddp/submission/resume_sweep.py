@@ -109,7 +109,8 @@ def resume_sweep(
                 for index in elements:
                     forget_code(sweep.run(index))
             if request.cluster == "local":
-                return _resume_on_this_machine(sweep, elements, request)
+                processes = {index: _resume_alone(sweep, index, request, NO_DEPENDENCY) for index in elements}
+                return SweepResumption(sweep=sweep, cluster="local", jobs=processes)
             return _resume_on_slurm(sweep, elements, request, (*notes, *notes_of_code))
 
 
@@ -142,12 +143,6 @@ def prepare_sweep(
     notes = check_sweep_submittable(request, table)
     check_path(directory.path, "slurm")
     return request, notes
-
-
-def _resume_on_this_machine(sweep: Sweep, elements: Sequence[int], request: SubmitRequest) -> SweepResumption:
-    """Start a process for each element, which has a script of its own."""
-    processes = {index: _resume_alone(sweep, index, request, NO_DEPENDENCY) for index in elements}
-    return SweepResumption(sweep=sweep, cluster="local", jobs=processes)
 
 
 def _resume_alone(sweep: Sweep, index: int, request: SubmitRequest, dependency: Dependency) -> str:

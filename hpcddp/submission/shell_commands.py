@@ -101,7 +101,10 @@ def shell_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -
     """Yield what in the shell text of a command cannot work in a task: srun, sbatch, a launcher for each task."""
     if spec.command is None or spec.environment.container is not None:
         return
-    yield from _sbatch(spec)
+    words = program_behind_starters(spec.command)
+    if words and Path(words[0]).name == "sbatch":
+        script = next((word for word in words[1:] if not word.startswith("-")), "SCRIPT")
+        yield _submits(f"command is {shlex.join(words)}", spec, script=script)
     text = shell_text_of(spec.command)
     if text is None:
         return
@@ -109,11 +112,25 @@ def shell_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -
     for command in text.commands:
         name = Path(command[0]).name
         if name in {"srun", "salloc"} and "--overlap" not in command:
-            yield _nested_step(text, command)
+            # The options of srun and their values.
+            program = list(dropwhile(lambda word: word[:1] in _VALUE_OF_SRUN, command[1:])) or ["PROGRAM"]
+            yield Obstacle(
+                sentence=f"{text.name} calls {shlex.join(command[:3])}, and hpcddp starts the tasks with srun itself: "
+                "a step in a task waits for the CPUs of the task until the time limit; write --nodes and "
+                f"--tasks-per-node, then -- {' '.join(program)}, or add --overlap to srun",
+                certain=text.is_certain,
+                can_force=False,
+            )
         elif name == "sbatch":
             yield _submits(f"{text.name} calls {shlex.join(command[:3])}", spec, certain=text.is_certain)
         elif spec.tasks_per_node > 1 and (launcher := launcher_of_a_node(command, environment)):
-            yield _each_task_launches(text, launcher, spec)
+            yield Obstacle(
+                sentence=f"{text.name} starts {launcher.name} for the ranks of a node, and each of the "
+                f"{spec.ranks_per_node} tasks of a node would start it; add --set launcher=own, with which one task on "
+                "each node runs the command",
+                # The launchers may know of each other; if they do not, the run fails and names them.
+                certain=False,
+            )
     if ignored := _DIRECTIVE.findall(text.text):
         more = f" and {len(ignored) - _SHOWN} more" if len(ignored) > _SHOWN else ""
         yield Obstacle(
@@ -134,13 +151,6 @@ def _syntax_error(command: tuple[str, ...]) -> Iterator[Obstacle]:
         yield Obstacle(sentence=f"{text.name} is not valid bash ({error}); correct it", can_force=may_differ)
 
 
-def _sbatch(spec: JobSpec) -> Iterator[Obstacle]:
-    words = program_behind_starters(spec.command or ())
-    if words and Path(words[0]).name == "sbatch":
-        script = next((word for word in words[1:] if not word.startswith("-")), "SCRIPT")
-        yield _submits(f"command is {shlex.join(words)}", spec, script=script)
-
-
 def _submits(what: str, spec: JobSpec, *, script: str = "SCRIPT", certain: bool = True) -> Obstacle:
     tasks = "the task" if spec.tasks == 1 else f"each of the {spec.tasks} tasks"
     return Obstacle(
@@ -148,27 +158,6 @@ def _submits(what: str, spec: JobSpec, *, script: str = "SCRIPT", certain: bool 
         f"to sbatch yourself, or run it in this job: -- bash {script}",
         certain=certain,
         can_force=False,
-    )
-
-
-def _nested_step(text: ShellText, command: Sequence[str]) -> Obstacle:
-    # The options of srun and their values.
-    program = list(dropwhile(lambda word: word[:1] in _VALUE_OF_SRUN, command[1:])) or ["PROGRAM"]
-    return Obstacle(
-        sentence=f"{text.name} calls {shlex.join(command[:3])}, and hpcddp starts the tasks with srun itself: a step "
-        "in a task waits for the CPUs of the task until the time limit; write --nodes and --tasks-per-node, then "
-        f"-- {' '.join(program)}, or add --overlap to srun",
-        certain=text.is_certain,
-        can_force=False,
-    )
-
-
-def _each_task_launches(text: ShellText, launcher: Launcher, spec: JobSpec) -> Obstacle:
-    return Obstacle(
-        sentence=f"{text.name} starts {launcher.name} for the ranks of a node, and each of the {spec.ranks_per_node} "
-        "tasks of a node would start it; add --set launcher=own, with which one task on each node runs the command",
-        # The launchers may know of each other; if they do not, the run fails and names them.
-        certain=False,
     )
 
 

@@ -346,7 +346,17 @@ def submit_script(
     # The first one imports submitit.
     with interruptible():
         if request.cluster == "slurm":
-            executor = _slurm_executor(run, request, script, environment, element)
+            from hpcddp.submission.executors import RenderedSlurmExecutor
+
+            executor = RenderedSlurmExecutor(
+                run.submitit,
+                script=script,
+                tasks=request.job.spec.tasks,
+                environment=environment,
+                directory=request.directory,
+                dependency=request.dependency,
+                element=element,
+            )
         else:
             executor = _local_executor(run, request, environment)
             # Only where sbatch would have taken them for options is a user told about them.
@@ -371,26 +381,6 @@ def submit_script(
         epochs=epochs,
         first_attempt=first_attempt,
         notes=notes,
-    )
-
-
-def _slurm_executor(
-    run: RunDirectory,
-    request: SubmitRequest,
-    script: str,
-    environment: Mapping[str, str],
-    element: ArrayPlace | None,
-) -> RenderedSlurmExecutor:
-    from hpcddp.submission.executors import RenderedSlurmExecutor
-
-    return RenderedSlurmExecutor(
-        run.submitit,
-        script=script,
-        tasks=request.job.spec.tasks,
-        environment=environment,
-        directory=request.directory,
-        dependency=request.dependency,
-        element=element,
     )
 
 
