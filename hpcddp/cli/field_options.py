@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
-from hpcddp.jobfile.field_facts import Option, facts_of
+from hpcddp.jobfile.field_facts import facts_of
 from hpcddp.jobfile.job import field_paths, key_type_of
 from hpcddp.jobfile.slurm_flags import SBATCH
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
-    from hpcddp.jobfile.document import Path
 
 _LETTERS = {flag: letter for letter, flag in SBATCH.short.items()}
 
@@ -47,19 +41,17 @@ def field_options() -> tuple[FieldOption, ...]:
     for path, field in field_paths():
         option = facts_of(field).option
         if option is not None:
-            options.append(_option_of(path, field, option))
+            types = key_type_of(field).types
+            letter = _LETTERS.get(facts_of(field).flag or "")
+            options.append(
+                FieldOption(
+                    path=".".join(path),
+                    name=option.name or f"--{path[-1].replace('_', '-')}",
+                    letter=None if letter is None else f"-{letter}",
+                    help=option.help or str(field.description),
+                    metavar=option.metavar or ("N" if int in types else "VALUE"),
+                    is_switch=bool in types,
+                    is_listed=option.is_listed,
+                )
+            )
     return tuple(options)
-
-
-def _option_of(path: Path, field: FieldInfo, option: Option) -> FieldOption:
-    types = key_type_of(field).types
-    letter = _LETTERS.get(facts_of(field).flag or "")
-    return FieldOption(
-        path=".".join(path),
-        name=option.name or f"--{path[-1].replace('_', '-')}",
-        letter=None if letter is None else f"-{letter}",
-        help=option.help or str(field.description),
-        metavar=option.metavar or ("N" if int in types else "VALUE"),
-        is_switch=bool in types,
-        is_listed=option.is_listed,
-    )

@@ -174,7 +174,15 @@ class LauncherCommand:
         """Return the command of one node's task, with the options that join its launcher to the others."""
         options: tuple[str, ...] = ()
         if self.launcher == "torchrun":
-            options = _torchrun_options(world)
+            options = (
+                f"--nnodes={world.nodes}",
+                f"--nproc-per-node={world.ranks_per_node}",
+                "--rdzv-backend=static",
+                f"--rdzv-id={world.name}",
+                f"--node-rank={world.node_rank}",
+                f"--master-addr={world.address}",
+                f"--master-port={world.port}",
+            )
         elif self.launcher == "accelerate":
             options = _accelerate_options(self, world)
         return (*self.words, *options, *self.arguments)
@@ -397,18 +405,6 @@ def _torchrun(
         host=options.rdzv_endpoint or options.master_addr,
         program=program_of_rank,
         options=command,
-    )
-
-
-def _torchrun_options(world: World) -> tuple[str, ...]:
-    return (
-        f"--nnodes={world.nodes}",
-        f"--nproc-per-node={world.ranks_per_node}",
-        "--rdzv-backend=static",
-        f"--rdzv-id={world.name}",
-        f"--node-rank={world.node_rank}",
-        f"--master-addr={world.address}",
-        f"--master-port={world.port}",
     )
 
 

@@ -618,17 +618,15 @@ def check_sweep_submittable(
 def _check_elements(request: SubmitRequest, combination: Combination, checks: Sequence[Check]) -> tuple[str, ...]:
     """Check a job with the values of some elements of its sweep, as ``check_submittable`` does."""
     job = replace(request.job, spec=element_spec(request.job.spec, combination.values))
-    _refuse_other_tasks(job.spec, request.job.spec)
-    return check_submittable(replace(request, job=job), checks)
-
-
-def _refuse_other_tasks(element: JobSpec, job: JobSpec) -> None:
-    """Refuse an element whose command has another launcher, or another number of ranks, than the job's."""
-    if (element.tasks, element.ranks_per_node) != (job.tasks, job.ranks_per_node):
+    element = job.spec
+    whole = request.job.spec
+    if (element.tasks, element.ranks_per_node) != (whole.tasks, whole.ranks_per_node):
+        # Its command has another launcher, or another number of ranks.
         raise SubmissionError(
             f"its command needs {element.tasks} Slurm tasks for {element.world_size} ranks, and the command of the job "
-            f"needs {job.tasks} for {job.world_size}; submit once for each command"
+            f"needs {whole.tasks} for {whole.world_size}; submit once for each command"
         )
+    return check_submittable(replace(request, job=job), checks)
 
 
 def _checked_keys(table: SweepTable) -> list[str]:

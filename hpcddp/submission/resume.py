@@ -281,7 +281,6 @@ def request_with_changes(
     environment: Mapping[str, str],
     cluster: Cluster | None = None,
     template: str | None = None,
-    dependency: Dependency = NO_DEPENDENCY,
 ) -> SubmitRequest:
     """Return the request that submits a run again with its own job, some values of which the command line changes.
 
@@ -290,7 +289,6 @@ def request_with_changes(
             is read here.
         cluster: where the job goes; None is where it went before.
         template: the template; None is the run's own.
-        dependency: what the job waits for.
 
     Raises:
         HpcddpError: the run is a copy, has no submission, was submitted from a directory that does not exist any more
@@ -327,7 +325,6 @@ def request_with_changes(
         template=template,
         directory=Path(previous.directory),
         environment=environment,
-        dependency=dependency,
     )
 
 

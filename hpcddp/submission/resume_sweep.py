@@ -16,7 +16,7 @@ from hpcddp.run.files import exists, write_text
 from hpcddp.run.job_records import read_submission
 from hpcddp.run.moved import is_same_directory, update_script_path
 from hpcddp.run.ownership import check_run_directory, group_writable_warnings
-from hpcddp.run.sweep import Chunk, Sweep
+from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import ranges_text
 from hpcddp.slurm.job import ENDED_STATES, arrays_of
@@ -245,21 +245,16 @@ def _submit_together(
     for chunk in sweep.chunks:
         elements_of_chunk = [index for index in elements if 0 <= index - chunk.first < chunk.count]
         if elements_of_chunk:
-            arrays.append(_array_of(sweep, chunk, elements_of_chunk, max_parallel))
+            indices = ranges_text([index - chunk.first for index in elements_of_chunk])
+            # Each batch script appends to the log of its element: %a is the array index (sbatch(1), FILENAME PATTERN).
+            log = str(sweep.batch_log(f"{chunk.job_id}_ARRAY_INDEX")).replace("%", "%%").replace("ARRAY_INDEX", "%a")
+            options = (array_option(indices, max_parallel), f"--output={log}", f"--error={log}")
+            arrays.append(JobArray(first=chunk.first, elements=elements_of_chunk, options=options))
     array_ids = submit_arrays(sweep, arrays, request, environment)
     jobs: dict[int, str] = {}
     for array_id, array in zip(array_ids, arrays, strict=True):
         jobs |= {index: f"{array_id}_{index - array.first}" for index in array.elements}
     return jobs
-
-
-def _array_of(sweep: Sweep, chunk: Chunk, elements: Sequence[int], max_parallel: int | None) -> JobArray:
-    """Return the array in which elements of one array of the sweep continue, with their array indices and logs."""
-    indices = ranges_text([index - chunk.first for index in elements])
-    # Each batch script appends to the log of its element: %a is the array index (sbatch(1), FILENAME PATTERN).
-    log = str(sweep.batch_log(f"{chunk.job_id}_ARRAY_INDEX")).replace("%", "%%").replace("ARRAY_INDEX", "%a")
-    options = (array_option(indices, max_parallel), f"--output={log}", f"--error={log}")
-    return JobArray(first=chunk.first, elements=elements, options=options)
 
 
 def _log_of(sweep: Sweep, index: int) -> Path:

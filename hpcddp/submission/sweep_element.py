@@ -89,30 +89,21 @@ def complete_directory(element: Element, job_id: str, digest: str | None) -> Non
         digest: the sha256 of the pickle that was submitted; None if none was.
     """
     run = element.run
-    _make_sweep_directory(element)
-    if not run.plan.exists():
-        write_plan(run, first_plan(element.spec))
-    _record_new_job(element, job_id)
-    _link_log(element, job_id)
-    if digest is not None:
-        _copy_pickle(element, job_id, digest)
-
-
-def _make_sweep_directory(element: Element) -> None:
-    """Make the directory of a sweep whose script was submitted by hand."""
     sweep = element.sweep
     make_private_directory(sweep.path)
+    # Of a sweep whose script was submitted by hand.
     if read_sweep(sweep.path) is None:
         write_text(sweep.directory.job_file, dump_job(element.sweep_spec, environment_values=False))
         create_sweep(sweep)
-
-
-def _record_new_job(element: Element, job_id: str) -> None:
-    """Record the job of an element, unless its record has this job already, or its script was submitted by hand."""
+    if not run.plan.exists():
+        write_plan(run, first_plan(element.spec))
     submission = read_submission(element.run)
     is_recorded = submission is not None and submission.job_id == job_id
     if element.sweep.directory.script.exists() and not is_recorded:
         write_submission(element.sweep, element.index, job_id, directory=Path.cwd(), python=sys.executable)
+    _link_log(element, job_id)
+    if digest is not None:
+        _copy_pickle(element, job_id, digest)
 
 
 def _link_log(element: Element, job_id: str) -> None:
