@@ -25,10 +25,9 @@ from hpcddp.train.errors import DriftError, UserCodeError
 from hpcddp.train.loop.agreement import Agreed, PendingAgreement
 from hpcddp.train.loop.schedule import Position
 from hpcddp.train.loop.step import Stepper, clip_and_step
-from hpcddp.train.model.guard import ReplicaGuard
 from hpcddp.train.model.merging import gather_differing, merged_buffers, take_rows
 from hpcddp.train.model.normalisation import absent, choose_batch_norm
-from hpcddp.train.model.replica import build_replica
+from hpcddp.train.model.replica import ReplicaGuard, build_replica
 
 RATE = 0.1
 

@@ -15,7 +15,7 @@ _LOADED = 50
 # Code that compiles something gets the compiler itself, also after a training has left it out.
 _COMPILES = """
 import torch
-from hpcddp.train.model.compiler import leave_compiler_out
+from hpcddp.train.model.replica import leave_compiler_out
 
 leave_compiler_out()
 model = torch.nn.Linear(3, 3)
@@ -59,7 +59,7 @@ _OPENS_TWO_GROUPS = """
 import sys
 import torch.distributed as dist
 from hpcddp.train.distributed import abandon_process_group
-from hpcddp.train.model.compiler import leave_compiler_out
+from hpcddp.train.model.replica import leave_compiler_out
 
 leave_compiler_out()
 for _ in range(2):
@@ -76,7 +76,7 @@ def test_a_second_process_group_does_not_load_the_compiler() -> None:
 
 _LOOKS_AT_ALL_MODULES = """
 import inspect, sys, unittest, warnings
-from hpcddp.train.model.compiler import leave_compiler_out
+from hpcddp.train.model.replica import leave_compiler_out
 
 leave_compiler_out()
 inspect.getmodule(sys._getframe())

@@ -20,8 +20,7 @@ from PIL import Image
 from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.data.digits import load as load_digits
-from hpcddp.train.data.identity import fingerprint, tensor_bytes
-from hpcddp.train.data.opening import open_data
+from hpcddp.train.data.opening import fingerprint, open_data, tensor_bytes
 from hpcddp.train.data.parts import Data
 from hpcddp.train.data.synthetic import SyntheticImages
 from hpcddp.train.errors import DataError, TrainingError

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import hpcddp
-from hpcddp.train.model.compiler import leave_compiler_out
+from hpcddp.train.model.replica import leave_compiler_out
 
 def facts(context: hpcddp.Context):
     context.logger.info("this is a word of mine")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.directory import RunDirectory
-from hpcddp.train.checkpoint.staging import Staging
+from hpcddp.train.checkpoint.checkpointer import Staging
 from hpcddp.train.context import TrainContext
 from hpcddp.train.loop.job import run_training
 from hpcddp.train.scoring import ValidationShare, evaluate

@@ -14,9 +14,8 @@ from torch import nn
 from hpcddp.batch.refusals import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.train.errors import ModelError, ResumeError, UserCodeError
-from hpcddp.train.model.guard import LEARNING_RATE, digest, drift_error
 from hpcddp.train.model.normalisation import NativeSyncBatchNorm, SyncBatchNorm, choose_batch_norm
-from hpcddp.train.model.replica import Ema, Replica
+from hpcddp.train.model.replica import LEARNING_RATE, Ema, Replica, digest, drift_error
 from hpcddp.train.precision import Precision
 from tests.distributed.norm_code import norm_net, own_forward
 from tests.distributed.training import evaluations, result, steps

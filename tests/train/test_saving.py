@@ -16,7 +16,7 @@ from hpcddp.run.events import read_events
 from hpcddp.run.ownership import FencedError
 from hpcddp.stop import faults
 from hpcddp.stop.faults import InjectedError
-from hpcddp.train.checkpoint.staging import Staging
+from hpcddp.train.checkpoint.checkpointer import Staging
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.loop import state
 from tests.distributed.training import result, without_times

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from hpcddp.train.checkpoint.staging import Staging
+from hpcddp.train.checkpoint.checkpointer import Staging
 
 
 def stepped_model() -> tuple[nn.Module, optim.Optimizer]:

@@ -18,10 +18,8 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.metrics_log import MetricsFile
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
-from hpcddp.train.data.grouping import with_groups
-from hpcddp.train.data.identity import refuse_other_data
 from hpcddp.train.data.loader import Batches, Placement, choose_workers, micro_batch_keys
-from hpcddp.train.data.opening import open_data
+from hpcddp.train.data.opening import open_data, refuse_other_data, with_groups
 from hpcddp.train.data.own import first_samples
 from hpcddp.train.data.parts import Data, MicroBatch
 from hpcddp.train.errors import TrainingError

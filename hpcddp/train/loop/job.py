@@ -28,7 +28,7 @@ from hpcddp.run.ownership import BATCH, raise_if_fenced
 from hpcddp.run.result import FINISHED, Result, finish_run
 from hpcddp.train.checkpoint.start import agree_on_start, refuse_another_contract
 from hpcddp.train.context import TrainContext
-from hpcddp.train.data.identity import tensor_bytes
+from hpcddp.train.data.opening import tensor_bytes
 from hpcddp.train.data.parts import Data
 from hpcddp.train.data.workers import lost_worker
 from hpcddp.train.errors import StoppedError

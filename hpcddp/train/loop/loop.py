@@ -1,27 +1,32 @@
-"""Loop over all optimizer steps, with evaluations, saves and stops between them."""
+"""Loop over all optimizer steps, with evaluations, saves and stops between them, and account for their time."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Any, Final, NoReturn
 
+import torch
+import torch.distributed as dist
+
+from hpcddp.run.events import append_event
 from hpcddp.run.metrics_log import MetricsFile
+from hpcddp.run.ownership import raise_if_fenced
 from hpcddp.stop import faults
 from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import broadcast_numbers, collective_device
 from hpcddp.train.errors import NonFiniteError, StoppedError
-from hpcddp.train.loop.account import TimeAccount
 from hpcddp.train.loop.agreement import PendingAgreement, StepPart, Votes
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
 from hpcddp.train.loop.schedule import Position, Schedule
 from hpcddp.train.loop.state import TrainingProgress
-from hpcddp.train.loop.step import Stepper
-from hpcddp.train.model.guard import ReplicaGuard
-from hpcddp.train.model.replica import Replica
+from hpcddp.train.loop.step import Stepper, StepTimer
+from hpcddp.train.model.replica import Replica, ReplicaGuard
 from hpcddp.train.stopper import RunStopper, agree_on_stop
 
 # How long the ranks wait before they save the last step again, on a disk that has refused it.
@@ -333,3 +338,65 @@ class Loop:
     def _progress_now(self) -> TrainingProgress:
         wall_s = self._wall_s_before + self._context.monotonic() - self._began_at
         return replace(self._progress, wall_s=wall_s)
+
+
+class TimeAccount:
+    """Adds up durations, in seconds.
+
+    Attributes:
+        train_s: of the steps.
+        eval_s: of the evaluations.
+        save_s: for which the training waited for saves.
+    """
+
+    def __init__(self) -> None:
+        self.train_s = 0.0
+        self.eval_s = 0.0
+        self.save_s = 0.0
+
+    def write(self, context: TrainContext, timer: StepTimer, step: int) -> None:
+        """Gather what the ranks have measured in their steps, and write the account of a save; a collective.
+
+        Raises:
+            FencedError: another attempt owns the run; on rank 0.
+        """
+        rank_means = torch.tensor(timer.means(), dtype=torch.float64, device=collective_device())
+        means = rank_means.new_empty(context.world_size, len(rank_means))
+        dist.all_gather(list(means), rank_means)
+        if not context.is_main:
+            return
+        data_waits, forwards = means.T.tolist()
+        raise_if_fenced(context.run, context.attempt)
+        # A report can do without; a disk that is full or missing does not delay the training.
+        with suppress(OSError):
+            append_event(
+                context.run.events,
+                kind="account",
+                time=context.now(),
+                attempt=context.attempt,
+                step=step,
+                train_s=round(self.train_s, 3),
+                eval_s=round(self.eval_s, 3),
+                save_s=round(self.save_s, 3),
+                wait_s=round(timer.steps * max(data_waits), 3),
+                slowest=_slowest_rank(data_waits, forwards),
+            )
+
+
+def _slowest_rank(data_waits: list[float], forwards: list[float]) -> dict[str, float | None] | None:
+    """Return the fields of a ``SlowestRank``; None if there is one rank, or nothing was measured.
+
+    Args:
+        data_waits: for each rank, its mean wait for data in a step, in seconds.
+        forwards: for each rank, its mean forward in a step, in seconds; 0 if forwards are not measured.
+    """
+    sums = [data_wait_s + forward_s for data_wait_s, forward_s in zip(data_waits, forwards, strict=True)]
+    if len(sums) == 1 or not any(sums):
+        return None
+    rank = sums.index(max(sums))
+    return {
+        "rank": rank,
+        "data_wait_s": data_waits[rank],
+        "forward_s": forwards[rank] if any(forwards) else None,
+        "median_s": median_low(sums),
+    }

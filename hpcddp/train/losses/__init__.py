@@ -13,8 +13,7 @@ With gradient accumulation, :func:`accumulate_additive` makes the two passes tha
 from __future__ import annotations
 
 from hpcddp.train.errors import LossError
-from hpcddp.train.losses.accumulation import accumulate_additive
-from hpcddp.train.losses.additive import additive_loss, sum_statistics, weighted_mean
+from hpcddp.train.losses.additive import accumulate_additive, additive_loss, sum_statistics, weighted_mean
 from hpcddp.train.losses.declared import DeclaredLoss, Reduction, Share, ShareLoss
 from hpcddp.train.losses.ranks import gather_with_grad
 

@@ -1,13 +1,20 @@
-"""The replica of a rank: the model wrapped in DDP, with its optimizer, gradient scaler and averaged weights."""
+"""The replica of a rank: the model wrapped in DDP, with its optimizer, gradient scaler and averaged weights.
+
+The replicas of all ranks must stay equal, which ``ReplicaGuard`` checks.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,11 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.jobfile.sections import Optimizer, Train
 from hpcddp.train.buffers import buffers_restored
-from hpcddp.train.errors import ModelError, UserCodeError
+from hpcddp.train.errors import DriftError, ModelError, UserCodeError
 from hpcddp.train.losses.declared import zero_of
-from hpcddp.train.model.compiler import leave_compiler_out
 from hpcddp.train.model.merging import OrderedStatistics, merged_buffers
-from hpcddp.train.model.normalisation import absent, keep_uncompiled, synchronised_batch_norms
+from hpcddp.train.model.normalisation import absent, keep_uncompiled, local_norms, synchronised_batch_norms
 from hpcddp.train.model.objective import ModelOutputs
 from hpcddp.train.precision import Precision
 
@@ -308,4 +314,179 @@ def _in_ddp(model: nn.Module, device: torch.device, *, unused_parameters: bool) 
         gradient_as_bucket_view=True,
         find_unused_parameters=unused_parameters,
         **no_broadcast,
+    )
+
+
+_NAME: Final = "torch._dynamo"
+# torch keeps some functions of these packages out of its compiler, and asks the compiler what to call in their place.
+_NOT_COMPILED: Final = ("torch.optim.", "torch.nn.parallel.")
+# ``inspect`` and ``warnings`` ask every module for these, also in the middle of an import, where the compiler would be
+# a circular one.
+_ASKED_OF_ALL_MODULES: Final = frozenset({"__file__", "__warningregistry__"})
+
+
+def leave_compiler_out() -> None:
+    """Let ``DistributedDataParallel`` and optimizers work without the compiler, unless it is loaded already.
+
+    Code that compiles something loads it, as always.
+    """
+    if _NAME not in sys.modules:
+        sys.modules[_NAME] = _UnusedCompiler()
+        # What ``import torch._dynamo`` finds and the attribute must be the same.
+        setattr(torch, "_dynamo", sys.modules[_NAME])  # noqa: B010  the name is torch's own
+
+
+class _UnusedCompiler(ModuleType):
+    """Answers what torch asks outside of compiled code; anything else loads the compiler, which takes its place."""
+
+    def __init__(self) -> None:
+        super().__init__(_NAME)
+        self.utils = _Utilities()
+        self.trace_rules = _TraceRules()
+
+    def graph_break(self) -> None:
+        """Mark where compiled code ends; there is none."""
+
+    def disable(self, function: object = None, *arguments: object, **options: object) -> object:
+        """Return the form of a function that is not compiled."""
+        if getattr(function, "__module__", "").startswith(_NOT_COMPILED):
+            return function
+        return _loaded().disable(function, *arguments, **options)
+
+    def __getattr__(self, name: str) -> object:
+        if name in _ASKED_OF_ALL_MODULES:
+            raise AttributeError(name)
+        return getattr(_loaded(), name)
+
+
+class _Utilities:
+    def get_optimize_ddp_mode(self) -> str:
+        """Return torch's default."""
+        return "ddp_optimizer"
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(_loaded().utils, name)
+
+
+class _TraceRules:
+    def clear_lru_cache(self) -> None:
+        """Forget the rules; a process group that opens asks for it, and there are none."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(_loaded().trace_rules, name)
+
+
+def _loaded() -> Any:  # noqa: ANN401  the compiler's functions are not typed
+    if isinstance(sys.modules.get(_NAME), _UnusedCompiler):
+        del sys.modules[_NAME]
+    return importlib.import_module(_NAME)
+
+
+LEARNING_RATE: Final = "the learning rate"
+
+_INTEGER_BY_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# 2^64 divided by the golden ratio, made odd: it spreads small numbers (Knuth, The Art of Computer Programming, 6.4).
+_MULTIPLIER: Final = 0x9E3779B97F4A7C15 - 2**64
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """Return a hash of the tensor's bits and their positions: an int64 scalar on the tensor's device.
+
+    The bits of each entry pass through a bijection and are summed with an odd factor per position, modulo 2^64. A
+    change of one entry always changes the hash; changes of several entries do so with overwhelming probability. Nothing
+    is copied to the host.
+    """
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    bits = real.detach().view(_INTEGER_BY_SIZE[real.element_size()]).reshape(-1).to(torch.int64)
+    mixed = bits * _MULTIPLIER
+    mixed.bitwise_xor_((mixed >> 32).bitwise_and_(0xFFFFFFFF))
+    places = torch.arange(1, 2 * bits.numel() + 1, 2, device=bits.device)
+    return mixed.mul_(places).sum()
+
+
+class ReplicaGuard:
+    """Compares the replicas of all ranks at regular steps, with one hash per tensor and one small collective.
+
+    Parameters, averaged weights, buffers, the learning rate and the scale of fp16 must be bitwise equal on all ranks.
+    The running statistics of local normalisation layers differ between ranks by design and are not compared.
+
+    Args:
+        every: steps between comparisons; None = never.
+    """
+
+    def __init__(self, every: int | None) -> None:
+        self._every = every
+
+    def check(self, replica: Replica, steps: int) -> None:
+        """Compare the replicas if a comparison is due after ``steps`` steps.
+
+        Raises:
+            DriftError: names the rank and the tensors that differ; the same error on every rank.
+        """
+        if self._every is None or steps % self._every or dist.get_world_size() == 1:
+            return
+        names, digests = zip(*_digests(replica), strict=True)
+        digests_here = torch.stack(digests)
+        rows = [torch.empty_like(digests_here) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, digests_here)
+        table = torch.stack(rows)
+        if bool((table == table[0]).all()):
+            return
+        raise drift_error(names, table.tolist(), steps)
+
+
+def _digests(replica: Replica) -> Iterator[tuple[str, Tensor]]:
+    device = replica.placeholder.device
+    rates = [float(group["lr"]) for group in replica.optimizer.param_groups]
+    yield LEARNING_RATE, digest(torch.tensor(rates, dtype=torch.float64, device=device))
+    if replica.scaler.is_enabled():
+        yield "the scale of fp16", digest(torch.tensor(replica.scaler.get_scale(), device=device))
+    for prefix, model in replica.models.items():
+        kind = "" if prefix == "model" else "averaged "
+        yield from ((f"{kind}{name}", digest(parameter)) for name, parameter in model.named_parameters())
+        local_buffers = {id(buffer) for layer in local_norms(model) for buffer in layer.buffers(recurse=False)}
+        for name, buffer in model.named_buffers():
+            if id(buffer) not in local_buffers:
+                yield f"{kind}{name}", digest(buffer)
+
+
+def drift_error(names: tuple[str, ...], table: list[list[int]], steps: int) -> DriftError:
+    """Return the error that names the rank that differs most from the majority, and the tensors that differ.
+
+    Where two values are equally frequent, the value of the lowest rank counts as the majority.
+
+    Args:
+        names: of the compared tensors.
+        table: hashes ``[W][names]``.
+        steps: optimizer steps done.
+    """
+    names_by_rank: dict[int, list[str]] = {}
+    for name, column in zip(names, zip(*table, strict=True), strict=True):
+        # Of equally frequent values, most_common returns the first.
+        usual = Counter(column).most_common(1)[0][0]
+        for rank, value in enumerate(column):
+            if value != usual:
+                names_by_rank.setdefault(rank, []).append(name)
+    most_names = max(len(names_of_rank) for names_of_rank in names_by_rank.values())
+    worst_rank = min(rank for rank, names_of_rank in names_by_rank.items() if len(names_of_rank) == most_names)
+    differing_names = names_by_rank[worst_rank]
+
+    who = f"rank {worst_rank} differs"
+    if len(names_by_rank) > 1:
+        who = f"ranks {worst_rank} and {len(names_by_rank) - 1} more differ"
+    parameters = [name for name in differing_names if name != LEARNING_RATE]
+    shown_names = parameters[:1]
+    if LEARNING_RATE in differing_names:
+        # A wrong learning rate is the cause of wrong weights: the message names both.
+        shown_names = [LEARNING_RATE, *shown_names]
+    what = " and ".join(shown_names)
+    if len(parameters) > 1:
+        what += f" and {len(parameters) - 1} more"
+    return DriftError(
+        f"after step {steps} {who} from the other ranks in {what}, so that they no longer "
+        "train one model; look for code that treats ranks differently, or for faulty memory on that rank's host, and "
+        "go on from the last checkpoint",
+        step=steps,
+        rank=worst_rank,
+        names=tuple(differing_names),
     )

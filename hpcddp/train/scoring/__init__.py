@@ -7,9 +7,17 @@ such values is wrong when the ranks have different numbers of samples.
 
 from __future__ import annotations
 
-from hpcddp.train.scoring.builtin import AreaUnderRocCurve, CrossEntropy, MeanIoU, TopKAccuracy
 from hpcddp.train.scoring.evaluate import ValidationShare, evaluate
-from hpcddp.train.scoring.protocols import AdditiveMetric, GatheredMetric, Metric, MetricError
+from hpcddp.train.scoring.metrics import (
+    AdditiveMetric,
+    AreaUnderRocCurve,
+    CrossEntropy,
+    GatheredMetric,
+    MeanIoU,
+    Metric,
+    MetricError,
+    TopKAccuracy,
+)
 
 __all__ = [
     "AdditiveMetric",

@@ -13,7 +13,7 @@ from hpcddp.batch.split import offset, part
 from hpcddp.train import distributed
 from hpcddp.train.errors import describe
 from hpcddp.train.losses.ranks import add_over_ranks
-from hpcddp.train.scoring.protocols import AdditiveMetric, Metric, MetricError
+from hpcddp.train.scoring.metrics import AdditiveMetric, Metric, MetricError
 
 
 class Tally:

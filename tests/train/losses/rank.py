@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp import gather_with_grad, sum_statistics, weighted_mean
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.sampler import share_of
-from hpcddp.train.model.compiler import leave_compiler_out
+from hpcddp.train.model.replica import leave_compiler_out
 from tests.train.losses.cases import CASES, RUNS
 
 
