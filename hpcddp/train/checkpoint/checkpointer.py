@@ -348,25 +348,21 @@ class Checkpointer:
         if self._writer is None:
             return True
         self.outcome = self._writer.wait() or self.outcome
-        self._touch_progress_file(len(self._writer.seconds))
+        published = len(self._writer.seconds)
+        progress_file = os.environ.get(_PROGRESS)
+        if progress_file and published > self._published:
+            Path(progress_file).touch(mode=0o600)
+        self._published = published
         if not even_if_failing:
             self._writer.raise_if_failing()
         return self._writer.saved
 
-    def _touch_progress_file(self, published: int) -> None:
-        """Touch the progress file, if there is one, after a new checkpoint."""
-        path = os.environ.get(_PROGRESS)
-        if path and published > self._published:
-            Path(path).touch(mode=0o600)
-        self._published = published
-
     def _claim(self) -> int:
         """Return the attempt of the surrounding run, or create the next attempt, which fences earlier ones."""
-        attempt_directory = os.environ.get(_ATTEMPT)
-        if attempt_directory and is_same_directory(
-            AttemptDirectory.from_text(attempt_directory).run.path, self._run.path
-        ):
-            return AttemptDirectory.from_text(attempt_directory).number
+        if attempt_directory := os.environ.get(_ATTEMPT):
+            surrounding = AttemptDirectory.from_text(attempt_directory)
+            if is_same_directory(surrounding.run.path, self._run.path):
+                return surrounding.number
         for folder in (self._run.path, self._run.attempts):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpcddp.batch.job import JobPlan, plan_job
-from hpcddp.batch.plan import BatchPlan, BatchStart, Steps, refuse_single_over_ranks, refuse_single_sample
+from hpcddp.batch.plan import BatchStart, Steps, refuse_single_over_ranks, refuse_single_sample
 from hpcddp.batch.sampler import GlobalBatches
 from hpcddp.batch.scaling import ScaledRule, scaled_hyperparameters
 from hpcddp.jobfile.job import JobSpec
@@ -21,7 +21,7 @@ from hpcddp.train.context import TrainContext
 from hpcddp.train.data.loader import Batches, Placement, choose_workers, micro_batch_keys
 from hpcddp.train.data.opening import open_data, refuse_other_data, with_groups
 from hpcddp.train.data.own import first_samples
-from hpcddp.train.data.parts import Data, MicroBatch
+from hpcddp.train.data.parts import Data
 from hpcddp.train.errors import TrainingError
 from hpcddp.train.loop.evaluation import Evaluator
 from hpcddp.train.loop.loop import Loop
@@ -144,7 +144,11 @@ def make_replica(setting: Setting) -> Replica:
     model = build_model(train.model, train.model_args, data.classes)
     choose_batch_norm(model, train.batch_norm, placement.device.type)
     for plan in setting.schedule.steps.plans:
-        _refuse_single(model, plan)
+        # Batches of one sample for BatchNorm: per rank if it is local, over all ranks if it is synchronised.
+        if local_batch_norms(model):
+            refuse_single_sample(plan)
+        if synchronised_batch_norms(model):
+            refuse_single_over_ranks(plan)
     place_model(model, placement.device, placement.dtype, channels_last=train.channels_last)
     inputs = placement.place_inputs(first_samples(data))
     # Else the first validation batch would fail after an epoch.
@@ -159,6 +163,10 @@ def make_replica(setting: Setting) -> Replica:
             f"note: no gradient reaches {len(unused_names)} parameters of the model, {unused_names[0]} for one"
         )
 
+    # DDP deadlocks where ranks differ in unused parameters.
+    unused_on_any_rank = torch.tensor(float(has_unused), device=placement.device)
+    dist.all_reduce(unused_on_any_rank, op=dist.ReduceOp.MAX)
+
     scaled = setting.scaled
     scaled_train = train.model_copy(
         update={"optimizer": scaled.optimizer(train.optimizer), "ema_decay": scaled.ema_decay}
@@ -169,17 +177,9 @@ def make_replica(setting: Setting) -> Replica:
         model,
         _placeholder(setting, inputs),
         learning_rate=setting.schedule.position(first_step).learning_rate,
-        unused_parameters=_on_any_rank(placement.device, flag=has_unused),
+        unused_parameters=bool(unused_on_any_rank.item()),
         fixed_micro_batch=setting.plan.batch.per_device_batch_size is not None,
     )
-
-
-def _refuse_single(model: nn.Module, plan: BatchPlan) -> None:
-    """Refuse batches of one sample for BatchNorm: per rank if it is local, over all ranks if it is synchronised."""
-    if local_batch_norms(model):
-        refuse_single_sample(plan)
-    if synchronised_batch_norms(model):
-        refuse_single_over_ranks(plan)
 
 
 def _placeholder(setting: Setting, inputs: Tensor) -> Tensor:
@@ -200,13 +200,6 @@ def _largest_micro_batch(setting: Setting) -> int:
     if setting.data.groups is None:
         return units
     return units * setting.data.groups.largest
-
-
-def _on_any_rank(device: torch.device, *, flag: bool) -> bool:
-    """Return whether ``flag`` is set on any rank; DDP deadlocks where ranks differ in unused parameters."""
-    largest = torch.tensor(float(flag), device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return bool(largest.item())
 
 
 def make_loop(
@@ -240,13 +233,17 @@ def make_loop(
             f"checkpoint.best is {best.metric}, and with {setting.data.classes} classes an evaluation reports "
             f"{', '.join(evaluator.metrics)}; write one of these"
         )
-    stepper = Stepper(
-        replica,
+    keys = micro_batch_keys(
+        _global_batches(context.spec, setting.data, setting.schedule.steps.start),
         setting.plan.batch,
-        context.train,
-        _training_batches(setting, progress.step),
         context.rank,
+        groups=setting.data.groups,
+        seed=context.train.seed,
+        first_step=progress.step,
+        last_step=setting.schedule.total_steps,
     )
+    batches = Batches(setting.data, setting.data.train, keys, setting.placement, workers=setting.workers)
+    stepper = Stepper(replica, setting.plan.batch, context.train, iter(batches), context.rank)
     return Loop(
         context,
         setting.schedule,
@@ -257,21 +254,6 @@ def make_loop(
         metrics=metrics,
         progress=progress,
     )
-
-
-def _training_batches(setting: Setting, first_step: int) -> Iterator[MicroBatch]:
-    context = setting.context
-    data = setting.data
-    keys = micro_batch_keys(
-        _global_batches(context.spec, data, setting.schedule.steps.start),
-        setting.plan.batch,
-        context.rank,
-        groups=data.groups,
-        seed=context.train.seed,
-        first_step=first_step,
-        last_step=setting.schedule.total_steps,
-    )
-    return iter(Batches(data, data.train, keys, setting.placement, workers=setting.workers))
 
 
 def notes_of(setting: Setting, replica: Replica) -> list[str]:

@@ -148,9 +148,6 @@ class StopChecks:
         self._batches_done += 1
         if self._batches_done % _BATCHES_BETWEEN_CHECKS == 0 and self._checks_left > 0:
             self._checks_left -= 1
-            self._agree()
-
-    def _agree(self) -> None:
-        reason = agree_on_stop(self._vote(), self._device)
-        if reason is not StopReason.NONE:
-            raise EvaluationStoppedError(reason)
+            reason = agree_on_stop(self._vote(), self._device)
+            if reason is not StopReason.NONE:
+                raise EvaluationStoppedError(reason)

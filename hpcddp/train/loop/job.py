@@ -164,33 +164,20 @@ def _open_files(setting: Setting, replica: Replica, progress: TrainingProgress) 
     raise_if_fenced(context.run, context.attempt)
     write_plan_record(context.run, {**setting.plan.as_json(), "total_steps": setting.schedule.total_steps})
     keep_until(context.run.metrics, progress.step, progress.evaluated_step)
+    origin = "from a checkpoint" if progress.step else "from the beginning"
+    if progress.batch_starts and progress.batch_starts[-1].step == progress.step:
+        origin = f"{origin}, with {_start_text(progress.batch_starts[-1], setting.plan.batch.unit)}"
     append_event(
         context.run.events,
         kind="train",
         time=context.now(),
         attempt=context.attempt,
         step=progress.step,
-        reason=_origin_text(progress, setting.plan.batch.unit),
+        reason=origin,
     )
     for line in _start_up_lines(setting, replica, progress):
         context.print_on_rank_0(line)
     return context.metrics_file()
-
-
-def _origin_text(progress: TrainingProgress, unit: Unit) -> str:
-    origin = "from a checkpoint" if progress.step else "from the beginning"
-    if progress.batch_starts and progress.batch_starts[-1].step == progress.step:
-        return f"{origin}, with {_start_text(progress.batch_starts[-1], unit)}"
-    return origin
-
-
-def _finish(context: TrainContext, replica: Replica, progress: TrainingProgress) -> None:
-    raise_if_fenced(context.run, context.attempt)
-    result = _write_result(context, replica.models, progress)
-    accuracy_text = ""
-    if result["val_accuracy"] is not None:
-        accuracy_text = f", val_accuracy {result['val_accuracy']:.4f}"
-    context.print_on_rank_0(f"finished: {counted(progress.step, 'step')} in {progress.wall_s:.1f} s{accuracy_text}")
 
 
 def _information(setting: Setting) -> dict[str, Any]:
@@ -259,16 +246,15 @@ def parameters_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _write_result(context: TrainContext, models: Mapping[str, nn.Module], progress: TrainingProgress) -> dict[str, Any]:
-    """Write the result of a finished run, whole, and return it.
-
-    Of ``models``, ``model`` was trained; ``ema``, its averaged weights, is there if that was evaluated.
-    """
+def _finish(context: TrainContext, replica: Replica, progress: TrainingProgress) -> None:
+    """Write the result of a finished run, whole."""
+    raise_if_fenced(context.run, context.attempt)
     # In the document numbers that are not finite are None.
     evaluation = progress.as_document()["evaluation"] or {}
+    accuracy = evaluation.get("val_accuracy")
     ema_sha256 = None
-    if "ema" in models:
-        ema_sha256 = parameters_sha256(models["ema"])
+    if replica.ema is not None:
+        ema_sha256 = parameters_sha256(replica.ema.model)
     facts = {
         "epochs": progress.epoch,
         "final_loss": progress.last_loss,
@@ -277,25 +263,22 @@ def _write_result(context: TrainContext, models: Mapping[str, nn.Module], progre
         "val_samples": evaluation.get("val_samples"),
         "samples_seen": progress.samples_seen,
         "skipped_steps": progress.skipped_steps,
-        "parameters_sha256": parameters_sha256(models["model"]),
+        "parameters_sha256": parameters_sha256(replica.model),
         "ema_sha256": ema_sha256,
         "threads": context.threads,
         "precision": context.train.precision,
-        "device": _device_name(context.device),
+        "device": torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu",
         "versions": {"hpcddp": __version__, "torch": str(torch.__version__)},
     }
     result = Result(
         status=FINISHED,
         steps=progress.step,
-        val_accuracy=evaluation.get("val_accuracy"),
+        val_accuracy=accuracy,
         world_size=context.world_size,
         attempts=context.attempt + 1,
         wall_s=round(progress.wall_s, 3),
         facts=facts,
     )
     finish_run(context.run, result, attempt=context.attempt, step=progress.step, reason="all steps are done")
-    return result.as_json()
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    accuracy_text = "" if accuracy is None else f", val_accuracy {accuracy:.4f}"
+    context.print_on_rank_0(f"finished: {counted(progress.step, 'step')} in {progress.wall_s:.1f} s{accuracy_text}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -134,18 +133,14 @@ class Loop:
             SaveError: the disk refuses it for as long as it may refuse saves.
             StoppedError: the ranks agreed to stop meanwhile.
         """
-        while not self._last_save_has_succeeded():
+        # Only rank 0 knows whether the last write has succeeded.
+        while not all(broadcast_numbers([self._checkpointer.wait()])):
             self._context.heartbeat.expect_long()
             self._stopper.set_agreed(agree_on_stop(self._stopper.vote(), collective_device()))
             if self._stopper.agreed:
                 self._save_and_stop()
             time.sleep(_SAVE_AGAIN_S)
             self._save("last step again")
-
-    def _last_save_has_succeeded(self) -> bool:
-        """Wait for the last write, and return whether it has succeeded, which rank 0 alone knows; a collective."""
-        (has_succeeded,) = broadcast_numbers([self._checkpointer.wait()])
-        return bool(has_succeeded)
 
     def _make_step(self, position: Position) -> None:
         """Compute the gradient, start the agreement, update or skip, and read the agreement of the step before."""
@@ -204,7 +199,15 @@ class Loop:
         loss = loss_sum / position.samples
         # The GradScaler of fp16 skips steps with a nonfinite gradient itself.
         skipped = step.skipped or nonfinite
-        self._progress = self._progress_after(position, loss, skipped=skipped)
+        progress = self._progress
+        self._progress = replace(
+            progress,
+            step=position.step + 1,
+            epoch=self._schedule.epochs_after(position),
+            samples_seen=progress.samples_seen + position.samples,
+            skipped_steps=progress.skipped_steps + skipped,
+            last_loss=loss if math.isfinite(loss) else None,
+        )
         self._stopper.add_step(step.seconds)
         self._account.train_s += step.seconds
         self._write_metrics(step, loss, skipped=skipped)
@@ -216,25 +219,11 @@ class Loop:
                 step=position.step + 1,
             )
 
-    def _progress_after(self, position: Position, loss: float, *, skipped: bool) -> TrainingProgress:
-        progress = self._progress
-        skipped_steps = progress.skipped_steps
-        if skipped:
-            skipped_steps += 1
-        return replace(
-            progress,
-            step=position.step + 1,
-            epoch=self._schedule.epochs_after(position),
-            samples_seen=progress.samples_seen + position.samples,
-            skipped_steps=skipped_steps,
-            last_loss=loss if math.isfinite(loss) else None,
-        )
-
     def _write_metrics(self, step: _MadeStep, loss: float, *, skipped: bool) -> None:
         if self._metrics is None:
             return
         position = step.position
-        record = {
+        record: dict[str, Any] = {
             "step": self._progress.step,
             "epoch": position.epoch,
             "loss": loss,
@@ -245,11 +234,7 @@ class Loop:
         }
         if skipped:
             record["skipped"] = True
-        self._add_record(record)
-
-    def _add_record(self, record: Mapping[str, Any]) -> None:
-        if self._metrics is not None:
-            self._metrics.add(record)
+        self._metrics.add(record)
 
     def _stop_evaluate_or_save(self, position: Position) -> None:
         """Stop, or evaluate and save, as the schedule and the agreement say; the same on all ranks."""
@@ -313,7 +298,8 @@ class Loop:
         seconds = self._context.monotonic() - began_at
         self._account.eval_s += seconds
         record = {"step": self._progress.step, "epoch": epoch, **evaluation.as_record(), "eval_s": round(seconds, 3)}
-        self._add_record(record)
+        if self._metrics is not None:
+            self._metrics.add(record)
         loss = math.nan if self._progress.last_loss is None else self._progress.last_loss
         self._context.print_on_rank_0(
             f"epoch {epoch + 1}/{self._schedule.epochs}, step {self._progress.step}/{self._schedule.total_steps}: "

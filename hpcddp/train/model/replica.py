@@ -266,7 +266,12 @@ def build_replica(
     device = placeholder.device
     precision = Precision(train.precision, device.type)
     if precision.scaler().is_enabled():
-        _refuse_complex(model)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.is_complex():
+                raise ModelError(
+                    f"train.precision is fp16, and {name} is complex, whose gradients torch's GradScaler does not "
+                    "unscale; write bf16 or fp32"
+                )
     ema = None if train.ema_decay is None else Ema(model, train.ema_decay)
     if train.compile:
         keep_uncompiled(model)
@@ -291,15 +296,6 @@ def build_replica(
     replica.backward_placeholder()
     replica.optimizer.zero_grad(set_to_none=True)
     return replica
-
-
-def _refuse_complex(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.is_complex():
-            raise ModelError(
-                f"train.precision is fp16, and {name} is complex, whose gradients torch's GradScaler does not unscale; "
-                "write bf16 or fp32"
-            )
 
 
 def _in_ddp(model: nn.Module, device: torch.device, *, unused_parameters: bool) -> DistributedDataParallel:
@@ -328,7 +324,8 @@ _ASKED_OF_ALL_MODULES: Final = frozenset({"__file__", "__warningregistry__"})
 def leave_compiler_out() -> None:
     """Let ``DistributedDataParallel`` and optimizers work without the compiler, unless it is loaded already.
 
-    Code that compiles something loads it, as always.
+    The compiler, ``torch._dynamo``, has 900 modules and takes nearly the CPU time of torch itself, in each rank. torch
+    loads it for both of them, whether something is compiled or not. Code that compiles something loads it, as always.
     """
     if _NAME not in sys.modules:
         sys.modules[_NAME] = _UnusedCompiler()

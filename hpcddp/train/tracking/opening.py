@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -138,7 +137,9 @@ def _start(context: TrackedRun, first_step: int | None) -> subprocess.Popen[byte
         return None
     appended_from = None
     if first_step is None:
-        appended_from = _size_of(context.run.metrics)
+        appended_from = 0
+        with contextlib.suppress(OSError):
+            appended_from = context.run.metrics.stat().st_size
     message = StartMessage(
         names=names,
         run=str(context.run.path),
@@ -155,22 +156,11 @@ def _start(context: TrackedRun, first_step: int | None) -> subprocess.Popen[byte
     except OSError as error:
         context.print_on_rank_0(f"warning: the trackers cannot be started ({error}); the training goes on without")
         return None
-    with contextlib.suppress(BrokenPipeError):
-        _send(process, message)
-    return process
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _send(process: subprocess.Popen[bytes], message: StartMessage) -> None:
     line = memoryview(f"{message.as_json()}\n".encode())
-    while process.stdin is not None and line:
-        line = line[process.stdin.write(line) :]
+    with contextlib.suppress(BrokenPipeError):
+        while process.stdin is not None and line:
+            line = line[process.stdin.write(line) :]
+    return process
 
 
 def _usable(name: str, print_line: Callable[[str], None]) -> bool:
@@ -201,12 +191,9 @@ def _without_secrets(values: Mapping[str, Any], above: KeyPath) -> dict[str, Any
 
 
 def _ending_of_stop(context: TrackedRun) -> AttemptEnding:
-    try:
+    decision = None
+    with contextlib.suppress(RecordError):
         decision = read_decision(context.run.attempt(context.attempt))
-    except RecordError:
-        return AttemptEnding.STOPPED
-    if decision is None:
-        return AttemptEnding.STOPPED
-    if decision.cause == Cause.CANCELLED or decision.reason is StopReason.INTERRUPTED:
+    if decision and (decision.cause == Cause.CANCELLED or decision.reason is StopReason.INTERRUPTED):
         return AttemptEnding.CANCELLED
     return AttemptEnding.STOPPED
