@@ -24,7 +24,9 @@ _ENDED: Final = frozenset("ZX")
 
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as ``SIGKILL``; ``signal 40`` for one without, as most real-time signals."""
-    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+    if number in list(signal.Signals):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

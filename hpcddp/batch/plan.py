@@ -89,12 +89,16 @@ class BatchPlan:
     @property
     def duplicated(self) -> int | None:
         """Repeats per epoch: ``S*B - N`` when the tail wraps, else 0."""
-        return None if self.samples_per_epoch is None else max(0, self.samples_per_epoch - (self.samples or 0))
+        if self.samples_per_epoch is None:
+            return None
+        return max(0, self.samples_per_epoch - (self.samples or 0))
 
     @property
     def dropped(self) -> int | None:
         """Samples that an epoch omits: ``N mod B`` when the tail is dropped (different ones each epoch), else 0."""
-        return None if self.samples_per_epoch is None else max(0, (self.samples or 0) - self.samples_per_epoch)
+        if self.samples_per_epoch is None:
+            return None
+        return max(0, (self.samples or 0) - self.samples_per_epoch)
 
     def share(self, batch: int) -> tuple[tuple[int, ...], ...]:
         """Return ``n[r][a]``, the samples per rank and micro-step, of a global batch of ``batch`` samples (0..B)."""

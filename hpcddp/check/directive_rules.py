@@ -78,7 +78,9 @@ def _meant(flag: Flag) -> str | None:
 def _instead(line: DirectiveLine) -> str:
     wrong = next((flag for flag in line.flags if flag.problem is not None), None)
     meant = None if wrong is None else _meant(wrong)
-    return f"did you mean --{meant}?" if meant is not None else "correct the line; a value with blanks needs quotes"
+    if meant is not None:
+        return f"did you mean --{meant}?"
+    return "correct the line; a value with blanks needs quotes"
 
 
 def _after_command(subject: Subject) -> Iterator[Hit]:

@@ -105,7 +105,9 @@ def _output(submission: Submission) -> Output | None:
 def _shortened(line: str) -> str:
     """Return a line that does not fill the screen, as faulthandler's list of modules does; ``logs`` prints it whole."""
     size = len(line)
-    return line if size <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... ({size:,} characters; hpcddp logs has them)"
+    if size <= _LONGEST_LINE:
+        return line
+    return f"{line[:_LONGEST_LINE]} ... ({size:,} characters; hpcddp logs has them)"
 
 
 def _stopper(submission: Submission) -> Callable[[], bool]:

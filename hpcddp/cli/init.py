@@ -298,7 +298,9 @@ def _idle(partition: Partition) -> str | None:
     """Return why a partition starts no jobs now, or None if it does."""
     if partition.state != "UP":
         return partition.state
-    return None if any(kind.available for kind in partition.kinds) else "without a node that is up"
+    if any(kind.available for kind in partition.kinds):
+        return None
+    return "without a node that is up"
 
 
 def _partition_lines(facts: ClusterFacts) -> list[str]:

@@ -177,7 +177,9 @@ class ClusterFacts(Facts):
         if groups is not None and self.user != "root" and not set(groups) & set(self.groups):
             return f"only for the groups {', '.join(groups)}"
         if self.accounts.required and mine and not self.accounts_for(name):
-            return f"only for the accounts {', '.join(accounts)}" if accounts else "closed to your accounts"
+            if accounts:
+                return f"only for the accounts {', '.join(accounts)}"
+            return "closed to your accounts"
         return None
 
     def accounts_for(self, name: str) -> tuple[str, ...]:

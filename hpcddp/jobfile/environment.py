@@ -48,7 +48,9 @@ class Mount:
     def host_path(self, path: str) -> str | None:
         """Return the host's path for a path of the container, or None if it is not in this mount."""
         inside = f"{self.target.rstrip('/')}/"
-        return f"{self.source.rstrip('/')}/{path[len(inside) :]}" if f"{path}/".startswith(inside) else None
+        if f"{path}/".startswith(inside):
+            return f"{self.source.rstrip('/')}/{path[len(inside) :]}"
+        return None
 
 
 def _split_mount(text: str) -> Mount | None:
@@ -59,7 +61,9 @@ def _split_mount(text: str) -> Mount | None:
         return None
     source, target, mode = (*parts, *defaults[len(parts) :])
     absolute = source.startswith("/") and target.startswith("/")
-    return Mount(source=source, target=target, read_only=mode == "ro") if absolute and mode in {"ro", "rw"} else None
+    if absolute and mode in {"ro", "rw"}:
+        return Mount(source=source, target=target, read_only=mode == "ro")
+    return None
 
 
 def _mount(text: str) -> str:

@@ -170,7 +170,9 @@ def _with_colon(text: str) -> str | None:
     """Return the question for a function whose colon is a dot, ``pkg.module.function``; None for another text."""
     module, dot, function = text.rpartition(".")
     words = [*module.split("."), function]
-    return f"did you mean {module}:{function}?" if dot and all(word.isidentifier() for word in words) else None
+    if dot and all(word.isidentifier() for word in words):
+        return f"did you mean {module}:{function}?"
+    return None
 
 
 FunctionReference = Annotated[str, AfterValidator(_function_reference)]
@@ -384,7 +386,9 @@ def format_every(every: Every) -> str | dict[str, int]:
     """Return the interval as it is written in a job file."""
     if every.duration is not None:
         return format_duration(every.duration)
-    return {"steps": every.steps} if every.steps is not None else {"epochs": every.epochs or 1}
+    if every.steps is not None:
+        return {"steps": every.steps}
+    return {"epochs": every.epochs or 1}
 
 
 _COUNT = {"type": "integer", "minimum": 1}

@@ -271,7 +271,9 @@ def find_key(path: Path) -> KeyType | None:
     key_type = key_type_of(fields[-1])
     if len(fields) == len(path):
         return key_type
-    return KeyType(kind=ValueKind.ENTRY, nullable=True) if key_type.kind is ValueKind.MAPPING else None
+    if key_type.kind is ValueKind.MAPPING:
+        return KeyType(kind=ValueKind.ENTRY, nullable=True)
+    return None
 
 
 def _fields_on(path: Path) -> Iterator[FieldInfo]:

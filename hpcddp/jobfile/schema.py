@@ -127,7 +127,9 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    return "required" if value is PydanticUndefined else f"`{json.dumps(default_text(value))}`".replace('"', "")
+    if value is PydanticUndefined:
+        return "required"
+    return f"`{json.dumps(default_text(value))}`".replace('"', "")
 
 
 def _unit(schema: dict[str, Any]) -> str:
@@ -141,7 +143,9 @@ def _type(schema: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"]))
     if "enum" in schema:
         names = schema["enum"]
-        return ", ".join(f"`{name}`" for name in names) if len(names) <= _LONGEST_ENUM else "a torchvision name"
+        if len(names) <= _LONGEST_ENUM:
+            return ", ".join(f"`{name}`" for name in names)
+        return "a torchvision name"
     if "const" in schema:
         return f"`{json.dumps(schema['const'])}`"
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]

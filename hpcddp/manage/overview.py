@@ -59,7 +59,9 @@ def files_of(entry: Entry) -> list[RunFiles]:
         return _files_of_elements(entry, range(len(entry.elements)))
     # An element that has not begun has no directory.
     sweep = None if exists(entry.path) else sweep_of(entry)
-    return [read_run_files(entry)] if sweep is None else _files_of_elements(sweep, [index_of(entry)])
+    if sweep is None:
+        return [read_run_files(entry)]
+    return _files_of_elements(sweep, [index_of(entry)])
 
 
 def _files_of_elements(sweep: Sweep, indices: Iterable[int]) -> list[RunFiles]:

@@ -62,7 +62,9 @@ class StackGroup:
         first = self.processes[0]
         if first.rank is None:
             return f"{len(self.processes)} processes without a rank"
-        return f"rank {first.rank} on {first.host}" if len(self.processes) == 1 else f"{len(self.processes)} ranks"
+        if len(self.processes) == 1:
+            return f"rank {first.rank} on {first.host}"
+        return f"{len(self.processes)} ranks"
 
     @property
     def place(self) -> str | None:

@@ -402,7 +402,9 @@ def _state_of_live_job(files: RunFiles) -> State:
     has_progress = files.progress is not None and files.progress.time >= files.start.time
     # A program of the user's own has no number of steps.
     is_program = files.hosts is not None and files.total_steps is None
-    return State.RUNNING if files.of_attempt("train") or is_program or has_progress else State.STARTING
+    if files.of_attempt("train") or is_program or has_progress:
+        return State.RUNNING
+    return State.STARTING
 
 
 def left_behind(status: RunStatus) -> list[int]:

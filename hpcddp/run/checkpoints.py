@@ -323,7 +323,9 @@ def best_checkpoint(directory: Path) -> Path | None:
     except OSError:
         return None
     # A link to another place is not followed.
-    return named if named.parent == directory and step_of(named) is not None and named.is_dir() else None
+    if named.parent == directory and step_of(named) is not None and named.is_dir():
+        return named
+    return None
 
 
 def newest_valid(

@@ -53,7 +53,9 @@ class Summary:
         """Both values in words."""
         best = f"{self.best:.4g} after step {self.best_step}"
         last = f"{self.last:.4g} after step {self.last_step}"
-        return f"best {best}, which is the last" if self.best_step == self.last_step else f"best {best}, last {last}"
+        if self.best_step == self.last_step:
+            return f"best {best}, which is the last"
+        return f"best {best}, last {last}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` prints."""

@@ -220,7 +220,9 @@ def _nodes(spec: JobSpec, candidates: Mapping[str, Partition]) -> Iterator[Findi
 
 
 def _most_nodes(partition: Partition) -> int:
-    return partition.nodes if partition.max_nodes is None else min(partition.nodes, partition.max_nodes)
+    if partition.max_nodes is None:
+        return partition.nodes
+    return min(partition.nodes, partition.max_nodes)
 
 
 def _shape(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
@@ -374,18 +376,24 @@ def _shown_memory(megabytes: float, rounded: Callable[[float], int] = math.floor
 def _says_cpus(spec: JobSpec) -> str:
     tasks = spec.ranks_per_node
     each = spec.resources.cpus_per_task
-    return str(each) if tasks == 1 else f"{each}, which is {_cpus(spec)} CPUs for the {tasks} tasks of a node"
+    if tasks == 1:
+        return str(each)
+    return f"{each}, which is {_cpus(spec)} CPUs for the {tasks} tasks of a node"
 
 
 def _says_memory(spec: JobSpec) -> str:
     field = _memory_field(spec)
     text = getattr(spec.resources, field)
-    return str(text) if field == "mem" else f"{text}, which is {_shown_memory(_memory_mb(spec), math.ceil)} on a node"
+    if field == "mem":
+        return str(text)
+    return f"{text}, which is {_shown_memory(_memory_mb(spec), math.ceil)} on a node"
 
 
 def _fewer_cpus(spec: JobSpec, most: float) -> str:
     each = int(most) // spec.ranks_per_node
-    return f"write {each} or less" if each else f"use {int(most)} tasks on a node or less, and more nodes"
+    if each:
+        return f"write {each} or less"
+    return f"use {int(most)} tasks on a node or less, and more nodes"
 
 
 def _less_memory(spec: JobSpec, most: float) -> str:
@@ -394,7 +402,9 @@ def _less_memory(spec: JobSpec, most: float) -> str:
 
 
 def _fewer_gpus(_: JobSpec, most: float) -> str:
-    return f"write {int(most)} or less, and more nodes" if most else "leave it out for a CPU job"
+    if most:
+        return f"write {int(most)} or less, and more nodes"
+    return "leave it out for a CPU job"
 
 
 def _gpu_unit(count: float, spec: JobSpec) -> str:

@@ -421,7 +421,9 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
 
 def _next_attempt_text(attempt_facts: AttemptFacts) -> str:
     """Return what the next attempt does."""
-    return "the run resumes from that step" if attempt_facts.spec.command is None else "the program starts again"
+    if attempt_facts.spec.command is None:
+        return "the run resumes from that step"
+    return "the program starts again"
 
 
 def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:

@@ -149,7 +149,9 @@ def _must_exit_before_training(attempt: AttemptDirectory, query: CauseQuery) -> 
     """Return whether no step was made and the job ends: rank 0 asks Slurm, the others look for rank 0's decision."""
     if PROCESS_STATE.heartbeat.step is not None:
         return False
-    return query.answer() in _NOT_FAILURES if PROCESS_STATE.rank == 0 else read_decision(attempt) is not None
+    if PROCESS_STATE.rank == 0:
+        return query.answer() in _NOT_FAILURES
+    return read_decision(attempt) is not None
 
 
 def _exit_before_training(attempt: AttemptDirectory, query: CauseQuery) -> NoReturn:

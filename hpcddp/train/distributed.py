@@ -63,7 +63,9 @@ def choose_device(env: RankEnv, kind: str) -> torch.device:
 
 def gpu_uuid(device: torch.device) -> str | None:
     """Return the UUID of the GPU behind ``device``, or None for a CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_properties(device).uuid)
+    return None
 
 
 @contextlib.contextmanager

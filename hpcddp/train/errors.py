@@ -96,4 +96,6 @@ def describe(value: object) -> str:
     # Here, because the process of a command's trackers knows these errors, and not torch.
     from torch import Tensor
 
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -67,4 +67,6 @@ def describe(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     # The text of an error from a loader process is its traceback, whose last line is the error.
-    return lines[-1] if "Original Traceback" in str(error) else f"{type(error).__name__}: {lines[0]}"
+    if "Original Traceback" in str(error):
+        return lines[-1]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -73,13 +73,17 @@ class Batch:
 
     def rows_first(self, output: Tensor) -> Tensor:
         """Return an output, or its gradient, with the samples in dimension 0."""
-        return output.movedim(self.dimension, 0) if self._counts_samples(output, self.dimension) else output
+        if self._counts_samples(output, self.dimension):
+            return output.movedim(self.dimension, 0)
+        return output
 
     def describe(self) -> str:
         """Return the shapes, such as ``outputs [32, 10], targets [32]``."""
         shapes = [", ".join(str(list(tensor.shape)) for tensor in tensors_in(tree)) for tree in self.arguments]
         outputs, *targets = shapes
-        return f"outputs {outputs}, targets {', '.join(targets)}" if targets else f"outputs {outputs}"
+        if targets:
+            return f"outputs {outputs}, targets {', '.join(targets)}"
+        return f"outputs {outputs}"
 
 
 def map_tree(tree: object, function: Callable[[object], object]) -> object:

@@ -184,7 +184,9 @@ class Replica:
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backwards add to the gradients of this rank, without the other ranks."""
-        return self.parallel.no_sync() if isinstance(self.parallel, DistributedDataParallel) else nullcontext()
+        if isinstance(self.parallel, DistributedDataParallel):
+            return self.parallel.no_sync()
+        return nullcontext()
 
     def check_gradients(self) -> None:
         """Check that the last backward has reached every parameter that it must reach.
