@@ -87,12 +87,11 @@ def test_a_job_runs_twice_in_one_allocation_and_trains_the_same_as_with_sbatch(
             assert start.end_time == time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S"))
         with subtests.test("what the allocation is too small for is refused before anything is written"):
             before = sorted(runs[0].path.parent.iterdir())
-            for field, problem in (
-                ("resources.nodes=4", f"resources.nodes is 4, and the allocation, job {shell.job_id}, has 3"),
-                ("resources.cpus_per_task=3", "the job needs 3 CPUs on each of 2 nodes, and the allocation, job"),
-            ):
-                typed = shell.type(*HPCDDP, "submit", str(job), *HERE, "--set", field)
-                assert (typed.code, typed.stderr.startswith(f"hpcddp: --cluster here: {problem}")) == (2, True), typed
+            typed = shell.type(*HPCDDP, "submit", str(job), *HERE, "--set", "resources.nodes=4")
+            assert typed.code == 2, typed
+            assert typed.stderr.startswith(
+                f"hpcddp: --cluster here: resources.nodes is 4, and the allocation, job {shell.job_id}, has 3"
+            )
             assert sorted(runs[0].path.parent.iterdir()) == before
         with subtests.test("a dry run prints the script"):
             typed = shell.type(*HPCDDP, "submit", str(job), *HERE, "--dry-run")

@@ -222,7 +222,7 @@ def test_a_program_is_swept_by_the_words_of_its_command(sandbox: Sandbox, tmp_pa
         "path.write_text(json.dumps(sys.argv[1:]))\n"
     )
     words = ("--name", "mine", "--nodes", "1", "--time", "5", "--sweep", "lr=1e-3,$HOME 'x'", "--sweep", "seed=0..1")
-    program = ("python", "train.py", "--lr={lr}", "{seed}", '{{"a": {seed}}}')
+    program = ("python", "train.py", "--lr={lr}", "{seed}", '{"a": {seed}}')
     done = sandbox.run(*HPCDDP, "submit", *words, "--json", "--", *program, cwd=tmp_path)
     sweep = sweep_at(json.loads(done.stdout))
     for index in range(4):
