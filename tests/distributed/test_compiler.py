@@ -58,13 +58,12 @@ def test_two_ranks_train_stop_and_resume_without_the_compiler(name: str, tmp_pat
 _OPENS_TWO_GROUPS = """
 import sys
 import torch.distributed as dist
-from hpcddp.train.distributed import abandon_process_group
 from hpcddp.train.model.replica import leave_compiler_out
 
 leave_compiler_out()
 for _ in range(2):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    abandon_process_group()
+    dist.destroy_process_group()
 print("torch._dynamo.eval_frame" in sys.modules)
 """
 

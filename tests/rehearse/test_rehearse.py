@@ -90,9 +90,9 @@ def test_a_program_that_goes_on_differently_is_found_with_its_first_step(project
     done = rehearse(project, "--fault kill --json --- drifts")
     assert done.returncode == 1, done.stderr
     (fault,) = json.loads(done.stdout)["rehearsals"][0]["faults"]
-    # The newest state is of step 16 or 24.
+    # The first step after the newest state; there is one after each 8 steps.
     assert (fault["verdict"], fault["first_metric"]["name"]) == ("differs", "loss")
-    assert fault["first_metric"]["step"] in {17, 25}
+    assert fault["first_metric"]["step"] % 8 == 1
 
 
 def test_a_program_that_no_two_starts_repeat_is_found(project: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_rehearsal_that_is_killed_leaves_nothing_that_it_has_not_promised_to_k
         (("rehearse", "--link", "nowhere", "--", "true"), "name a file or directory that exists"),
         (("rehearse", "--link", "/", "--", "true"), "absolute path"),
         (("rehearse", "--cluster", "slurm", "--", "true"), "--cluster local"),
-        (("rehearse", "--sweep", "lr=1,2", "--", "true"), "--set sweep=lr=1,2"),
+        (("rehearse", "--sweep", "lr=1,2", "--", "true"), "--set sweep=VALUE"),
     ],
 )
 def test_bad_words_are_one_sentence_with_the_way_out(project: Path, words: tuple[str, ...], way_out: str) -> None:
