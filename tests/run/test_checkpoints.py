@@ -26,7 +26,7 @@ from hpcddp.run.checkpoints import (
     verify,
 )
 from hpcddp.run.ownership import FencedError
-from hpcddp.run.publish import advance_latest, prune, publish
+from hpcddp.run.publish import advance_latest, point_best, prune, publish
 from tests.messages import GoldenMessages
 from tests.run.checkpoints import correct_checksum, flip, manifest, nothing, replace, save, with_flipped_bit, write
 
@@ -386,6 +386,18 @@ def test_fenced_attempt_publishes_nothing(tmp_path: Path) -> None:
     with pytest.raises(FencedError):
         publish(tmp_path, manifest(20), {"a.bin": write(b"x")}, may_publish=fenced)
     assert names(tmp_path) == []
+
+
+def test_fenced_attempt_does_not_replace_the_best_checkpoint(tmp_path: Path) -> None:
+    def fenced() -> None:
+        raise FencedError("attempt 1 owns the run")
+
+    for step in (10, 20):
+        publish(tmp_path, manifest(step), {"a.bin": write(b"x")}, may_publish=nothing)
+    point_best(tmp_path, {10: 0.5}, "max", may_publish=nothing)
+    with pytest.raises(FencedError):
+        point_best(tmp_path, {10: 0.5, 20: 0.9}, "max", may_publish=fenced)
+    assert (tmp_path / "best").readlink() == Path("step-000010")
 
 
 def test_valid_checkpoint_of_the_same_step_stays(tmp_path: Path) -> None:
