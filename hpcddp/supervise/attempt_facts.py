@@ -43,7 +43,6 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, cause_of, end_time_of, keeps_running, slurm_job_id
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
-from hpcddp.supervise.avoid_nodes import required_nodes_of
 from hpcddp.supervise.budgets import (
     count_attempts_without_progress,
     count_requeues,
@@ -51,7 +50,7 @@ from hpcddp.supervise.budgets import (
     why_without_progress,
 )
 from hpcddp.supervise.decision import EndFacts
-from hpcddp.supervise.lost_nodes import lost_nodes
+from hpcddp.supervise.nodes import lost_nodes, required_nodes_of
 from hpcddp.supervise.requeue_job import PATIENCE_S
 from hpcddp.supervise.watch import BEFORE_THE_END_S
 

@@ -41,9 +41,9 @@ from hpcddp.slurm.job import ask_slurm
 from hpcddp.stop.reasons import Cause, ExitCode, StopReason
 from hpcddp.supervise import requeue_job
 from hpcddp.supervise.attempt_facts import AttemptFacts
-from hpcddp.supervise.avoid_nodes import avoid_failing_nodes
 from hpcddp.supervise.budgets import is_interruption, record_progress
 from hpcddp.supervise.decision import Action, ActionKind, decide
+from hpcddp.supervise.nodes import avoid_failing_nodes
 from hpcddp.supervise.requeue_job import RequeueOutcome, RequeueResult
 
 # A file server that restarts is back after some minutes.

@@ -351,7 +351,7 @@ class RunStopper(Stopper):
         """Do nothing: the task has installed the listener, and the context passes on what it receives."""
 
     def _signal_reason(self) -> StopReason:
-        """Return what the task's own function says: ``_begin_and_get_stop_reason`` of ``hpcddp.task.training``."""
+        """Return what the task's own function says: ``_begin_and_get_stop_reason`` of ``hpcddp.task.work``."""
         return self._context.stop_reason()
 
     def _p95_of_saves(self) -> float | None:

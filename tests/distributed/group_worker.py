@@ -16,7 +16,7 @@ from hpcddp.run.directory import AttemptDirectory
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.task.attribution import failure_record
 from hpcddp.task.rendezvous import Identity, meet
-from hpcddp.task.training import opening
+from hpcddp.task.work import opening
 from hpcddp.train.distributed import process_group
 
 

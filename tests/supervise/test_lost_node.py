@@ -6,7 +6,7 @@ import pytest
 
 from hpcddp.slurm import commands
 from hpcddp.slurm.job import moment_of
-from hpcddp.supervise.lost_nodes import lost_nodes, nodes_without_records
+from hpcddp.supervise.nodes import lost_nodes, nodes_without_records
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_silent_node_is_lost_if_it_was_started_after_the_attempt_began(
     monkeypatch: pytest.MonkeyPatch, boot_time: str, lost: list[str]
 ) -> None:
     monkeypatch.setattr(commands, "boot_times", lambda nodes, _: dict.fromkeys(nodes, boot_time))
-    monkeypatch.setattr("hpcddp.supervise.lost_nodes._slurmd_answers", lambda _: True)
+    monkeypatch.setattr("hpcddp.supervise.nodes._slurmd_answers", lambda _: True)
     started_at = moment_of("2026-11-26T10:00:00")
     environment = {"SLURM_JOB_NODELIST": "n[1-2]"}
     assert lost_nodes(environment, tasks_per_node=1, recorded=[0], started_at=started_at) == lost
@@ -54,5 +54,5 @@ def test_a_controller_that_does_not_say_boot_times_makes_no_node_lost(monkeypatc
         raise commands.SlurmUnavailableError("scontrol show node failed: Unable to contact slurm controller")
 
     monkeypatch.setattr(commands, "boot_times", boot_times)
-    monkeypatch.setattr("hpcddp.supervise.lost_nodes._slurmd_answers", lambda _: True)
+    monkeypatch.setattr("hpcddp.supervise.nodes._slurmd_answers", lambda _: True)
     assert lost_nodes({"SLURM_JOB_NODELIST": "n1"}, tasks_per_node=1, recorded=[], started_at=0.0) == []

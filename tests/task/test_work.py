@@ -17,8 +17,7 @@ from hpcddp.run.failure import read_failures
 from hpcddp.run.job_records import Start, write_start
 from hpcddp.stop.listener import LISTENER
 from hpcddp.task.rendezvous import RendezvousError
-from hpcddp.task.training import opening
-from hpcddp.task.work import NotATaskError, run
+from hpcddp.task.work import NotATaskError, opening, run
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.submission.local_run import ROOT
@@ -164,7 +163,7 @@ OPENS_FOR_EVER = """
 import sys, time
 from datetime import timedelta
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.task.training import opening
+from hpcddp.task.work import opening
 
 with opening(AttemptDirectory.from_text(sys.argv[1]), timedelta(seconds=0.2)):
     time.sleep(600)

@@ -1,9 +1,10 @@
-"""Exclude the nodes on which a run fails from its requeued job."""
+"""The nodes of a job: exclude those on which its run fails from the requeued job, and find those that were lost."""
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from hpcddp.errors import HpcddpError, write_message
@@ -12,7 +13,7 @@ from hpcddp.run.events import append_event, read_events
 from hpcddp.run.node_faults import FailingNode, excluded_nodes, failing_nodes
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
-from hpcddp.slurm.job import is_transient
+from hpcddp.slurm.job import is_transient, moment_of
 
 _MOST_NODES: Final = 8
 # What Slurm shows for a field without a value.
@@ -138,3 +139,64 @@ def _startable(
 
 def _named(nodes: Sequence[FailingNode]) -> str:
     return ", ".join(f"{node.name} ({node.why})" for node in nodes)
+
+
+_CONNECT_TIMEOUT_S: Final = 3.0
+
+
+def lost_nodes(
+    environment: Mapping[str, str], *, tasks_per_node: int, recorded: Iterable[int], started_at: float | None
+) -> list[str]:
+    """Return the nodes without records whose slurmd does not answer either, or which were started anew meanwhile.
+
+    Args:
+        environment: the batch script's environment, which names the job's nodes.
+        tasks_per_node: ranks on each of them.
+        recorded: the ranks that left a record of why they ended.
+        started_at: when the attempt began, in seconds since the epoch; None if that is not known.
+    """
+    nodes = expand(environment.get("SLURM_JOB_NODELIST", ""))
+    silent_nodes = nodes_without_records(nodes, tasks_per_node=tasks_per_node, recorded=recorded)
+    restarted_nodes = _nodes_restarted_since(started_at, silent_nodes, environment)
+    return [node for node in silent_nodes if node in restarted_nodes or not _slurmd_answers(node)]
+
+
+def nodes_without_records(nodes: list[str], *, tasks_per_node: int, recorded: Iterable[int]) -> list[str]:
+    """Return the nodes without a record of any rank; ranks are laid out in blocks.
+
+    Args:
+        nodes: the job's nodes in their order.
+        tasks_per_node: ranks on each of them.
+        recorded: the ranks that left a record of why they ended.
+    """
+    recorded_nodes = {rank // tasks_per_node for rank in recorded}
+    return [node for index, node in enumerate(nodes) if index not in recorded_nodes]
+
+
+def _nodes_restarted_since(started_at: float | None, nodes: list[str], environment: Mapping[str, str]) -> set[str]:
+    """Return the nodes that were started after a moment; none where that is not known."""
+    if not nodes or started_at is None:
+        return set()
+    try:
+        boot_times = commands.boot_times(nodes, environment)
+    except commands.SlurmCommandError:
+        return set()
+    restarted_nodes = set()
+    for node, boot_time in boot_times.items():
+        booted_at = moment_of(boot_time)
+        if booted_at is not None and booted_at > started_at:
+            restarted_nodes.add(node)
+    return restarted_nodes
+
+
+def _slurmd_answers(node: str) -> bool:
+    """Return whether a connection to the node's slurmd opens; a node with an unknown address counts as answering."""
+    try:
+        address = commands.slurmd_address(node)
+    except commands.SlurmCommandError:
+        return True
+    try:
+        socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
