@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from hpcddp.run.checkpoints import CheckpointState
 
-_TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
@@ -55,7 +53,7 @@ def checkpoints(
 
 
 def _lines(folder: Path, states: Sequence[CheckpointState], *, now: float) -> list[str]:
-    from hpcddp.manage.format import size_text
+    from hpcddp.manage.format import duration_text, size_text
     from hpcddp.manage.table import Column, table_lines
 
     if not states:
@@ -63,7 +61,7 @@ def _lines(folder: Path, states: Sequence[CheckpointState], *, now: float) -> li
     columns = [
         Column(title="step", cells=[str(state.step) for state in states], is_number=True),
         Column(title="size", cells=[size_text(state.size) for state in states], is_number=True),
-        Column(title="age", cells=[age_text(now - state.time) for state in states], is_number=True),
+        Column(title="age", cells=[duration_text(now - state.time) for state in states], is_number=True),
         Column(title="attempt", cells=[_attempt_text(state) for state in states], is_number=True),
         Column(title="", cells=[_verdict(state) for state in states]),
     ]
@@ -86,11 +84,3 @@ def _verdict(state: CheckpointState) -> str:
     if state.resumes:
         verdict += "; a resume goes on from here"
     return verdict
-
-
-def age_text(seconds: float) -> str:
-    """Return an age in its largest unit."""
-    for length, unit in _TIME_UNITS:
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

@@ -41,7 +41,7 @@ def report(
         typer.Option("--output", "-o", metavar="FILE", help="Write the page to FILE. [default: RUN_ID-report.html]"),
     ] = None,
     sort: Annotated[
-        str | None, typer.Option(metavar="METRIC", help="Sort the runs of a sweep by METRIC, as status does.")
+        str | None, typer.Option(metavar="METRIC", help="Rank the runs by the best value of METRIC.")
     ] = None,
     run_root: RunRoot = RUN_ROOT,
     as_json: AsJson = False,
@@ -55,7 +55,6 @@ def report(
     Example: hpcddp report --json
     """
     from hpcddp.manage.overview import SweepStatus, entry_of, overview_now
-    from hpcddp.manage.ranking import rank_only
     from hpcddp.manage.report import ranked, reports_of
     from hpcddp.run.find import chosen_run
 
@@ -69,12 +68,7 @@ def report(
     reports = reports_of(overview.lines)
     if not reports:
         raise UserError("the sweep has no elements, so there is nothing to report; name another run")
-    if sort is None:
-        metric, ordered_reports = ranked(reports)
-    else:
-        ranking = rank_only(overview.lines, sort, command="report")
-        metric = sort
-        ordered_reports = [reports[element.index] for element in ranking.elements]
+    metric, ordered_reports = ranked(reports, sort)
     if as_json:
         ranked_by = metric if len(reports) > 1 else None
         document = {"ranked_by": ranked_by, "runs": [report.as_json() for report in ordered_reports]}
@@ -95,7 +89,7 @@ def report(
         page_name = f"{run_or_sweep_id}-and-{len(reports) - 1}-more-report.html"
     path = output or Path(page_name)
     _refuse_unwritable(path)
-    _write(path, page(ordered_reports, title=title, now=time.time(), is_sweep=sweep is not None, sorted_by=sort))
+    _write(path, page(ordered_reports, metric=metric, title=title, now=time.time(), is_sweep=sweep is not None))
     echo(str(path))
 
 

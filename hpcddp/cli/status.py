@@ -120,7 +120,7 @@ def status(  # noqa: PLR0913  each is an option
         overview = _look(run, run_root, everything=everything, wanted=wanted)
         ranking = None
         if sort is not None:
-            ranking = rank_only(overview.lines if run else (), sort, command="status")
+            ranking = rank_only(overview.lines if run else (), sort)
         if as_json:
             sweeps = {} if ranking is None else {"sweeps": [ranking.as_json()]}
             echo(json.dumps({**overview.as_json(), **sweeps}, indent=2))
@@ -206,9 +206,9 @@ def _lines_of_one(overview: Overview, ranking: Ranking | None) -> list[str]:
     if isinstance(status, RunStatus):
         return details(status, paint=_styled)
     heading = f"sweep {one_line(status.sweep.sweep_id)}: {status.sentence}"
-    if ranking is None:
-        return [heading, *elements_table(status, width=_width(), paint=_styled)]
-    return [f"{heading}; {one_line(ranking.sentence)}", *ranking.table(width=_width(), paint=_styled)]
+    if ranking is not None:
+        heading += f"; {one_line(ranking.sentence)}"
+    return [heading, *elements_table(status, ranking=ranking, width=_width(), paint=_styled)]
 
 
 def _width() -> int | None:

@@ -1,19 +1,17 @@
 """Divide the time of each attempt of a run into phases, from its records, and compute its goodput.
 
 An attempt has up to five moments: its job was queued, its batch script began, its first step began, its training
-ended, it ended. The phases are what lies between them. What the time from the first step to a save went into, rank 0
-of the built-in training has recorded at the save (``Account``). Of a program of the user's own, the times of its lines
-of metrics tell it.
+ended, it ended. What the time from the first step to a save went into, rank 0 of the built-in training has recorded at
+the save (``Account``); a program of the user's own has one account, which follows from its lines of metrics and its
+saves. What comes after the account counts if the run goes on from there, and is lost otherwise.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 from hpcddp.manage.run_metrics import AttemptLog, RunMetrics
 from hpcddp.run.events import (
@@ -27,6 +25,7 @@ from hpcddp.run.events import (
     first_train_event,
     newest_saved_step,
 )
+from hpcddp.run.metrics import finite_number
 from hpcddp.stop.reasons import Cause
 
 
@@ -41,8 +40,6 @@ class Phase(StrEnum):
     """Steps that count; while an attempt runs, also its time since its last save."""
     LOST = "lost"
     """Steps that are not saved and are, or will be, repeated; a wait for ranks that have failed."""
-    HANG = "hang"
-    """From the last recorded step to the end of an attempt whose ranks hung."""
     EVALUATION = "evaluation"
     SAVE = "save"
     """Saves for which the training waited."""
@@ -52,23 +49,6 @@ class Phase(StrEnum):
     """A program of the user's own that records no steps."""
     OTHER = "other"
     """All else between the first step and the last."""
-
-
-ON_NODES: Final = tuple(phase for phase in Phase if phase is not Phase.QUEUE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """A part of the timeline.
-
-    Args:
-        began: seconds since the epoch.
-        ended: seconds since the epoch.
-    """
-
-    phase: Phase
-    began: float
-    ended: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +63,6 @@ class AttemptRecords:
         alive_times: other times at which it was alive: its records of failures and exits.
         failed_at: when its first failure was recorded; None if none was.
         failure_step: the last step that a record of a failure names.
-        is_hang: whether a rank failed because it, or another one, no longer made steps.
     """
 
     number: int
@@ -94,7 +73,6 @@ class AttemptRecords:
     alive_times: tuple[float, ...] = ()
     failed_at: float | None = None
     failure_step: int | None = None
-    is_hang: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +90,6 @@ class AttemptTimes:
         outcome: how it ended, in a few words.
         account: its last account that counts; None without one.
         seconds: the duration of each phase; a phase that is not there took no time, or is not known.
-        spans: the phases in the order of time, for a picture.
     """
 
     number: int
@@ -127,7 +104,6 @@ class AttemptTimes:
     outcome: str
     account: Account | None
     seconds: Mapping[Phase, float]
-    spans: tuple[Span, ...]
 
     @property
     def on_nodes_s(self) -> float:
@@ -186,7 +162,7 @@ class Goodput:
         seconds = self.seconds
         if seconds.get(Phase.PROGRAM):
             return "the program records no steps"
-        if not any(seconds.get(phase) for phase in (Phase.TRAINING, Phase.LOST, Phase.HANG)):
+        if not any(seconds.get(phase) for phase in (Phase.TRAINING, Phase.LOST)):
             return "no step was recorded"
         return None
 
@@ -312,7 +288,7 @@ def _resumed_step(
     return max(0, first_step - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
     """All records of one attempt, and what the other attempts of its run say of it.
 
@@ -326,8 +302,6 @@ class _Attempt:
         last_counted_step: the last of its steps that counts; None if all count, or that is not known.
         end: how and when it ended; None while it runs.
         ended: when it ended; now for one that runs.
-        seconds: the duration of each phase.
-        spans: the phases in the order of time.
     """
 
     records: AttemptRecords
@@ -339,8 +313,6 @@ class _Attempt:
     last_counted_step: int | None
     end: AttemptEnd | None
     ended: float
-    seconds: dict[Phase, float] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
 
     @property
     def is_built_in(self) -> bool:
@@ -350,36 +322,31 @@ class _Attempt:
     def times(self) -> AttemptTimes:
         """Return its times."""
         began = self.records.began
-        first_step_began = self._first_step_began()
+        is_end_known = self.end is None or self.end.is_time_known
+        seconds: dict[Phase, float] = {}
         trained = self.ended
         training_ended = self.ended
+        account = None
+        lost_steps = None
+        first_step_began = self._first_step_began()
         if first_step_began is not None:
             # The ranks and the batch script may run on hosts whose clocks differ a little.
             trained = _within(first_step_began, began, self.ended)
             training_ended = _within(self._training_ended(), trained, self.ended)
-        if self.records.queued is not None:
-            self._add(Phase.QUEUE, min(self.records.queued, began), began)
-        self._add(Phase.START_UP, began, trained)
-        accounts: list[Account] = []
-        if first_step_began is not None:
-            if self.is_built_in:
-                accounts = accounts_of(self.events)
-            elif self.has_step_durations:
-                accounts = self._accounts_of_program(trained, training_ended)
-            if self.last_counted_step is not None:
-                accounts = [account for account in accounts if account.step <= self.last_counted_step]
+            if is_end_known:
+                lost_steps = self._count_lost_steps()
             if self.is_built_in or self.has_step_durations:
-                self._add_training(trained, training_ended, accounts)
+                account = self._newest_account() if self.is_built_in else self._account_of_program(trained)
+                seconds = self._phases_of_training(trained, training_ended, account)
             else:
-                self._add(Phase.PROGRAM, trained, training_ended)
-        last_step = accounts[-1].step if accounts else None
+                seconds = {Phase.PROGRAM: training_ended - trained}
+        if self.records.queued is not None:
+            seconds[Phase.QUEUE] = max(0.0, began - self.records.queued)
+        seconds[Phase.START_UP] = trained - began
+        seconds[Phase.STOP] = self.ended - training_ended
+        last_step = None if account is None else account.step
         if self.end is None and self.log.steps:
             last_step = max(self.log.steps)
-        self._add(Phase.STOP, training_ended, self.ended)
-        is_end_known = self.end is None or self.end.is_time_known
-        lost_steps = None
-        if first_step_began is not None and is_end_known:
-            lost_steps = self._count_lost_steps()
         return AttemptTimes(
             number=self.records.number,
             began=began,
@@ -391,15 +358,9 @@ class _Attempt:
             last_step=last_step,
             lost_steps=lost_steps,
             outcome="running" if self.end is None else _outcome(self.end),
-            account=accounts[-1] if accounts and self.is_built_in else None,
-            seconds={phase: self.seconds[phase] for phase in Phase if self.seconds.get(phase)},
-            spans=tuple(self.spans),
+            account=account if self.is_built_in else None,
+            seconds={phase: seconds[phase] for phase in Phase if seconds.get(phase)},
         )
-
-    def _add(self, phase: Phase, began: float, ended: float) -> None:
-        """Add a phase to the durations and to the picture."""
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, ended - began)
-        self.spans.append(Span(phase=phase, began=began, ended=ended))
 
     def _first_step_began(self) -> float | None:
         """Return when the first step began; None if it did not begin to train."""
@@ -411,91 +372,59 @@ class _Attempt:
             return first_time
         return max(self.train_event.time, first_time)
 
+    def _end_of_ranks(self) -> Event | None:
+        """Return the event that the ranks wrote when they finished or stopped; None if they did not."""
+        return next((event for event in self.events if event.kind == "finish" or event.saved is not None), None)
+
     def _training_ended(self) -> float:
         """Return when the training of an attempt that began to train ended."""
-        stop_event = self._stop_event_of_ranks()
-        if stop_event is not None:
-            return stop_event.time
         failed_at = self.records.failed_at
-        last_time = self.log.last_time
-        is_program = not self.is_built_in and self.has_step_durations
-        if is_program and self.end is not None and failed_at is None and last_time is not None:
+        if self.end is not None and self.has_step_durations and not self.is_built_in:
             # What a program does after its last record is not known; most of it is its exit.
-            return last_time
-        for event in self.events:
-            if event.kind == "finish":
-                return event.time
-        return self.ended if failed_at is None else failed_at
+            return failed_at or self.log.last_time or self.ended
+        end_of_ranks = self._end_of_ranks()
+        if end_of_ranks is not None:
+            return end_of_ranks.time
+        return failed_at or self.ended
 
-    def _stop_event_of_ranks(self) -> Event | None:
-        """Return the event that the ranks wrote when they stopped; None if they did not."""
-        for event in self.events:
-            if event.kind == "stop" and event.saved is not None:
-                return event
-        return None
+    def _newest_account(self) -> Account | None:
+        """Return the last account that counts of the built-in training; None without one."""
+        newest = None
+        for account in accounts_of(self.events):
+            if self.last_counted_step is None or account.step <= self.last_counted_step:
+                newest = account
+        return newest
 
-    def _accounts_of_program(self, trained: float, ended: float) -> list[Account]:
-        """Return the accounts of a program that records its steps: at each save of a ``Checkpointer``, and at its end.
-
-        Its last account is that of its last line that counts. A save after its last line is a part of its end.
-        """
+    def _account_of_program(self, trained: float) -> Account | None:
+        """Return the account of a program that records its steps, at the last of its lines that counts."""
         counted = self.log.until(self.last_counted_step)
-        counted_ended = _within(counted.last_time or trained, trained, ended)
         if not counted.steps:
-            return []
-        accounts = []
+            return None
+        time = _within(counted.last_time or trained, trained, self.ended)
         save_s = 0.0
         for event in self.events:
-            save_began = event.time - _recorded_s(event, "seconds")
-            if event.kind == "save" and save_began < ended:
-                blocked_s = _recorded_s(event, "blocked_s")
-                save_s = min(save_s + blocked_s, counted_ended - trained)
-                accounts.append(_account(event.step or 0, save_began + blocked_s, save_s=save_s))
-        train_s = counted_ended - trained - save_s
-        return [*accounts, _account(max(counted.steps), counted_ended, train_s=train_s, save_s=save_s)]
+            if event.kind == "save" and event.time <= time:
+                save_s += max(0.0, finite_number(event.facts.get("blocked_s")) or 0.0)
+        save_s = min(save_s, time - trained)
+        return _account(max(counted.steps), time, train_s=time - trained - save_s, save_s=save_s)
 
-    def _add_training(self, trained: float, ended: float, accounts: Sequence[Account]) -> None:
-        """Add the phases of a training with these accounts, all of steps that count."""
-        start = _account(self.resumed_from or 0, trained)
-        last = accounts[-1] if accounts else start
-        last_ended = _within(last.time, trained, ended)
+    def _phases_of_training(self, trained: float, ended: float, account: Account | None) -> dict[Phase, float]:
+        """Return the duration of each phase between the first step and the end of the training."""
+        account = account or _account(self.resumed_from or 0, trained)
+        account_ended = _within(account.time, trained, ended)
         # The clock of the steps and that of the events differ a little.
-        training_s = max(0.0, min(last.train_s, last_ended - trained - last.eval_s - last.save_s))
-        self.spans.append(Span(phase=Phase.TRAINING, began=trained, ended=ended))
-        for before, account in pairwise([start, *accounts]):
-            save_began = max(before.time, account.time - (account.save_s - before.save_s))
-            evaluation_began = max(before.time, save_began - (account.eval_s - before.eval_s))
-            self.spans.append(Span(phase=Phase.EVALUATION, began=evaluation_began, ended=save_began))
-            self.spans.append(Span(phase=Phase.SAVE, began=save_began, ended=account.time))
-        self.seconds.update({Phase.TRAINING: training_s, Phase.EVALUATION: last.eval_s, Phase.SAVE: last.save_s})
-        self.seconds[Phase.OTHER] = max(0.0, last_ended - trained - training_s - last.eval_s - last.save_s)
+        training_s = max(0.0, min(account.train_s, account_ended - trained - account.eval_s - account.save_s))
+        seconds = {Phase.TRAINING: training_s, Phase.EVALUATION: account.eval_s, Phase.SAVE: account.save_s}
+        seconds[Phase.OTHER] = max(0.0, account_ended - trained - sum(seconds.values()))
+        end_of_ranks = self._end_of_ranks()
+        phase_of_rest = Phase.LOST
         if self.end is None:
-            self.seconds[Phase.TRAINING] += ended - last_ended
-        elif self._has_lost_time(last):
-            hang_began = ended
-            if self._has_hung():
-                hang_began = _within(self.log.last_time or last_ended, last_ended, ended)
-            self._add(Phase.LOST, last_ended, hang_began)
-            self._add(Phase.HANG, hang_began, ended)
-        else:
+            phase_of_rest = Phase.TRAINING
+        elif end_of_ranks is not None and end_of_ranks.step == account.step:
             # After the last step, the ranks wait until it is saved.
-            save_times = [event.time for event in self.events if event.kind == "save" and event.step == last.step]
-            saved = _within(max(save_times, default=last_ended), last_ended, ended)
-            self._add(Phase.SAVE, last_ended, saved)
-            self.seconds[Phase.OTHER] += ended - saved
-
-    def _has_lost_time(self, last: Account) -> bool:
-        """Return whether the time after the last account that counts is lost."""
-        if not self.is_built_in:
-            return bool(self._count_lost_steps()) or self._has_hung() or self.records.failed_at is not None
-        # The ranks finished, or stopped with a saved state, after the step of that account.
-        last_steps = [event.step for event in self.events if event.kind == "finish" or event.saved]
-        return last.step not in last_steps[:1]
-
-    def _has_hung(self) -> bool:
-        """Whether its training ended with a hang: not if a later stop, or the end of the run, was recorded."""
-        has_finished = any(event.kind == "finish" for event in self.events)
-        return self.records.is_hang and not has_finished and self._stop_event_of_ranks() is None
+            phase_of_rest = Phase.SAVE
+        seconds[phase_of_rest] = seconds.get(phase_of_rest, 0.0) + ended - account_ended
+        return seconds
 
     def _count_lost_steps(self) -> int | None:
         """Return how many of its steps do not count; None if nothing is known of its steps."""
@@ -512,14 +441,6 @@ class _Attempt:
 
 def _account(step: int, time: float, *, train_s: float = 0.0, save_s: float = 0.0) -> Account:
     return Account(step=step, time=time, train_s=train_s, eval_s=0.0, save_s=save_s, wait_s=0.0)
-
-
-def _recorded_s(event: Event, name: str) -> float:
-    """Return a duration that an event records, in seconds; 0 if it records none, or one that cannot be."""
-    value = event.facts.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0.0
-    return float(value) if 0 < value < math.inf else 0.0
 
 
 def _within(value: float, lowest: float, highest: float) -> float:

@@ -81,31 +81,6 @@ def _files_of_elements(sweep: Sweep, indices: Iterable[int]) -> list[RunFiles]:
     return files_of_elements
 
 
-def short_keys(sweep: Sweep) -> dict[str, str]:
-    """Return what each key of a sweep is called: its last word where no other key has the same."""
-    last_words: dict[str, str] = {}
-    for values in sweep.elements:
-        for key in values:
-            last_words[key] = key.rpartition(".")[2]
-    counts = Counter(last_words.values())
-    return {key: word if counts[word] == 1 else key for key, word in last_words.items()}
-
-
-def value_texts(values: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, str]:
-    """Return the values of an element as texts, with what resumptions have changed: ``0.1 -> 0.3``, or ``(changed)``.
-
-    A changed command no longer tells the values of its placeholders.
-    """
-    texts = {}
-    for key, value in values.items():
-        later_texts = [argument_text(change.after) for change in changes if change.key == key]
-        text = " -> ".join([argument_text(value), *later_texts])
-        if _is_changed_in_part(key, changes):
-            text += " (changed)"
-        texts[key] = text
-    return texts
-
-
 def values_now(values: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, Any]:
     """Return the values with which an element runs now; None where a resumption has changed them in another form."""
     newest_values = dict(values)
@@ -153,11 +128,23 @@ class SweepStatus:
     @property
     def values(self) -> list[str]:
         """What tells each element from the others, ``base=0.1 seed=0``: a key is its last word where that is enough."""
-        short_key_of = short_keys(self.sweep)
+        names: dict[str, str] = {}
+        for values in self.sweep.elements:
+            names.update({key: key.rpartition(".")[2] for key in values})
+        counts = Counter(names.values())
         sentences = []
         for values, element in zip(self.sweep.elements, self.elements, strict=True):
-            texts = value_texts(values, element.files.changes)
-            sentences.append(" ".join(f"{short_key_of[key]}={text}" for key, text in texts.items()))
+            changes = element.files.changes
+            texts = []
+            for key, value in values.items():
+                later_texts = [argument_text(change.after) for change in changes if change.key == key]
+                text = " -> ".join([argument_text(value), *later_texts])
+                if _is_changed_in_part(key, changes):
+                    # A changed command no longer tells the values of its placeholders.
+                    text += " (changed)"
+                name = names[key] if counts[names[key]] == 1 else key
+                texts.append(f"{name}={text}")
+            sentences.append(" ".join(texts))
         return sentences
 
     @property

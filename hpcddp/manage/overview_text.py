@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, step_text, used_text
 from hpcddp.manage.overview import Line, SweepStatus
@@ -14,18 +14,34 @@ from hpcddp.manage.table import Column, table_lines, table_width
 from hpcddp.run.find import token_of
 from hpcddp.slurm.job import State
 
+if TYPE_CHECKING:
+    from hpcddp.manage.ranking import Ranking
+
 Paint = Callable[[str, State], str]
 """Gives a text the colour of a state, or returns it as it is."""
 _COLUMNS: Final = ("run", "job", "name", "state", "attempt", "step", "loss", "samples/s", "eta", "nodes", "time")
 _NUMBERS: Final = frozenset({"attempt", "step", "loss", "samples/s", "eta", "nodes"})
 # On a narrow terminal run ids are shortened, then columns are dropped in this order.
-_DROPPED_COLUMNS: Final = ("nodes", "eta", "time", "name", "job", "samples/s", "attempt", "loss")
+_DROPPED_COLUMNS: Final = ("nodes", "eta", "time", "job", "samples/s", "attempt", "name", "loss")
 
 
-def elements_table(sweep: SweepStatus, *, width: int | None, paint: Paint) -> list[str]:
-    """Return the elements of a sweep as a table, with their values in place of their name; arguments as ``table``."""
-    rows = [{**_cells(element), "name": values} for element, values in zip(sweep.elements, sweep.values, strict=True)]
-    return _table(sweep.elements, rows, title_of_names="values", width=width, paint=paint)
+def elements_table(sweep: SweepStatus, *, ranking: Ranking | None = None, width: int | None, paint: Paint) -> list[str]:
+    """Return the elements of a sweep as a table, with their values in place of their name; arguments as ``table``.
+
+    Args:
+        ranking: the order of the elements, and the metric that stands in place of the loss; None is that of the sweep.
+    """
+    titles = {"name": "values"}
+    values = sweep.values
+    rows = [{**_cells(element), "name": values[index]} for index, element in enumerate(sweep.elements)]
+    order: Sequence[int] = range(len(rows))
+    if ranking is not None:
+        titles["loss"] = one_line(ranking.metric)
+        order = list(ranking.values)
+        for index, value in ranking.values.items():
+            rows[index]["loss"] = number_text(value, ".5g")
+    elements = [sweep.elements[index] for index in order]
+    return _table(elements, [rows[index] for index in order], titles=titles, width=width, paint=paint)
 
 
 def table(lines: Sequence[Line], *, width: int | None, paint: Paint) -> list[str]:
@@ -36,14 +52,14 @@ def table(lines: Sequence[Line], *, width: int | None, paint: Paint) -> list[str
         paint: gives the state its colour.
     """
     rows = [_cells(line) if isinstance(line, RunStatus) else _sweep_cells(line) for line in lines]
-    return _table(lines, rows, title_of_names="name", width=width, paint=paint)
+    return _table(lines, rows, titles={}, width=width, paint=paint)
 
 
 def _table(
     lines: Sequence[Line],
     rows: Sequence[Mapping[str, str]],
     *,
-    title_of_names: str,
+    titles: Mapping[str, str],
     width: int | None,
     paint: Paint,
 ) -> list[str]:
@@ -53,9 +69,8 @@ def _table(
 
     columns = {}
     for name in _COLUMNS:
-        title = title_of_names if name == "name" else name
         cells = [one_line(row.get(name, "")) for row in rows]
-        columns[name] = Column(title=title, cells=cells, is_number=name in _NUMBERS)
+        columns[name] = Column(title=titles.get(name, name), cells=cells, is_number=name in _NUMBERS)
     sweep_rows = {row for row, line in enumerate(lines) if isinstance(line, SweepStatus)}
     columns["state"] = replace(columns["state"], long_rows=sweep_rows, paint=paint_state)
     hidden = _hide_columns(columns, width)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from hpcddp.errors import UserError, nearest
-from hpcddp.manage.format import NOTHING, number_text, one_line, step_text
-from hpcddp.manage.overview import SweepStatus, short_keys, value_texts, values_now
-from hpcddp.manage.overview_text import Paint, remarks_on
+from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.run_files import lines_or_damage, record_or_damage
 from hpcddp.manage.status import RunStatus
-from hpcddp.manage.table import Column, table_lines, table_width
 from hpcddp.run.evaluations import mode_of
 from hpcddp.run.metrics import MetricsLine, read_metrics
 from hpcddp.run.result import read_result
 
 # The newest evaluation is most often in the first; the second is some thousands of steps.
 _TAILS_BYTES: Final = (16 * 1024, 1024 * 1024)
-_LONGEST_CUT_VALUE: Final = 12
 
 
 class RankingError(UserError):
@@ -31,86 +27,34 @@ class RankingError(UserError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
-    """An element of a sweep.
+class Ranking:
+    """The elements of a sweep, the best first; those without a value come last, in their order in the sweep.
 
     Args:
-        index: its number in the sweep.
-        metric: the newest value of the metric; None where it has none, or it was not finite.
+        values: the newest value of the metric by the number of each element; None where it has none, or it was not
+            finite.
     """
-
-    index: int
-    values: Mapping[str, Any]
-    status: RunStatus
-    metric: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """The elements of a sweep, the best first; those without a value come last, in their order in the sweep."""
 
     sweep: SweepStatus
     metric: str
-    elements: tuple[Ranked, ...]
+    values: Mapping[int, float | None]
 
     @property
     def sentence(self) -> str:
         """What the order is."""
-        return f"by {self.metric}, the {best_extreme(self.metric)} first"
+        extreme = "smallest" if is_smaller_better(self.metric) else "largest"
+        return f"by {self.metric}, the {extreme} first"
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of the sweep with its elements in this order."""
+        document = self.sweep.as_json()
+        elements = document["elements"]
         return {
-            **self.sweep.as_json(),
+            **document,
             "sorted_by": self.metric,
             "smaller_is_better": is_smaller_better(self.metric),
-            "elements": [
-                {
-                    **element.status.as_json(),
-                    "values": values_now(element.values, element.status.files.changes),
-                    "index": element.index,
-                    "metric": element.metric,
-                }
-                for element in self.elements
-            ],
+            "elements": [{**elements[index], "index": index, "metric": value} for index, value in self.values.items()],
         }
-
-    def table(self, *, width: int | None, paint: Paint) -> list[str]:
-        """Return the lines of a table.
-
-        Where it does not fit, the step is hidden and long values are cut, then values are hidden, the last one first.
-
-        Args:
-            width: columns of the terminal; None prints everything.
-            paint: gives a state its colour.
-        """
-        statuses = [element.status for element in self.elements]
-        indices = [str(element.index) for element in self.elements]
-        metrics = [number_text(element.metric, ".5g") for element in self.elements]
-        steps = [step_text(status.step, status.files.total_steps) for status in statuses]
-        index_column = Column(title="element", cells=indices, is_number=True)
-        metric_column = Column(title=one_line(self.metric), cells=metrics, is_number=True)
-        step_column = Column(title="step", cells=steps)
-        state_column = Column(
-            title="state",
-            cells=[str(status.state) for status in statuses],
-            paint=lambda row, text: paint(text, statuses[row].state),
-        )
-        texts = [value_texts(element.values, element.status.files.changes) for element in self.elements]
-        values = []
-        for key, name in short_keys(self.sweep.sweep).items():
-            cells = [one_line(texts_of_element.get(key, NOTHING)) for texts_of_element in texts]
-            values.append(Column(title=one_line(name), cells=cells))
-        columns = [index_column, metric_column, *values, step_column, state_column]
-        hidden: list[str] = []
-        if width is not None and table_width(columns) > width:
-            hidden.append(step_column.title)
-            values = [replace(column, most_characters=_LONGEST_CUT_VALUE) for column in values]
-            columns = [index_column, metric_column, *values, state_column]
-            while values and table_width(columns) > width:
-                hidden.append(values.pop().title)
-                columns = [index_column, metric_column, *values, state_column]
-        return [*table_lines(columns, hidden=hidden), *remarks_on([self.sweep])]
 
 
 def is_smaller_better(metric: str) -> bool:
@@ -118,19 +62,14 @@ def is_smaller_better(metric: str) -> bool:
     return mode_of(metric) == "min"
 
 
-def best_extreme(metric: str) -> str:
-    """Return which value of a metric is the best one: ``smallest`` or ``largest``."""
-    return "smallest" if is_smaller_better(metric) else "largest"
-
-
-def rank_only(lines: Sequence[RunStatus | SweepStatus], metric: str, *, command: str) -> Ranking:
+def rank_only(lines: Sequence[RunStatus | SweepStatus], metric: str) -> Ranking:
     """Return the ranking of the only sweep that a command is about; the arguments are those of ``rank``.
 
     Raises:
         RankingError: not exactly one run was named, or it is not a sweep; or as ``rank``.
     """
     if len(lines) != 1:
-        raise RankingError(f"--sort sorts the runs of one sweep; name it: hpcddp {command} SWEEP --sort METRIC")
+        raise RankingError("--sort sorts the runs of one sweep; name it: hpcddp status SWEEP --sort METRIC")
     (only,) = lines
     if isinstance(only, RunStatus):
         raise RankingError(f"--sort sorts the runs of one sweep, and {only.run.run_id} is one run; leave --sort out")
@@ -148,11 +87,10 @@ def rank(sweep: SweepStatus, metric: str) -> Ranking:
     """
     # The names are the keys, in the order in which they are found.
     metric_names: dict[str, None] = {}
-    elements = []
-    for index, (values, status) in enumerate(zip(sweep.sweep.elements, sweep.elements, strict=True)):
-        value, names = _newest_value(status, metric)
+    values = {}
+    for index, status in enumerate(sweep.elements):
+        values[index], names = _newest_value(status, metric)
         metric_names.update(dict.fromkeys(names))
-        elements.append(Ranked(index=index, values=values, status=status, metric=value))
     if metric_names and metric not in metric_names:
         near = nearest(metric, metric_names)
         instead = f"did you mean {near}? They" if near else "they"
@@ -161,8 +99,8 @@ def rank(sweep: SweepStatus, metric: str) -> Ranking:
             f"{', '.join(sorted(metric_names))}"
         )
     # The sort is stable, so that elements without a value keep their order.
-    elements.sort(key=lambda element: sort_key(metric, element.metric))
-    return Ranking(sweep=sweep, metric=metric, elements=tuple(elements))
+    order = sorted(values, key=lambda index: sort_key(metric, values[index]))
+    return Ranking(sweep=sweep, metric=metric, values={index: values[index] for index in order})
 
 
 def sort_key(metric: str, value: float | None) -> float:

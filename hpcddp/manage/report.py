@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, UserError, did_you_mean
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, Phase, attempt_times
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
@@ -19,11 +19,10 @@ from hpcddp.manage.ranking import sort_key
 from hpcddp.manage.run_files import T, closed_directory_sentence, lines_or_damage, record_or_damage
 from hpcddp.manage.run_metrics import RunMetrics, read_run_metrics
 from hpcddp.manage.status import RunStatus
-from hpcddp.run.checkpoints import list_checkpoints, step_of
 from hpcddp.run.code import Source, read_sources
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_event_log
-from hpcddp.run.failure import is_hang, read_failures
+from hpcddp.run.failure import read_failures
 from hpcddp.run.job_file import read_submitted_job
 from hpcddp.run.job_records import Rank, Start, SubmissionRecord, read_exits, read_ranks, read_start, read_submission
 from hpcddp.run.record import Lines
@@ -90,10 +89,7 @@ def advice_for(
         return Advice(sentence=sentence)
 
     if phase is Phase.LOST:
-        instruction = _save_more_often(goodput, events, attempts_with_loss)
-    elif phase is Phase.HANG:
-        command = f"hpcddp logs {run_id} --first-error"
-        instruction = f"Remove the cause of the hang; {command} shows which rank hung, and where."
+        instruction = _lose_less(run_id, goodput, events, attempts_with_loss)
     elif phase is Phase.START_UP and not is_local:
         instruction = _start_less_often(goodput, events)
     else:
@@ -133,14 +129,19 @@ def _on_nodes_s(goodput: Goodput) -> float:
     return sum(attempt.on_nodes_s for attempt in goodput.attempts)
 
 
-def _save_more_often(goodput: Goodput, events: Sequence[Event], attempts_with_loss: Sequence[AttemptTimes]) -> str:
-    count = len(attempts_with_loss)
-    lost = f"{count} of {len(goodput.attempts)} attempts lost steps that were not saved."
+def _lose_less(run_id: str, goodput: Goodput, events: Sequence[Event], attempts: Sequence[AttemptTimes]) -> str:
+    """Return how a run loses less of the time of these attempts, in which something was lost."""
+    command = f"hpcddp logs {run_id} --first-error"
+    count = sum(attempt.lost_steps != 0 for attempt in attempts)
+    if not count:
+        return f"Remove the cause of the failure; {command} shows it."
+    instruction = "Save more often (checkpoint.every)"
     interval_s = _best_interval_s(events, time_between_failures_s=_on_nodes_s(goodput) / count)
-    if interval_s is None:
-        return f"Save more often (checkpoint.every): {lost}"
-    minutes = max(1, round(interval_s / 60))
-    return f"Save every {minutes} minutes (checkpoint.every: {minutes}min): {lost}"
+    if interval_s is not None:
+        minutes = max(1, round(interval_s / 60))
+        instruction = f"Save every {minutes} minutes (checkpoint.every: {minutes}min)"
+    total = len(goodput.attempts)
+    return f"{instruction}: {count} of {total} attempts lost steps that were not saved; {command} shows why."
 
 
 def _best_interval_s(events: Sequence[Event], *, time_between_failures_s: float) -> float | None:
@@ -177,21 +178,6 @@ _BOOKKEEPING: Final = frozenset({"lr", "samples_per_s"})
 _RANKED_BY: Final = ("val_accuracy", "val_loss", "loss")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFiles:
-    """A checkpoint on disk, which is not verified.
-
-    Args:
-        step: optimizer steps done.
-        size: bytes.
-        time: when it was written, in seconds since the epoch.
-    """
-
-    step: int
-    size: int
-    time: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
     """What is known of a run.
@@ -199,7 +185,6 @@ class RunReport:
     Args:
         spec: its job; None if it cannot be read.
         submission: its newest submission; None if it cannot be read.
-        checkpoints: those on disk, the newest first.
         error: its first error; None if nothing failed.
         sources: what its submissions would run.
         values: the values of an element of a sweep.
@@ -216,7 +201,6 @@ class RunReport:
     events: tuple[Event, ...] = ()
     spec: JobSpec | None = None
     submission: SubmissionRecord | None = None
-    checkpoints: tuple[CheckpointFiles, ...] = ()
     error: FirstError | None = None
     sources: tuple[Source, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -378,7 +362,6 @@ class RunReport:
             "samples_per_s": self.throughput,
             "data_wait": self.data_wait,
             "slowest_rank": self.slowest_rank,
-            "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
             "first_error": None if self.error is None else self.error.as_json(),
             "source": source,
             "code_changes": [{"attempt": attempt, "what": sentence} for attempt, sentence in self.code_changes],
@@ -386,14 +369,24 @@ class RunReport:
         }
 
 
-def ranked(reports: Sequence[RunReport]) -> tuple[str | None, list[RunReport]]:
-    """Return the metric by which runs are ranked, and the runs, the best first; those without a value are the last."""
+def ranked(reports: Sequence[RunReport], sort: str | None = None) -> tuple[str | None, list[RunReport]]:
+    """Return the metric by which runs are ranked, and the runs, the best first; those without a value are the last.
+
+    Args:
+        sort: the metric that the user names; None is one that the runs have.
+
+    Raises:
+        UserError: no run has logged the metric that the user names.
+    """
     names: list[str] = []
     for report in reports:
         names += report.metrics
+    if sort is not None and sort not in names:
+        instead = did_you_mean(sort, names, f"write one of {', '.join(sorted(set(names)))}")
+        raise UserError(f"--sort is {sort!r}, which none of the runs has logged; {instead}")
     if not names:
         return None, list(reports)
-    metric = next((name for name in _RANKED_BY if name in names), names[0])
+    metric = sort or next((name for name in _RANKED_BY if name in names), names[0])
 
     def key(report: RunReport) -> float:
         best = report.measured.best(metric)
@@ -425,7 +418,7 @@ def _report_of(status: RunStatus) -> RunReport:
     missing = None if events_damage is None else "lines of its event log are damaged"
     for number in sorted(run.attempt_numbers()):
         directory = run.attempt(number)
-        start = reader.read(partial(read_start, directory)) or _start_in_log(events, number)
+        start = reader.read(partial(read_start, directory))
         ranks: Sequence[Rank] = reader.read(partial(read_ranks, directory)) or ()
         hosts[number] = [rank.host for rank in ranks]
         has_gpus = has_gpus or any(rank.gpu for rank in ranks)
@@ -463,7 +456,6 @@ def _report_of(status: RunStatus) -> RunReport:
         events=events,
         spec=spec,
         submission=submission,
-        checkpoints=tuple(_checkpoints(run)),
         error=error,
         sources=sources,
         damaged=tuple(reader.damage),
@@ -496,14 +488,6 @@ class _RecordReader:
             self.damage[sentence] = None
 
 
-def _start_in_log(events: Sequence[Event], number: int) -> Start | None:
-    """Return the start of an attempt whose own record of it cannot be read, from the event log; None without one."""
-    for event in events:
-        if event.kind == "start" and event.attempt == number:
-            return Start(job_id=None, host=event.host or "", time=event.time, is_local=False)
-    return None
-
-
 def _attempt_records(
     attempt: AttemptDirectory, start: Start, *, queued: float | None, ranks: int | None
 ) -> AttemptRecords:
@@ -523,7 +507,6 @@ def _attempt_records(
         alive_times=(*failure_times, *exit_times),
         failed_at=min(failure_times, default=None),
         failure_step=max((failure.step for failure in failures if failure.step is not None), default=None),
-        is_hang=is_hang(attempt, failures),
     )
 
 
@@ -535,15 +518,6 @@ def _count_ranks(ranks: Sequence[Rank], start: Start, spec: JobSpec | None) -> i
     if spec is None:
         return None
     return spec.world_size if start.nodes is None else spec.sized(start.nodes).world_size
-
-
-def _checkpoints(run: RunDirectory) -> Iterator[CheckpointFiles]:
-    for path in list_checkpoints(run.checkpoints):
-        # A run that is training removes old ones meanwhile.
-        with suppress(OSError):
-            files = [file.stat() for file in path.iterdir()]
-            newest = max((file.st_mtime for file in files), default=path.stat().st_mtime)
-            yield CheckpointFiles(step=step_of(path) or 0, size=sum(file.st_size for file in files), time=newest)
 
 
 def reports_of(lines: Sequence[RunStatus | SweepStatus]) -> list[RunReport]:

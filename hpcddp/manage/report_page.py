@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import chain, groupby
@@ -14,16 +13,13 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from hpcddp.errors import printable
-from hpcddp.manage.attempt_times import ON_NODES, AttemptTimes, Phase
+from hpcddp.manage.attempt_times import Phase
 from hpcddp.manage.first_error import FirstError, shortened
-from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, size_text, step_text
-from hpcddp.manage.ranking import best_extreme
-from hpcddp.manage.report import RunReport, ranked
+from hpcddp.manage.format import NOTHING, duration_text, number_text, one_line, step_text
+from hpcddp.manage.report import RunReport
 from hpcddp.manage.run_metrics import Point
-from hpcddp.run.find import token_of
 from hpcddp.version import __version__
 
-_ATTEMPTS_DRAWN: Final = 40
 _MARKS: Final = 200
 _MARKED_POINTS: Final = 40
 _TICKS: Final = 6
@@ -40,9 +36,6 @@ _LEFT: Final = 58
 _RIGHT: Final = 455
 _TOP: Final = 10
 _BOTTOM: Final = 188
-_CHART: Final = (480, 210)
-_TIMELINE_WIDTH: Final = 860
-_ROW: Final = 28
 
 
 def time_unit(seconds: float) -> tuple[int, str]:
@@ -147,7 +140,11 @@ def chart(curves: Sequence[Curve], marks: Sequence[float], *, width: float, is_l
     lowest = min(point.low for _, point in points)
     highest = max(point.high for _, point in points)
     upwards = _value_axis(lowest, highest, is_logarithmic=is_logarithmic)
-    parts = [*_horizontal_labels(across, _BOTTOM)]
+    parts = []
+    for value in across.ticks():
+        x = across.place(value)
+        parts.append(f'<path d="M{x} {_TOP}V{_BOTTOM}" stroke="var(--grid)"/>')
+        parts.append(f'<text x="{x}" y="{_BOTTOM + 16}" text-anchor="middle">{_tick_text(value)}</text>')
     for value in upwards.ticks():
         y = upwards.place(value)
         parts.append(f'<path d="M{_LEFT} {y}H{_RIGHT}" stroke="var(--grid)"/>')
@@ -156,7 +153,9 @@ def chart(curves: Sequence[Curve], marks: Sequence[float], *, width: float, is_l
     parts += (f'<path d="M{x} {_TOP}V{_BOTTOM}" stroke="var(--ink)" stroke-dasharray="1 3"/>' for x in mark_places)
     for color, curve in enumerate(curves):
         parts += _curve_parts(curve, f"var(--c{color})", across, upwards, has_band=len(curves) == 1)
-    return _svg(parts, *_CHART)
+    head = '<svg role="img" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 480 210">'
+    # Nothing in it comes from a run but numbers.
+    return Markup(f"{head}{''.join(parts)}</svg>")  # noqa: S704  drawn here
 
 
 def _curve_parts(curve: Curve, paint: str, across: _Axis, upwards: _Axis, *, has_band: bool) -> Iterator[str]:
@@ -178,45 +177,6 @@ def _curve_parts(curve: Curve, paint: str, across: _Axis, upwards: _Axis, *, has
         if has_dots:
             for place in line:
                 yield f'<path d="M{place}h0" stroke="{paint}" stroke-width="4" stroke-linecap="round"/>'
-
-
-def _horizontal_labels(across: _Axis, bottom: float) -> Iterator[str]:
-    for value in across.ticks():
-        x = across.place(value)
-        yield f'<path d="M{x} {_TOP}V{bottom}" stroke="var(--grid)"/>'
-        yield f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{_tick_text(value)}</text>'
-
-
-def timeline(attempts: Sequence[AttemptTimes]) -> Markup:
-    """Return the drawing of the newest attempts of a run, a row for each; empty without one."""
-    attempts = attempts[-_ATTEMPTS_DRAWN:]
-    if not attempts:
-        return Markup()
-    began = min(span.began for attempt in attempts for span in attempt.spans)
-    ended = max(attempt.ended for attempt in attempts)
-    unit_s, unit = time_unit(ended - began)
-    left = 90
-    right = _TIMELINE_WIDTH - 20
-    bottom = _TOP + _ROW * len(attempts)
-    across = _Axis(0.0, max((ended - began) / unit_s, _SAME), left, right)
-    parts = [*_horizontal_labels(across, bottom)]
-    parts.append(f'<text x="{(left + right) / 2}" y="{bottom + 32}" text-anchor="middle">{unit}</text>')
-    for row, attempt in enumerate(attempts):
-        top = _TOP + _ROW * row + 4
-        parts.append(f'<text x="{left - 8}" y="{top + 14}" text-anchor="end">attempt {attempt.number}</text>')
-        for span in attempt.spans:
-            if span.ended > span.began:
-                x = across.place((span.began - began) / unit_s)
-                end = across.place((span.ended - began) / unit_s)
-                color = list(Phase).index(span.phase)
-                parts.append(f'<path d="M{x} {top}H{end}v20H{x}Z" fill="var(--p{color})"/>')
-    return _svg(parts, _TIMELINE_WIDTH, bottom + 40)
-
-
-def _svg(parts: Sequence[str], width: int, height: int) -> Markup:
-    """Return a drawing for a page; nothing in it comes from a run but numbers."""
-    head = f'<svg role="img" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
-    return Markup(f"{head}{''.join(parts)}</svg>")  # noqa: S704  drawn here
 
 
 _RUNS_DRAWN: Final = 10
@@ -241,7 +201,6 @@ PHASES: Final[Mapping[Phase, str]] = {
     Phase.START_UP: "start-up",
     Phase.TRAINING: "training that counts",
     Phase.LOST: "lost steps",
-    Phase.HANG: "hang",
     Phase.EVALUATION: "evaluation",
     Phase.SAVE: "waiting for saves",
     Phase.STOP: "stop",
@@ -251,29 +210,17 @@ PHASES: Final[Mapping[Phase, str]] = {
 
 
 def page(
-    reports: Sequence[RunReport], *, title: str, now: float, is_sweep: bool = False, sorted_by: str | None = None
+    order: Sequence[RunReport], *, metric: str | None = None, title: str, now: float, is_sweep: bool = False
 ) -> str:
     """Return the page about runs.
 
     Args:
-        reports: the runs, at least one.
+        order: the runs, at least one, the best first.
+        metric: the metric by which they are ranked; None if they have none.
         now: seconds since the epoch.
         is_sweep: whether the runs are the elements of a sweep.
-        sorted_by: the metric by whose last values the runs are sorted; None sorts them by their best values.
     """
-    is_single = len(reports) == 1
-    heading = None
-    if sorted_by is not None:
-        metric: str | None = sorted_by
-        order = list(reports)
-        heading = f"by the last {sorted_by}, the {best_extreme(sorted_by)} first"
-    elif is_single:
-        metric = None
-        order = list(reports)
-    else:
-        metric, order = ranked(reports)
-        if metric is not None:
-            heading = f"the best {metric} first"
+    is_single = len(order) == 1
     detailed = order[:_RUNS_DETAILED]
     with_curves = [report for report in order if report.measured.steps]
     drawn = with_curves[:_RUNS_DRAWN]
@@ -286,12 +233,11 @@ def page(
         left_out=len(order) - len(detailed),
         is_single=is_single,
         is_sweep=is_sweep,
-        heading=heading,
         ranking=[] if is_single else order,
         metric=metric,
         Phase=Phase,
         phase_names=PHASES,
-        legend=[{"color": f"--c{color}", "label": label} for color, label in enumerate(_short_labels(drawn))],
+        drawn=drawn,
         left_undrawn=len(with_curves) - len(drawn),
         charts=list(_charts(drawn)),
     )
@@ -303,11 +249,9 @@ def _template() -> Template:
         {
             "duration": duration_text,
             "label": _label,
-            "best_extreme": best_extreme,
             "color": lambda phase: f"--p{list(Phase).index(phase)}",
             "clean": _clean,
             "moment": _moment,
-            "size": size_text,
             "number": number_text,
             "rate": _rate,
             "part_of_a_step": _part_of_a_step,
@@ -320,22 +264,6 @@ def _label(report: RunReport) -> str:
     if report.values:
         return _clean(f"{report.run.run_id}: {report.values_text}")
     return _clean(f"{report.run.name}/{report.run.run_id}")
-
-
-def _short_labels(reports: Sequence[RunReport]) -> list[str]:
-    """Return what tells runs apart: the end of the run id, the job's name if there are several, the values."""
-    tokens = Counter(token_of(report.run.run_id) for report in reports)
-    has_several_names = len({report.run.name for report in reports}) > 1
-    labels = []
-    for report in reports:
-        token = token_of(report.run.run_id)
-        label = token if tokens[token] == 1 else report.run.run_id
-        if has_several_names:
-            label = f"{report.run.name} {label}"
-        if report.values:
-            label = f"{label}: {report.values_text}"
-        labels.append(_clean(label))
-    return labels
 
 
 def _clean(text: object) -> str:
@@ -380,7 +308,8 @@ def _run_values(report: RunReport, texts: _Texts) -> dict[str, Any]:
 
     goodput = report.goodput
     seconds = goodput.seconds
-    parts = [phase for phase in ON_NODES if seconds.get(phase)]
+    phases = [phase for phase in seconds if phase is not Phase.QUEUE]
+    phases.sort(key=lambda phase: -seconds[phase])
     sources = []
     for source in report.sources:
         packages = ", ".join(f"{name} {version}" for name, version in source.packages.items())
@@ -392,9 +321,9 @@ def _run_values(report: RunReport, texts: _Texts) -> dict[str, Any]:
         "is_running": any(attempt.is_running for attempt in report.attempts),
         "wall_s": _wall_s(report),
         "goodput": goodput,
-        "parts": sorted(parts, key=lambda phase: -seconds[phase]),
+        "shares": {phase: goodput.share(phase) for phase in phases},
         "hours": goodput.device_hours,
-        "timeline": timeline(report.attempts),
+        "longest_s": max((sum(attempt.seconds.values()) for attempt in report.attempts), default=0.0),
         "error_text": _error_text(report.error),
         "sources": sources,
         "job_file": "" if report.spec is None else texts.take(dump_job(report.spec, environment_values=False)),

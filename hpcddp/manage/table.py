@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Final
 
 _SEPARATOR: Final = "  "
-_CUT: Final = "..."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,6 @@ class Column:
         title: what stands above it.
         cells: the text of each row, on one line.
         is_number: whether the texts are aligned on the right.
-        most_characters: how many characters of a text are shown; None shows all.
         long_rows: the rows whose text reaches over the columns that follow, in which these rows have no text.
         paint: gives the text of a row its colour; None leaves the texts as they are.
     """
@@ -30,7 +28,6 @@ class Column:
     title: str
     cells: Sequence[str]
     is_number: bool = False
-    most_characters: int | None = None
     long_rows: Collection[int] = ()
     paint: Callable[[int, str], str] | None = None
 
@@ -38,12 +35,11 @@ class Column:
     def width(self) -> int:
         """The characters of the longest text that is shown."""
         lengths = [len(text) for row, text in enumerate(self.cells) if row not in self.long_rows]
-        width = max([len(self.title), *lengths])
-        return width if self.most_characters is None else min(width, self.most_characters)
+        return max([len(self.title), *lengths])
 
     def texts(self, *, is_last: bool) -> list[str]:
         """Return the title and the text of each row, as wide as the column; of the last one, nothing follows a text."""
-        texts = [self._shortened(text) for text in (self.title, *self.cells)]
+        texts = [self.title, *self.cells]
         if self.is_number:
             texts = [text.rjust(self.width) for text in texts]
         elif not is_last:
@@ -52,11 +48,6 @@ class Column:
             return texts
         title, *cells = texts
         return [title, *(self.paint(row, text) for row, text in enumerate(cells))]
-
-    def _shortened(self, text: str) -> str:
-        if self.most_characters is None or len(text) <= self.most_characters:
-            return text
-        return text[: self.most_characters - len(_CUT)] + _CUT
 
 
 def table_width(columns: Collection[Column]) -> int:

@@ -14,7 +14,7 @@ from hpcddp.run.files import TAIL_BYTES, exists, read_tail
 from hpcddp.run.job_records import FailureRecord, known_hosts, member_word, read_exits
 from hpcddp.run.lost_peers import TimedOutRanks, UnevenRanks, find_lost_peers, place_of
 from hpcddp.run.record import RecordError, create_record, read_record
-from hpcddp.stop.reasons import Cause, ExitCode
+from hpcddp.stop.reasons import Cause
 
 _RANKS_NAMED = 16
 
@@ -210,16 +210,6 @@ def _silent_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]
 def lost_peers(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> UnevenRanks | TimedOutRanks | None:
     """Return which ranks of an attempt the others lost (``find_lost_peers``), by srun's messages too."""
     return find_lost_peers(attempt, records, _ended_by_srun(attempt))
-
-
-def is_hang(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> bool:
-    """Return whether a rank, or a collective, of an attempt reached its timeout.
-
-    Args:
-        records: as ``read_failures`` returns them.
-    """
-    has_hung = any(record.exit_code == ExitCode.HANG for record in records)
-    return has_hung or isinstance(lost_peers(attempt, records), TimedOutRanks)
 
 
 def _ended_by_srun(attempt: AttemptDirectory) -> set[int]:

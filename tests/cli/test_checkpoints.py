@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from hpcddp.cli.checkpoints import age_text
 from hpcddp.cli.main import app
 from hpcddp.manage.format import size_text
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
@@ -94,8 +93,3 @@ def test_other_root_is_searched_when_asked(run: Path) -> None:
 )
 def test_sizes_are_readable(size: int, text: str) -> None:
     assert size_text(size) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(-3, "0 s"), (59, "59 s"), (90, "2 min"), (7200, "2 h"), (90000, "1 d")])
-def test_ages_are_readable(seconds: float, text: str) -> None:
-    assert age_text(seconds) == text

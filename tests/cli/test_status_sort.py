@@ -68,6 +68,6 @@ def test_a_damaged_record_is_a_sentence_below_the_table(capsys: pytest.CaptureFi
     code, out, _ = run(capsys, SWEEP, "--sort", "loss")
     assert code == 0
     rows = [line.split() for line in out.splitlines()]
-    assert ["0", "9.5", "0.1", "0"] in [row[:4] for row in rows]
+    assert [f"{SWEEP}_0", "base=0.1", "9.5"] in [[row[0], row[2], row[7]] for row in rows if row[0] == f"{SWEEP}_0"]
     assert "/result.json is damaged" in out
     assert "/metrics.jsonl: 1 line is damaged" in out

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,8 @@ def phases(found: RunReport, number: int = 0) -> dict[str, float]:
 
 
 def html(*found: RunReport, title: str = "digits") -> str:
-    return page(found, title=title, now=NOON)
+    metric, order = ranked(found)
+    return page(order, metric=metric, title=title, now=NOON)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_times_of_three_attempts_are_those_computed_by_hand(tmp_path: Path) 
     assert phases(found, 1) == {
         "queue": 110, "start_up": 20, "training": 200, "evaluation": 5, "save": 3, "stop": 2,
     }  # fmt: skip
-    assert phases(found, 2) == {"queue": 170, "start_up": 15, "training": 100, "save": 4, "other": 1}
+    assert phases(found, 2) == {"queue": 170, "start_up": 15, "training": 100, "save": 5}
     rows = [(one.resumed_from, one.last_step, one.lost_steps, one.ranks, one.outcome) for one in found.attempts]
     assert rows == [
         (0, 20, 5, 4, "crash, requeued"),
@@ -173,8 +173,8 @@ def test_the_page_shows_these_numbers(tmp_path: Path) -> None:
         "about equally fast",
     ):
         assert words in text
-    # Two for each of four metrics, and the timeline.
-    assert text.count("<svg") == 2 * 4 + 1
+    # Two for each of four metrics.
+    assert text.count("<svg") == 2 * 4
 
 
 def resumed(made: FakeRun) -> FakeRun:
@@ -255,7 +255,7 @@ def test_steps_of_a_failed_run_after_its_last_checkpoint_are_lost(made: FakeRun)
 
 
 @pytest.mark.parametrize("saved_step", [5, 10])
-def test_a_hang_is_told_apart_from_lost_steps_and_from_other_time(
+def test_the_time_of_a_hang_is_lost_and_its_cause_is_what_to_look_for(
     made: FakeRun, saved_step: int, golden: GoldenMessages
 ) -> None:
     made.started().event("train", at=20, step=0).steps(1, 10, at=30, seconds=10)
@@ -264,21 +264,18 @@ def test_a_hang_is_told_apart_from_lost_steps_and_from_other_time(
     made.event("save", at=421, step=saved_step, seconds=1.0, blocked_s=0.0)
     made.event("failure", at=422, exit_code=124).ended("failed", reason="a hang", exit_code=124)
     found = report(made)
-    lost = {"lost": 100.0 - saved_step * 10} if saved_step < 10 else {}
     assert phases(found) == {
-        "queue": 10, "start_up": 10, "training": saved_step * 10, **lost, "hang": 300, "stop": 2,
+        "queue": 10, "start_up": 10, "training": saved_step * 10, "lost": 400 - saved_step * 10, "stop": 2,
     }  # fmt: skip
     advice = golden.message(found.advice.sentence)
     assert "hpcddp logs run-1 --first-error" in advice
-    assert "5m" in advice
-    hang = [span for span in spans(found) if span[0] == "hang"]
-    assert hang == [("hang", 120, 420)]
+    assert advice.startswith("Save every" if saved_step < 10 else "Remove the cause")
 
 
 def test_a_hang_before_the_first_step_is_no_unknown_goodput(made: FakeRun) -> None:
     made.started().event("train", at=20, step=0).failed(0, at=420, kind="hang", exit_code=124, waiting=True)
     found = report(made.event("failure", at=422, exit_code=124).ended("failed", reason="a hang", exit_code=124))
-    assert (found.goodput.value, found.advice.phase) == (0.0, Phase.HANG)
+    assert (found.goodput.value, found.advice.phase) == (0.0, Phase.LOST)
 
 
 def test_the_time_since_the_last_save_of_a_run_that_is_training_counts_so_far(made: FakeRun) -> None:
@@ -292,7 +289,6 @@ def test_the_time_since_the_last_save_of_a_run_that_is_training_counts_so_far(ma
         "queue": 10, "start_up": 10, "training": 99, "evaluation": 1, "save": 0.5, "other": 0.5,
     }  # fmt: skip
     assert found.attempts[0].last_step == 10
-    assert spans(found)[2:] == [("training", 20, 121), ("evaluation", 70.5, 71.5), ("save", 71.5, 72)]
 
 
 def test_an_attempt_that_was_killed_between_saves_loses_what_it_had_not_saved(made: FakeRun) -> None:
@@ -391,9 +387,6 @@ def test_the_best_of_equal_values_is_the_first(made: FakeRun, metric: str) -> No
 def test_the_phases_on_the_nodes_add_up_to_the_time_of_the_attempt(tmp_path: Path, number: int) -> None:
     attempt = report(three_attempts(tmp_path)).attempts[number]
     assert sum(attempt.seconds.values()) - attempt.seconds[Phase.QUEUE] == pytest.approx(attempt.on_nodes_s)
-    spans = [span for span in attempt.spans if span.phase in {"start_up", "training", "stop"}]
-    assert spans[0].began == attempt.began
-    assert all(left.ended == right.began for left, right in pairwise(spans))
 
 
 RECORDS = (
@@ -415,8 +408,8 @@ def test_a_damaged_record_is_one_sentence_in_the_page(tmp_path: Path, name: str,
     assert [sentence for sentence in found.damaged if name in sentence] == list(found.damaged)
     assert len(found.damaged) == 1
     assert html(found).count('<p class="damage">') == 1
-    # The event log has the start of the attempt too.
-    assert len(found.attempts) == 3
+    is_start_known = name != "attempts/1/start.json"
+    assert len(found.attempts) == (3 if is_start_known else 2)
 
 
 def test_metrics_that_cannot_be_read_are_one_sentence_in_the_page(
@@ -477,7 +470,7 @@ def test_the_colours_are_those_of_the_page_so_that_it_is_light_and_dark(tmp_path
     text = html(report(three_attempts(tmp_path)))
     drawings = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert "prefers-color-scheme: dark" in text
-    assert {"var(--c0)", "var(--ink)", "var(--grid)", "var(--p2)"} <= set(re.findall(r"var\([^)]*\)", drawings))
+    assert {"var(--c0)", "var(--ink)", "var(--grid)"} <= set(re.findall(r"var\([^)]*\)", drawings))
     assert "#e0" not in drawings
 
 
@@ -565,22 +558,10 @@ def test_a_run_that_is_training_has_no_end_yet(made: FakeRun) -> None:
     assert "from the first start to the end" in html(report(made))
 
 
-@pytest.mark.parametrize(
-    ("run_ids", "labels"),
-    [
-        (("20261126-025413-e1c4", "20261126-025428-43ee"), ["e1c4", "43ee"]),
-        (("20261126-025413-e1c4", "20261126-025428-e1c4"), ["20261126-025413-e1c4", "20261126-025428-e1c4"]),
-    ],
-)
-def test_the_legend_names_runs_by_the_end_of_their_ids(tmp_path: Path, run_ids: list[str], labels: list[str]) -> None:
-    runs = [make(tmp_path, run_id).submitted().started().steps(1, 3) for run_id in run_ids]
-    assert legend_of(html(*reports(*runs))) == labels
-
-
-def test_the_legend_names_the_jobs_of_runs_where_they_differ(tmp_path: Path) -> None:
+def test_the_legend_names_the_job_and_the_id_of_each_run(tmp_path: Path) -> None:
     runs = [make(tmp_path, f"20261126-025413-{name}", f"job-{name}").submitted().started() for name in ("e1c4", "43ee")]
     labels = legend_of(html(*reports(*(made.steps(1, 3) for made in runs))))
-    assert labels == ["job-e1c4 e1c4", "job-43ee 43ee"]
+    assert labels == ["job-e1c4/20261126-025413-e1c4", "job-43ee/20261126-025413-43ee"]
 
 
 def legend_of(text: str) -> list[str]:
@@ -603,8 +584,8 @@ def test_runs_that_measured_different_things_share_a_page(tmp_path: Path) -> Non
         stream.write(json.dumps({"step": 1, "reward": 3, "time": NOON + 30}) + "\n")
     found = reports(three_attempts(tmp_path), other, make(tmp_path, "empty").submitted())
     for order in (found, found[::-1]):
-        # loss, val_loss, val_accuracy, reward and samples_per_s; a timeline for each run that has begun.
-        assert html(*order).count("<svg") == 2 * 5 + 2
+        # loss, val_loss, val_accuracy, reward and samples_per_s.
+        assert html(*order).count("<svg") == 2 * 5
 
 
 @pytest.fixture
@@ -662,7 +643,7 @@ def test_a_browser_opens_the_page(tmp_path: Path) -> None:
         [*words, "--enable-logging=stderr", "--dump-dom", f"file://{tmp_path / 'page.html'}"],
         capture_output=True, text=True, timeout=240, check=True, env=environment,
     )  # fmt: skip
-    assert done.stdout.count("<svg") == 9
+    assert done.stdout.count("<svg") == 8
     assert "78.9%" in done.stdout
     assert "CONSOLE" not in done.stderr
 
@@ -675,12 +656,6 @@ def records(made: FakeRun, first: int, last: int, *, at: float, seconds: float, 
     return made
 
 
-def spans(found: RunReport, number: int = 0) -> list[tuple[str, float, float]]:
-    """Return the parts of a row of the timeline, in seconds."""
-    shown = [span for span in found.attempts[number].spans if span.ended > span.began]
-    return [(str(span.phase), round(span.began - NOON, 3), round(span.ended - NOON, 3)) for span in shown]
-
-
 def test_a_command_starts_up_until_its_first_record_and_stops_after_its_last(made: FakeRun) -> None:
     # 29 s on the node: 19.2 s of imports and data, 20 records within 0.76 s, and 9.04 s until the program has ended.
     made.started().event("train", at=12, reason="python train.py")
@@ -688,9 +663,6 @@ def test_a_command_starts_up_until_its_first_record_and_stops_after_its_last(mad
     made.event("finish", at=39).ended("finished")
     found = report(made)
     assert phases(found) == {"queue": 10, "start_up": 19.2, "training": 0.76, "stop": 9.04}
-    assert spans(found) == [
-        ("queue", 0, 10), ("start_up", 10, 29.2), ("training", 29.2, 29.96), ("stop", 29.96, 39),
-    ]  # fmt: skip
     assert found.goodput.value == pytest.approx(0.76 / 29)
     assert found.advice.phase == Phase.START_UP
     assert (found.attempts[0].resumed_from, found.attempts[0].last_step, found.attempts[0].lost_steps) == (0, 20, 0)
@@ -704,7 +676,6 @@ def test_an_attempt_of_a_command_that_ended_before_its_first_record_was_starting
     made.event("finish", at=85, attempt=1).ended("finished")
     found = report(made)
     assert phases(found, 0) == {"queue": 10, "start_up": 18}
-    assert spans(found, 0) == [("queue", 0, 10), ("start_up", 10, 28)]
     assert phases(found, 1) == {"queue": 12, "start_up": 20, "training": 20, "stop": 5}
     assert found.goodput.value == pytest.approx(20 / 63)
     assert found.goodput.unknown is None
@@ -727,13 +698,12 @@ def test_the_step_that_an_attempt_of_a_command_went_on_from_is_the_one_before_it
     assert rows == [(0, 198, 3), (198, 305, 0), (305, 400, 0)]
     assert phases(found, 0) == {"queue": 10, "start_up": 20, "training": 197, "lost": 3, "stop": 10}
     assert phases(found, 1) == {"queue": 60, "start_up": 20, "training": 106, "stop": 4}
-    assert spans(found, 0)[2:] == [("training", 30, 230), ("lost", 227, 230), ("stop", 230, 240)]
     assert found.goodput.value == pytest.approx((197 + 106 + 94) / (230 + 130 + 110))
     assert re.findall(r"<td>(198|305)</td>\s*<td>(305|400)</td>", html(found)) == [("198", "305"), ("305", "400")]
 
 
 def test_a_checkpoint_tells_where_a_program_that_records_every_tenth_step_went_on(made: FakeRun) -> None:
-    # The save holds the loop up from 129 s to 130 s; the last one begins after the last record of its attempt.
+    # Each save ends after the last record of its attempt that counts.
     made.started(at=10).event("train", at=12, reason="python train.py")
     records(made, 10, 60, at=100, seconds=10, every=10)
     made.event("save", at=132, step=35, seconds=3.0, blocked_s=1.0)
@@ -745,7 +715,7 @@ def test_a_checkpoint_tells_where_a_program_that_records_every_tenth_step_went_o
     found = report(made)
     rows = [(one.resumed_from, one.last_step, one.lost_steps) for one in found.attempts]
     assert rows == [(0, 30, 25), (35, 60, 0)]
-    assert phases(found, 0) == {"queue": 10, "start_up": 90, "training": 19, "save": 1, "lost": 30, "stop": 5}
+    assert phases(found, 0) == {"queue": 10, "start_up": 90, "training": 20, "lost": 30, "stop": 5}
     assert phases(found, 1) == {"queue": 45, "start_up": 30, "training": 20, "stop": 10}
 
 
@@ -755,7 +725,6 @@ def test_what_follows_the_last_record_of_a_command_that_failed_is_lost(made: Fak
     made.failed(0, at=70).event("failure", at=72).ended("failed", reason="no", exit_code=70)
     found = report(made)
     assert phases(found) == {"queue": 10, "start_up": 20, "training": 10, "lost": 30, "stop": 2}
-    assert spans(found)[2:] == [("training", 30, 70), ("lost", 40, 70), ("stop", 70, 72)]
 
 
 def test_a_command_that_runs_has_not_stopped(made: FakeRun) -> None:
@@ -763,4 +732,3 @@ def test_a_command_that_runs_has_not_stopped(made: FakeRun) -> None:
     records(made, 1, 11, at=30, seconds=1)
     found = report(made, state="RUNNING", now=50)
     assert phases(found) == {"queue": 10, "start_up": 20, "training": 20}
-    assert spans(found)[2:] == [("training", 30, 50)]

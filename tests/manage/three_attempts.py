@@ -3,7 +3,7 @@
 It is queued at 0 s. Attempt 0 (4 ranks, 100 s to 390 s) begins to train at 130 s: 20 steps of 10 s; saves after steps
 10 and 20 stop it for 1 s each; it fails at 386 s after step 25, so that 54 s are lost. Attempt 1 (4 ranks, 500 s to
 730 s) goes on from step 20 at 520 s: 20 steps of 10 s, an evaluation of 5 s after step 30, a save of 3 s at its stop at
-728 s. Attempt 2 (8 ranks, 900 s to 1020 s) goes on from step 40 at 915 s: 20 steps of 5 s and a last save of 4 s. Each
+728 s. Attempt 2 (8 ranks, 900 s to 1020 s) goes on from step 40 at 915 s: 20 steps of 5 s and a last save of 5 s. Each
 attempt waited 0.3 s for data in 19 of its steps, on rank 1.
 """
 
@@ -30,9 +30,8 @@ RANK_SECONDS = {
     "training": 200 * 4 + 200 * 4 + 100 * 8,
     "lost": 54 * 4,
     "evaluation": 5 * 4,
-    "save": 2 * 4 + 3 * 4 + 4 * 8,
+    "save": 2 * 4 + 3 * 4 + 5 * 8,
     "stop": 4 * 4 + 2 * 4,
-    "other": 1 * 8,
 }
 ON_NODES = 290 * 4 + 230 * 4 + 120 * 8
 TRACEBACK = 'Traceback (most recent call last):\n  File "/home/you/model.py", line 54, in forward\nIndexError: 10 > 9\n'
