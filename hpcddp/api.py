@@ -629,8 +629,8 @@ def _words(command: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 def _overrides(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[Override | Problem]:
     """Yield the fields that keyword arguments set; a mapping for a section sets some of its fields."""
+    from hpcddp.jobfile.document import Source
     from hpcddp.jobfile.job import find_key
-    from hpcddp.jobfile.merge import Source
     from hpcddp.jobfile.messages import unknown_key
     from hpcddp.jobfile.overrides import Override
     from hpcddp.jobfile.problems import Problem
@@ -667,7 +667,7 @@ def read_job(
     *,
     options: Sequence[Override | Problem] = (),
 ) -> ResolvedJob:
-    """Read a job with the default settings of ``hpcddp.toml`` and the user's profiles.
+    """Read a job with the default settings of ``hpcddp.yaml`` and the user's profiles.
 
     Args:
         job: the job file, or its content; None if the options describe the whole job.
@@ -707,7 +707,7 @@ def request_to_submit(
 
 
 def default_run_root() -> Path:
-    """Return the default of ``--run-root``: ``run_root`` of ``hpcddp.toml`` or the profile, else ``runs``.
+    """Return the default of ``--run-root``: ``run_root`` of ``hpcddp.yaml`` or the profile, else ``runs``.
 
     Raises:
         JobFileError: one of these files cannot be used.

@@ -89,7 +89,7 @@ def _run_probe(directory: Path, **variables: str) -> dict[str, dict[str, Variabl
 def test_no_test_and_no_fixture_of_the_session_has_the_variables_of_the_user_or_of_an_outer_job(tmp_path: Path) -> None:
     profiles = tmp_path / "configuration" / "hpcddp" / "profiles"
     profiles.mkdir(parents=True)
-    (profiles / "default.toml").write_text('[resources]\npartition = "of-the-user"\n')
+    (profiles / "default.yaml").write_text("resources: {partition: of-the-user}\n")
     homes = {"XDG_CONFIG_HOME": str(tmp_path / "configuration"), "XDG_STATE_HOME": str(tmp_path / "state")}
     scopes = _run_probe(tmp_path, **homes)
     for variables in (*scopes["session"].values(), *scopes["test"].values()):

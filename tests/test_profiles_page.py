@@ -42,9 +42,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def files_before(block: str) -> list[tuple[str, str]]:
     """Return the files that the page shows before a command, named in their first lines."""
     shown = BLOCKS[: BLOCKS.index(("", block))]
-    return [
-        (text.partition("\n")[0].removeprefix("# "), text) for language, text in shown if language in {"toml", "yaml"}
-    ]
+    return [(text.partition("\n")[0].removeprefix("# "), text) for language, text in shown if language == "yaml"]
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.partition("\n")[0])

@@ -160,7 +160,7 @@ def install(
     It prints a line for each check: verdict, subject, what was found, and what to do. The command checks the
     interpreter, Slurm, the file system of the run root, and torch, CUDA and NCCL if they are installed. With
     --on-nodes, a short job also checks whether the nodes share the run root, reach each other's free ports, and agree
-    on the time. The job has the resources of the profile and of hpcddp.toml; --set changes them.
+    on the time. The job has the resources of the profile and of hpcddp.yaml; --set changes them.
 
     The exit code is 1 if a check found an error. A warning names something that may prevent runs.
 

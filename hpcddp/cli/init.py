@@ -92,7 +92,7 @@ def init(
     """Write a profile for this cluster, or a job file for a script.
 
     The command queries the cluster, and also writes a first job file. The profile,
-    ~/.config/hpcddp/profiles/NAME.toml, holds default settings for all jobs and the facts about the cluster:
+    ~/.config/hpcddp/profiles/NAME.yaml, holds default settings for all jobs and the facts about the cluster:
     partitions, limits, GPUs, accounts, preemption. With these facts, hpcddp refuses a job that cannot run on the
     cluster. On a machine without Slurm, the command writes only the job file, for a job that runs on this machine;
     NAME, --partition, --account or --qos are then an error.

@@ -127,12 +127,12 @@ def _beginning_with(text: str, names: Iterable[str]) -> list[str]:
 
 def _facts(context: typer.Context) -> ClusterFacts | None:
     """Return what the user's profile says about the cluster; None if it cannot be read: a tab reports no error."""
-    from hpcddp.jobfile.profiles import SettingsError, read_profile
+    from hpcddp.jobfile.profiles import read_profile
 
     del context
     try:
         profile = read_profile(None, profiles_directory(os.environ))
-    except (SettingsError, HpcddpError, OSError):
+    except (HpcddpError, OSError):
         return None
     return None if profile is None else profile.cluster
 
@@ -142,7 +142,7 @@ RunRoot = Annotated[
     typer.Option(
         "--run-root",
         metavar="DIR",
-        help="Directory of all runs. [default: run_root of hpcddp.toml or the profile, else runs]",
+        help="Directory of all runs. [default: run_root of hpcddp.yaml or the profile, else runs]",
         show_default=False,
         callback=_chosen_root,
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from hpcddp.errors import nearest
-from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem
+from hpcddp.jobfile.problems import MOST_PROBLEMS, JobFileError, Problem
 
 Event: TypeAlias = Any
 """An event of ruamel.yaml, whose classes have no types for their attributes."""
@@ -51,12 +51,16 @@ class DocumentError(ValueError):
         self.line = line
         self.path = path
 
+    def problem(self, file: str) -> Problem:
+        """Return the problem of a file."""
+        return Problem(file=file, line=self.line, key=dotted(self.path), sentence=self.sentence)
+
 
 LARGEST_BYTES = 1_000_000
 MOST_VALUES = 20_000
 """Of a job file that a person writes; reading one takes some 50 us."""
 
-# Characters that YAML 1.2 and TOML both forbid (YAML 1.2.2, rule c-printable).
+# Characters that YAML 1.2 forbids (YAML 1.2.2, rule c-printable).
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 
@@ -145,17 +149,20 @@ class Document:
     faults: tuple[DocumentError, ...] = ()
 
 
-def read_document(text: str, *, most_values: int | None = None) -> Document:
+def read_document(text: str, *, most_values: int | None = None, may_be_empty: bool = False) -> Document:
     """Read one YAML mapping, such as a job file.
 
     Args:
         most_values: how many values it may hold; None for any number.
+        may_be_empty: whether a text without a value is an empty mapping.
 
     Raises:
         DocumentError: the text is not YAML, not one document, not a mapping, or has too many values.
     """
     document = _Builder(text, most_values=most_values).build()
     if document.value is None:
+        if may_be_empty:
+            return Document(value={})
         raise DocumentError("is empty; write at least name, batch.global_batch_size and train")
     if not isinstance(document.value, dict):
         raise DocumentError("is not a mapping at its top level; write keys with values, as in name: my-job", line=1)
@@ -175,6 +182,70 @@ def read_value(text: str) -> Document:
     if document.faults:
         raise document.faults[0]
     return document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A source of values: a file, an option or the command line.
+
+    Args:
+        origin: its name in ``render --json``: "job file", "--set", an option's name, "command line" or "profile NAME".
+        file: its name in errors: a path, ``--set key.path``, or an option's name.
+        lines: the line of each key path, for a file.
+        written: numbers, booleans and nulls as they were written.
+    """
+
+    origin: str
+    file: str
+    lines: Mapping[Path, int] = field(default_factory=dict)
+    written: Mapping[Path, str] = field(default_factory=dict)
+
+    def line_of(self, path: Path) -> int | None:
+        """Return the line of a key path, or of the nearest key above it that has one."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.lines:
+                return self.lines[path[:length]]
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The values of one source, which are merged with those of others.
+
+    Args:
+        faults: errors of single keys; the other keys are valid.
+    """
+
+    values: dict[str, Any]
+    source: Source
+    faults: tuple[DocumentError, ...] = ()
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems of the faults."""
+        return [fault.problem(self.source.file) for fault in self.faults]
+
+
+def read_layer(
+    text: str, *, origin: str, file: str, most_values: int | None = None, may_be_empty: bool = False
+) -> Layer:
+    """Read the text of a job file, a profile, or a project's file.
+
+    Args:
+        origin: the origin of its values in ``render --json``.
+        file: its name in errors.
+        most_values: how many values it may hold; None for any number.
+        may_be_empty: whether it may hold no value at all.
+
+    Raises:
+        JobFileError: the text is not a document.
+    """
+    try:
+        document = read_document(text, most_values=most_values, may_be_empty=may_be_empty)
+    except DocumentError as error:
+        raise JobFileError.of([error.problem(file)]) from None
+    source = Source(origin=origin, file=file, lines=document.lines, written=document.written)
+    return Layer(values=document.value, source=source, faults=document.faults)
 
 
 DEEPEST = 20

@@ -122,7 +122,7 @@ ProfileName = Annotated[
     matching(
         PROFILE_PATTERN,
         why="the name of a profile is ASCII letters, digits, '.', '_' and '-', and begins with a letter or digit",
-        instead="write the name of a file in the directory of profiles, without .toml",
+        instead="write the name of a file in the directory of profiles, without .yaml",
     ),
 ]
 VariableName = Annotated[

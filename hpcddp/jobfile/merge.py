@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from hpcddp.jobfile.document import Path
+from hpcddp.jobfile.document import Layer, Path, Source
 from hpcddp.jobfile.job import ValueKind, find_key
 
 JOB_FILE = "job file"
@@ -14,30 +13,6 @@ OVERRIDE = "--set"
 SWEEP_OPTION = "--sweep"
 COMMAND_LINE = "command line"
 DEFAULT = "default"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A source of values: a file, an option or the command line.
-
-    Args:
-        origin: its name in ``render --json``: "job file", "--set", an option's name, "command line" or "profile NAME".
-        file: its name in errors: a path, ``--set key.path``, or an option's name.
-        lines: the line of each key path, for a file.
-        written: numbers, booleans and nulls as they were written.
-    """
-
-    origin: str
-    file: str
-    lines: Mapping[Path, int] = field(default_factory=dict)
-    written: Mapping[Path, str] = field(default_factory=dict)
-
-    def line_of(self, path: Path) -> int | None:
-        """Return the line of a key path, or of the nearest key above it that has one."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.lines:
-                return self.lines[path[:length]]
-        return None
 
 
 class MergedValues:
@@ -53,9 +28,9 @@ class MergedValues:
         self.owners: dict[Path, Source] = {}
         self._removed_by: dict[Path, Source] = {}
 
-    def merge(self, value: Mapping[str, Any], source: Source) -> None:
-        """Merge a mapping into the value: sections and mappings are merged key by key, all else is replaced."""
-        self._merge(self.value, value, source, ())
+    def merge(self, layer: Layer) -> None:
+        """Merge a layer into the value: sections and mappings are merged key by key, all else is replaced."""
+        self._merge(self.value, layer.values, layer.source, ())
 
     def assign(self, path: Path, value: object, source: Source) -> None:
         """Set one key path; null removes a value that cannot be null."""

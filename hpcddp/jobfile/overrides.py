@@ -14,6 +14,7 @@ from hpcddp.jobfile.document import (
     Document,
     DocumentError,
     Path,
+    Source,
     path_of,
     read_scalar,
     read_text,
@@ -22,7 +23,7 @@ from hpcddp.jobfile.document import (
 from hpcddp.jobfile.environment import VARIABLES
 from hpcddp.jobfile.fields import expand_ranges
 from hpcddp.jobfile.job import ValueKind, find_key
-from hpcddp.jobfile.merge import COMMAND_LINE, OVERRIDE, SWEEP_OPTION, Source
+from hpcddp.jobfile.merge import COMMAND_LINE, OVERRIDE, SWEEP_OPTION
 from hpcddp.jobfile.messages import unknown_key
 from hpcddp.jobfile.placeholders import argument_text
 from hpcddp.jobfile.problems import JobFileError, Problem, shown

@@ -10,31 +10,22 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path as FilePath
 from pathlib import PurePath
 from typing import Any, Final
 
 from hpcddp.jobfile.cluster import ClusterFacts
-from hpcddp.jobfile.document import (
-    MOST_VALUES,
-    Document,
-    DocumentError,
-    Path,
-    dotted,
-    path_of,
-    read_document,
-    read_text,
-)
+from hpcddp.jobfile.document import MOST_VALUES, Layer, Path, Source, dotted, path_of, read_layer, read_text
 from hpcddp.jobfile.field_facts import facts_of
 from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, PROFILE_PATTERN, UNNAMED_JOB
 from hpcddp.jobfile.job import JobSpec, field_paths, leaf_paths
-from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues, Source
+from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues
 from hpcddp.jobfile.overrides import Override, read_override
 from hpcddp.jobfile.placeholders import SHELLS, shell_script, shell_text_indices
 from hpcddp.jobfile.problems import JobFileError, Problem
-from hpcddp.jobfile.profiles import Profile, Settings, SettingsError, read_profile, read_project
+from hpcddp.jobfile.profiles import Profile, read_profile, read_project
 from hpcddp.jobfile.validation import check_values
 
 
@@ -44,7 +35,7 @@ class ResolvedJob:
 
     Args:
         origins: where each field came from, by key path: "job file", "--set", an option's name, "command line",
-            "project hpcddp.toml", "profile NAME" or "default".
+            "project hpcddp.yaml", "profile NAME" or "default".
         profile: the name of the profile that it uses; None where there is none.
         cluster: the facts about the cluster in that profile.
         named: the key paths that the command line sets, each as it is written there.
@@ -63,7 +54,7 @@ class DefaultSettings:
 
     Args:
         profiles: the directory of cluster profiles; None where there is none.
-        project: the project's ``hpcddp.toml``; None where there is none.
+        project: the project's ``hpcddp.yaml``; None where there is none.
         directory: the directory of submission.
         user_id: the user who submits.
         environment: the variables that paths may hold.
@@ -95,38 +86,32 @@ def load_job(
         defaults: the files with default settings.
 
     Returns:
-        The job. Precedence, highest first: overrides, options, job file, ``hpcddp.toml``, profile, field defaults.
+        The job. Precedence, highest first: overrides, options, job file, ``hpcddp.yaml``, profile, field defaults.
 
     Raises:
         JobFileError: with every problem of the files and the overrides.
     """
     if path is None:
-        document = Document(value={})
-        file = f"the {COMMAND_LINE}"
+        layer = Layer(values={}, source=Source(origin=JOB_FILE, file=f"the {COMMAND_LINE}"))
     elif isinstance(path, FilePath):
-        document = _read_file(path)
-        file = str(path)
+        layer = _read_file(path)
     else:
-        document = Document(value=dict(path))
-        file = "the job"
-    source = Source(origin=JOB_FILE, file=file, lines=document.lines, written=document.written)
+        layer = Layer(values=dict(path), source=Source(origin=JOB_FILE, file="the job"))
 
     sets, problems = _read_command_line(overrides, options)
-    for fault in document.faults:
-        problem = Problem(file=file, line=fault.line, key=dotted(fault.path), sentence=fault.sentence)
-        problems.append(problem)
+    problems += layer.problems
     merged = MergedValues()
     profile: Profile | None = None
     try:
-        profile = _merge_defaults(merged, document.value, source, sets, defaults)
-    except SettingsError as error:
+        profile = _merge_defaults(merged, layer, sets, defaults)
+    except JobFileError as error:
         problems += error.problems
-    merged.merge(document.value, source)
+    merged.merge(layer)
     if path is None:
         _name_after_command(merged, sets)
-    wrong = [fault.path for fault in document.faults]
+    wrong = [fault.path for fault in layer.faults]
     wrong += [tuple(problem.key.split(".")) for problem in problems if problem.key]
-    return _resolve(merged, source, sets, problems, wrong, profile, environment=defaults.environment)
+    return _resolve(merged, layer.source, sets, problems, wrong, profile, environment=defaults.environment)
 
 
 _OPTIMIZER: Final = ("train", "optimizer", "name")
@@ -156,7 +141,7 @@ def change_job(
     sets, problems = _read_command_line(overrides, options)
     source = Source(origin=JOB_FILE, file=file)
     merged = MergedValues()
-    merged.merge(spec.values(), source)
+    merged.merge(Layer(values=spec.values(), source=source))
     optimizer = None if spec.train is None else spec.train.optimizer.name
     if optimizer and any(override.path == _OPTIMIZER and override.value != optimizer for override in sets):
         # The constants of one optimizer are no fields of another.
@@ -164,7 +149,7 @@ def change_job(
     wrong = [tuple(problem.key.split(".")) for problem in problems if problem.key]
     profile: Profile | None = None
     # The job has all its values: without the profile only the checks against the cluster's facts are left out.
-    with suppress(SettingsError):
+    with suppress(JobFileError):
         profile = read_profile(spec.profile, profiles)
     return _resolve(merged, source, sets, problems, wrong, profile, environment=environment)
 
@@ -213,20 +198,18 @@ def _resolve(
     )
 
 
-def _read_file(path: FilePath) -> Document:
+def _read_file(path: FilePath) -> Layer:
     text = read_text(path)
     if isinstance(text, Problem):
         raise JobFileError.of([text])
     if text.startswith("#!"):
         raise JobFileError.of([Problem(file=str(path), line=1, sentence=_script_sentence(path, text))])
     try:
-        return read_document(text, most_values=MOST_VALUES)
-    except DocumentError as error:
+        return read_layer(text, origin=JOB_FILE, file=str(path), most_values=MOST_VALUES)
+    except JobFileError:
         if _DIRECTIVE.search(text):
             raise JobFileError.of([Problem(file=str(path), sentence=_script_sentence(path, text))]) from None
-        raise JobFileError.of(
-            [Problem(file=str(path), line=error.line, key=dotted(error.path), sentence=error.sentence)]
-        ) from None
+        raise
 
 
 _DIRECTIVE: Final = re.compile("^#SBATCH", re.MULTILINE)
@@ -246,46 +229,23 @@ def _script_sentence(path: FilePath, text: str) -> str:
 
 
 def _merge_defaults(
-    merged: MergedValues, values: Mapping[str, Any], source: Source, sets: Sequence[Override], defaults: DefaultSettings
+    merged: MergedValues, job_file: Layer, sets: Sequence[Override], defaults: DefaultSettings
 ) -> Profile | None:
     """Merge the profile, then the project's file, and return the profile."""
-    project: Settings | None = None
+    project = Layer(values={}, source=job_file.source)
     if defaults.project is not None:
         project = read_project(defaults.project, directory=defaults.directory, user_id=defaults.user_id)
-    name: Any = None
-    source_of_name = source
-    if project is not None:
-        name = project.values.get("profile")
-        source_of_name = project.source
-    if "profile" in values:
-        name = values["profile"]
-        source_of_name = source
-    for override in sets:
-        if override.path == ("profile",):
-            name = override.value
-            source_of_name = override.source
+    naming = [(layer.values["profile"], layer.source) for layer in (project, job_file) if "profile" in layer.values]
+    naming += [(override.value, override.source) for override in sets if override.path == ("profile",)]
+    name, source = naming[-1] if naming else (None, job_file.source)
     profile: Profile | None = None
     # An invalid name is reported with the other problems of the fields.
     if name is None or (isinstance(name, str) and re.fullmatch(PROFILE_PATTERN, name, re.ASCII)):
-        profile = _read_profile(name, source_of_name, defaults)
+        profile = read_profile(name, defaults.profiles, source)
     if profile is not None:
-        merged.merge(profile.settings.job, profile.settings.source)
-    if project is not None:
-        merged.merge(project.job, project.source)
+        merged.merge(profile.settings)
+    merged.merge(project)
     return profile
-
-
-def _read_profile(name: str | None, source_of_name: Source, defaults: DefaultSettings) -> Profile | None:
-    """Read a profile; an unknown name is reported at the place that names it."""
-    try:
-        return read_profile(name, defaults.profiles)
-    except SettingsError as error:
-        line = source_of_name.line_of(("profile",))
-        problems = (
-            problem if problem.file else replace(problem, file=source_of_name.file, line=line)
-            for problem in error.problems
-        )
-        raise SettingsError(*problems) from None
 
 
 def _name_after_command(merged: MergedValues, sets: Sequence[Override]) -> None:
@@ -347,12 +307,9 @@ def shared_run_root(defaults: DefaultSettings) -> str | None:
         JobFileError: a file with default settings cannot be used.
     """
     merged = MergedValues()
-    no_job_file = Source(origin=JOB_FILE, file="")
-    try:
-        _merge_defaults(merged, {}, no_job_file, (), defaults)
-    except SettingsError as error:
-        raise JobFileError.of(error.problems) from None
-    if problems := list(expand_paths(merged, defaults.environment, no_job_file)):
+    no_job_file = Layer(values={}, source=Source(origin=JOB_FILE, file=""))
+    _merge_defaults(merged, no_job_file, (), defaults)
+    if problems := list(expand_paths(merged, defaults.environment, no_job_file.source)):
         raise JobFileError.of(problems)
     run_root = merged.value.get("run_root")
     return run_root if isinstance(run_root, str) and run_root else None

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hpcddp.jobfile.document import Path, dotted
+from hpcddp.jobfile.document import Path, Source, dotted
 from hpcddp.jobfile.job import JobSpec, ValueKind, example_of, find_key, is_secret
-from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues, Source
+from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues
 from hpcddp.jobfile.messages import error_path, sentence_of
 from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem
 from hpcddp.jobfile.rules import broken_rules, rules_without

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Self
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.document import Document, DocumentError, dotted, read_document, read_scalar
+from hpcddp.jobfile.document import Layer, dotted, read_layer, read_scalar
 from hpcddp.jobfile.fields import Section
 from hpcddp.jobfile.job import JobSpec, field_paths, key_type_of
-from hpcddp.jobfile.merge import JOB_FILE, MergedValues, Source
-from hpcddp.jobfile.problems import JobFileError, Problem
+from hpcddp.jobfile.merge import JOB_FILE, MergedValues
+from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.validation import check_values
 from hpcddp.version import __version__
 
@@ -149,9 +149,9 @@ def parse_from_script(text: str) -> JobSpec:
         DamagedJobError: the text was changed and is not a valid job.
     """
     try:
-        document = _read_resolved(text)
-        _check_defaults(document.value.pop(_DEFAULTS, None))
-        return _check_resolved(document)
+        layer = _read_resolved(text)
+        _check_defaults(layer.values.pop(_DEFAULTS, None))
+        return _check_resolved(layer)
     except JobFileError as error:
         problem = error.problems[0]
         place = "it"
@@ -186,24 +186,18 @@ def _check_defaults(defaults: object) -> None:
     )
 
 
-def _read_resolved(text: str) -> Document:
+def _read_resolved(text: str) -> Layer:
     """Read the YAML of a resolved job, unchecked."""
-    try:
-        return read_document(text)
-    except DocumentError as error:
-        problem = Problem(file=RESOLVED, line=error.line, key=dotted(error.path), sentence=error.sentence)
-        raise JobFileError.of([problem]) from None
+    return read_layer(text, origin=JOB_FILE, file=RESOLVED)
 
 
-def _check_resolved(document: Document) -> JobSpec:
+def _check_resolved(layer: Layer) -> JobSpec:
     """Return the job in a document, without a check of the elements of a sweep."""
-    source = Source(origin=JOB_FILE, file=RESOLVED, lines=document.lines, written=document.written)
     merged = MergedValues()
-    merged.merge(document.value, source)
-    faults = [Problem(file=RESOLVED, line=f.line, key=dotted(f.path), sentence=f.sentence) for f in document.faults]
-    spec, problems = check_values(merged, source, [fault.path for fault in document.faults], elements=False)
-    if faults or problems or spec is None:
-        raise JobFileError.of([*faults, *problems])
+    merged.merge(layer)
+    spec, problems = check_values(merged, layer.source, [fault.path for fault in layer.faults], elements=False)
+    if layer.faults or problems or spec is None:
+        raise JobFileError.of([*layer.problems, *problems])
     return spec
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-import tomlkit
-from tomlkit.items import InlineTable, Item, Key, Table
-
 from hpcddp.errors import UserError, counted, did_you_mean
-from hpcddp.jobfile.cluster import FACTS, ClusterFacts, NodeKind, Partition
+from hpcddp.jobfile.cluster import FACTS, ClusterFacts, Partition
 from hpcddp.jobfile.profiles import DEFAULT_PROFILE
 from hpcddp.jobfile.units import HOUR, MINUTE, TimeLimit, UnitError
+from hpcddp.jobfile.write import write_values
 
 
 class UnknownChoiceError(UserError):
@@ -138,45 +135,18 @@ def _known(option: str, name: str, names: tuple[str, ...], why: str) -> str:
 
 
 _COMMENT_COLUMN = 34
-# Characters that tomlkit leaves in a quoted text, and that no file of settings may hold (hpcddp/jobfile/document.py).
-_UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-_Line = tuple[Key | None, Item]
-"""What a table of TOML is made of: a setting, or a comment, which has no key."""
 
 
-def entry(key: str, value: object, comment: str = "", *, active: bool = True) -> _Line:
-    """Return a setting with a comment at the end of its line.
+def _setting(key: str, value: str, comment: str, *, active: bool = True) -> str:
+    """Return the line of a setting, with a comment at its end.
 
     Args:
-        value: a text, number, boolean, or a list of such.
-        comment: text at the end of the line.
         active: whether the setting is active; if not, the whole line is a comment.
     """
-    name = tomlkit.key(key)
-    item = tomlkit.item(value)
-    setting = f"{name.as_string()} = {item.as_string()}"
-    width = len(setting) if active else len(f"# {setting}")
-    space = " " * (max(_COMMENT_COLUMN - width, 0) + 2)
-    if active:
-        if comment:
-            item.comment(_one_line(comment))
-            item.trivia.comment_ws = space
-        return name, item
-    if comment:
-        setting += f"{space}# {_one_line(comment)}"
-    return None, tomlkit.comment(setting)
-
-
-def comment(text: str) -> _Line:
-    """Return a line that is a comment."""
-    return None, tomlkit.comment(_one_line(text))
-
-
-def _table(lines: Iterable[_Line]) -> Table:
-    table = tomlkit.table()
-    for key, item in lines:
-        table.append(key, item)
-    return table
+    setting = write_values({key: value}).rstrip("\n")
+    if not active:
+        setting = f"# {setting}"
+    return f"  {setting:<{_COMMENT_COLUMN}}  # {_one_line(comment)}"
 
 
 def _one_line(text: str) -> str:
@@ -184,42 +154,41 @@ def _one_line(text: str) -> str:
 
 
 def profile_text(name: str, facts: ClusterFacts, choice: Choice) -> str:
-    """Return a profile as TOML."""
-    document = tomlkit.document()
-    for line in (
-        f"Profile {name} of hpcddp for cluster {facts.name} (Slurm {facts.slurm}),",
-        f"as {facts.user} saw it on {facts.looked_at}. You may change it.",
-        "Above [cluster] are the settings of jobs whose job file and hpcddp.toml do not give them:",
-        "run_root and the fields of resources, environment, checkpoint, requeue and launch.",
-    ):
-        document.append(*comment(line))
-    document.add(tomlkit.nl())
-    document.add("resources", _table(_resources(facts, choice)))
-    document.add(tomlkit.nl())
-    document.add("requeue", _table(_requeue(facts, choice)))
-    document.add(FACTS, _facts(name, facts))
-    # Names in Slurm need not be UTF-8; a TOML file must.
-    text = document.as_string().encode("utf-8", "replace").decode("utf-8")
-    return _UNESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    """Return a profile as YAML."""
+    lines = [
+        _one_line(f"# Profile {name} of hpcddp for cluster {facts.name} (Slurm {facts.slurm}),"),
+        _one_line(f"# as {facts.user} saw it on {facts.looked_at}. You may change it."),
+        "# Above cluster are the settings of jobs whose job file and hpcddp.yaml do not give them:",
+        "# run_root and the fields of resources, environment, checkpoint, requeue and launch.",
+        "",
+        "resources:",
+        *_resources(facts, choice),
+        "",
+        "# Facts about the cluster. No job takes a value from here; hpcddp submit refuses what cannot run.",
+        f"# When the cluster has changed: hpcddp init {name} --force",
+        write_values({FACTS: facts.model_dump(mode="json", exclude_defaults=True)}),
+    ]
+    # Names in Slurm need not be UTF-8; a YAML file must.
+    return "\n".join(lines).encode("utf-8", "replace").decode("utf-8")
 
 
-def _resources(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
+def _resources(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
     if choice.partition is not None:
-        yield entry("partition", *choice.partition)
+        yield _setting("partition", *choice.partition)
     for name in usable(facts):
         if choice.partition is None or name != choice.partition[0]:
             partition = facts.partitions[name]
             role = "the default one: " if partition.default else ""
-            yield entry("partition", name, f"{role}{describe_partition(partition)}", active=False)
+            yield _setting("partition", name, f"{role}{describe_partition(partition)}", active=False)
     yield from _account(facts, choice)
     if choice.time_limit is not None:
-        yield entry("time_limit", *choice.time_limit)
+        yield _setting("time_limit", *choice.time_limit)
     elif choice.runs_in is not None:
-        yield entry("time_limit", "1:00:00", _without_limit(facts.partitions[choice.runs_in]), active=False)
+        yield _setting("time_limit", "1:00:00", _without_limit(facts.partitions[choice.runs_in]), active=False)
     if facts.memory_is_shared_out and choice.runs_in is not None:
         default = facts.partitions[choice.runs_in].default_mem
         without = f"without it a job gets {default}" if default else "without it a job gets all memory of its nodes"
-        yield entry("mem", "32G", without, active=False)
+        yield _setting("mem", "32G", without, active=False)
 
 
 def describe_partition(partition: Partition) -> str:
@@ -240,18 +209,18 @@ def describe_partition(partition: Partition) -> str:
     return ", ".join(words)
 
 
-def _account(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
+def _account(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
     accounts = facts.accounts
     if choice.account is not None:
-        yield entry("account", *choice.account)
+        yield _setting("account", *choice.account)
     elif accounts.required and not accounts.names:
-        yield entry("account", "...", "the site runs no job without one, and names none of yours", active=False)
+        yield _setting("account", "...", "the site runs no job without one, and names none of yours", active=False)
     for name in accounts.names:
         if choice.account is None or name != choice.account[0]:
             role = "your default account" if name == accounts.default else "another account of yours"
-            yield entry("account", name, role, active=False)
+            yield _setting("account", name, role, active=False)
     if choice.qos is not None:
-        yield entry("qos", *choice.qos)
+        yield _setting("qos", *choice.qos)
 
 
 def _without_limit(partition: Partition) -> str:
@@ -260,152 +229,6 @@ def _without_limit(partition: Partition) -> str:
     if partition.max_time == "UNLIMITED":
         return "without it a job has no limit; with a short one it starts sooner, and is requeued at its end"
     return f"without it a job gets {partition.max_time}, the most"
-
-
-def _requeue(facts: ClusterFacts, choice: Choice) -> Iterator[_Line]:
-    """Yield comments on the site's policy of preemption and requeue; no value needs to differ from the defaults."""
-    preemption = facts.preemption
-    if choice.runs_in is not None:
-        yield comment(_preempted(choice.runs_in, facts.partitions[choice.runs_in], facts))
-    if preemption.requeue:
-        yield comment("A job that stops before it is done is requeued (JobRequeue=1).")
-    else:
-        yield comment("JobRequeue=0: only jobs that ask for it are requeued, and those of hpcddp do.")
-    yield entry(
-        "allow_continuation",
-        value=True,
-        comment="if Slurm refuses the requeue: a new job continues the run",
-        active=False,
-    )
-
-
-def _preempted(name: str, partition: Partition, facts: ClusterFacts) -> str:
-    preemption = facts.preemption
-    mode = partition.preempt_mode.upper()
-    if preemption.type == "qos" and preemption.mode != "OFF":
-        return f"Jobs of another QOS may preempt a job ({preemption.mode}); its own QOS sets the time to save."
-    if preemption.type == "none" or "OFF" in mode:
-        return f"Nobody preempts the jobs of {name}."
-    if "SUSPEND" in mode:
-        return f"A preempted job of {name} is suspended, and continues later by itself."
-    time = f"{preemption.kill_wait_s} s (KillWait)"
-    if partition.grace_time_s:
-        time = f"{partition.grace_time_s} s of grace and {time}"
-    end = "requeued"
-    if "CANCEL" in mode:
-        end = "cancelled, unless it has been requeued before, which hpcddp does"
-    return f"A preempted job of {name} has {time} to save; then it is {end}."
-
-
-_PART_LIMITS = {
-    "NO": "a job beyond its partition's limits is accepted, and waits for ever",
-    "ANY": "a job that fits none of its partitions is refused",
-    "ALL": "a job that does not fit each of its partitions is refused",
-}
-
-
-def _facts(profile: str, facts: ClusterFacts) -> Table:
-    """Return the table ``cluster``."""
-    table = _table(_cluster(profile, facts))
-    table.add("accounts", _table(_accounts(facts)))
-    table.add("preemption", _table(_preemption(facts)))
-    partitions = tomlkit.table(is_super_table=True)
-    for name, partition in facts.partitions.items():
-        partitions.add(tomlkit.key(name), _table(_partition(name, partition, facts)))
-    table.add("partitions", partitions)
-    return table
-
-
-def _cluster(profile: str, facts: ClusterFacts) -> Iterator[_Line]:
-    yield comment("Facts about the cluster. No job takes a value from here; hpcddp submit refuses what cannot run.")
-    yield comment(f"When the cluster has changed: hpcddp init {profile} --force")
-    yield entry("name", facts.name)
-    yield entry("slurm", facts.slurm)
-    yield entry("looked_at", facts.looked_at)
-    yield entry("user", facts.user)
-    if facts.groups:
-        yield entry("groups", facts.groups, "those of yours that a partition asks for")
-    limits = facts.enforce_part_limits
-    yield entry("enforce_part_limits", limits, _PART_LIMITS.get(limits, ""))
-    shared = "memory is given out to jobs like CPUs" if facts.memory_is_shared_out else "no job waits for memory"
-    yield entry("memory_is_shared_out", facts.memory_is_shared_out, shared)
-    yield entry("disable_root_jobs", facts.disable_root_jobs)
-    if facts.max_array_size is not None:
-        yield entry("max_array_size", facts.max_array_size, "a job array has fewer elements than that")
-    if facts.submit_plugins:
-        yield entry("submit_plugins", facts.submit_plugins, "the site's own rules: they may change or refuse any job")
-
-
-def _accounts(facts: ClusterFacts) -> Iterator[_Line]:
-    accounts = facts.accounts
-    what = "a job needs an account that the site knows" if accounts.required else "no job needs an account"
-    yield entry("required", accounts.required, what)
-    if accounts.default is not None:
-        yield entry("default", accounts.default, "of jobs that name none")
-    if accounts.names:
-        yield entry("names", accounts.names)
-    if accounts.qos:
-        yield entry("qos", accounts.qos)
-
-
-def _preemption(facts: ClusterFacts) -> Iterator[_Line]:
-    preemption = facts.preemption
-    who = {
-        "none": "no job preempts another",
-        "partition_prio": "jobs preempt those of partitions with a lower priority_tier",
-        "qos": "jobs preempt as the QOS settings allow",
-    }
-    yield entry("type", preemption.type, who.get(preemption.type, ""))
-    yield entry("mode", preemption.mode, "of partitions without a preempt_mode")
-    yield entry("kill_wait_s", preemption.kill_wait_s, "from SIGTERM to SIGKILL")
-    yield entry("sends_user_signal", preemption.sends_user_signal, "whether a preempted job gets USR2, too")
-    yield entry("requeue", preemption.requeue, "JobRequeue: whether jobs are requeued by default")
-    yield entry("requeue_delay_s", preemption.requeue_delay_s, "Slurm's own; requeue.expedite shortens it")
-
-
-def _partition(name: str, partition: Partition, facts: ClusterFacts) -> Iterator[_Line]:
-    barred = facts.barred(name)
-    yield entry("state", partition.state, f"you may not use it: {barred}" if barred else "")
-    if partition.default:
-        yield entry("default", value=True)
-    if partition.hidden:
-        yield entry("hidden", value=True)
-    yield entry("max_time", partition.max_time)
-    if partition.default_time is not None:
-        yield entry("default_time", partition.default_time, "of jobs that name no time limit")
-    if partition.max_nodes is not None:
-        yield entry("max_nodes", partition.max_nodes, "of one job")
-    who_may_use_it = {
-        "allow_accounts": partition.allow_accounts,
-        "deny_accounts": partition.deny_accounts,
-        "allow_groups": partition.allow_groups,
-        "allow_qos": partition.allow_qos,
-    }
-    for key, names in who_may_use_it.items():
-        if names:
-            yield entry(key, names)
-    yield entry("priority_tier", partition.priority_tier)
-    yield entry("preempt_mode", partition.preempt_mode)
-    yield entry("grace_time_s", partition.grace_time_s)
-    if partition.default_mem is not None:
-        yield entry("default_mem", partition.default_mem, "of jobs that ask for none")
-    kinds = tomlkit.array().multiline(multiline=True)
-    for kind in partition.kinds:
-        kinds.append(_kind_row(kind))
-    yield tomlkit.key("kinds"), kinds
-
-
-def _kind_row(kind: NodeKind) -> InlineTable:
-    """Return a kind of nodes, without GPUs and features where it has none."""
-    row = tomlkit.inline_table()
-    row.update({"nodes": kind.nodes, "available": kind.available, "cpus": kind.cpus, "mem_mb": kind.mem_mb})
-    if kind.gpus:
-        row["gpus"] = kind.gpus
-    if kind.gpu_types:
-        row["gpu_types"] = kind.gpu_types
-    if kind.features:
-        row["features"] = kind.features
-    return row
 
 
 _LIMIT_S = 10 * MINUTE

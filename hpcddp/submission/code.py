@@ -41,7 +41,7 @@ _YAML: Final = frozenset({".yaml", ".yml"})
 # The job was read when it was submitted, so an edit of a job file changes nothing.
 _JOB: Final = re.compile(rb"^(?:train|command|entrypoint|resources):", re.MULTILINE)
 _NAME_OF_JOB: Final = re.compile(rb"^name:", re.MULTILINE)
-_SETTINGS: Final = "hpcddp.toml"
+_SETTINGS: Final = "hpcddp.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,12 +69,12 @@ def test_options_that_the_short_help_only_names_are_completed_too(environment: d
 def test_partitions_accounts_and_kinds_of_gpu_are_those_of_the_profile(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    profile = tmp_path / ".config" / "hpcddp" / "profiles" / "default.toml"
+    profile = tmp_path / ".config" / "hpcddp" / "profiles" / "default.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text(
-        '[cluster]\nname = "c"\n[cluster.accounts]\nnames = ["lab", "own"]\nqos = ["high"]\n'
-        "[cluster.partitions.gpu]\n[[cluster.partitions.gpu.kinds]]\nnodes = 1\ncpus = 8\nmem_mb = 1000\ngpus = 4\n"
-        "gpu_types = {a100 = 4}\n[cluster.partitions.cpu]\n[cluster.partitions.maintenance]\nhidden = true\n"
+        "cluster:\n  name: c\n  accounts: {names: [lab, own], qos: [high]}\n  partitions:\n"
+        "    gpu:\n      kinds: [{nodes: 1, cpus: 8, mem_mb: 1000, gpus: 4, gpu_types: {a100: 4}}]\n"
+        "    cpu: {}\n    maintenance: {hidden: true}\n"
     )
     kept = {name: value for name, value in environment.items() if not name.startswith("XDG_")}
     assert offered(kept, "hpcddp", "submit", "--partition", "") == ["cpu", "gpu"]

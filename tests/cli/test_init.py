@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
+from hpcddp.jobfile.document import read_document
 from tests.messages import GoldenMessages
 
 RECORDED = Path(__file__).parents[1] / "slurm" / "site"
@@ -53,7 +53,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return call
 
 
-PROFILE = Path("config/hpcddp/profiles/default.toml")
+PROFILE = Path("config/hpcddp/profiles/default.yaml")
 
 
 def test_it_says_what_it_found_what_it_wrote_and_what_is_next(run: Run) -> None:
@@ -72,8 +72,8 @@ def test_it_says_what_it_found_what_it_wrote_and_what_is_next(run: Run) -> None:
         "next           hpcddp submit job.yaml --follow",
     ]
     assert PROFILE.stat().st_mode & 0o777 == 0o600
-    assert [entry.name for entry in PROFILE.parent.iterdir()] == ["default.toml"]
-    assert tomllib.loads(PROFILE.read_text())["cluster"]["name"] == "sandbox"
+    assert [entry.name for entry in PROFILE.parent.iterdir()] == ["default.yaml"]
+    assert read_document(PROFILE.read_text()).value["cluster"]["name"] == "sandbox"
     assert run("render", "job.yaml")[0].startswith("#!/bin/bash\n#SBATCH --job-name=first-job\n")
 
 
@@ -94,7 +94,7 @@ def test_force_writes_the_profile_anew_and_keeps_the_job_file(run: Run) -> None:
     PROFILE.write_text("# mine\n")
     Path("job.yaml").write_text("# mine\n")
     output, _ = run("init", "--force", "--partition", "lowc")
-    assert tomllib.loads(PROFILE.read_text())["resources"] == {"partition": "lowc"}
+    assert read_document(PROFILE.read_text()).value["resources"] == {"partition": "lowc"}
     assert Path("job.yaml").read_text() == "# mine\n"
     assert "job file       job.yaml, which was there" in output
 
@@ -102,7 +102,7 @@ def test_force_writes_the_profile_anew_and_keeps_the_job_file(run: Run) -> None:
 def test_another_name_makes_another_profile_which_the_job_file_names(run: Run) -> None:
     output, _ = run("init", "big", "--job", "big.yaml")
     assert "next           hpcddp submit big.yaml --follow\n" in output
-    assert PROFILE.with_name("big.toml").is_file()
+    assert PROFILE.with_name("big.yaml").is_file()
     document = json.loads(run("render", "big.yaml", "--json")[0])
     assert document["fields"]["profile"] == {"value": "big", "origin": "job file"}
     output, _ = run("init", "other", "--job", "big.yaml")
@@ -111,7 +111,7 @@ def test_another_name_makes_another_profile_which_the_job_file_names(run: Run) -
 
 def test_a_dry_run_prints_the_profile_and_writes_nothing(run: Run) -> None:
     output, errors = run("init", "--dry-run")
-    assert tomllib.loads(output)["cluster"]["partitions"]["lowc"]["max_time"] == "02:00:00"
+    assert read_document(output).value["cluster"]["partitions"]["lowc"]["max_time"] == "02:00:00"
     assert errors == ""
     assert list(Path().iterdir()) == []
 
@@ -260,14 +260,14 @@ def test_a_job_for_slurm_is_held_to_what_was_found(
 
 def test_the_origin_of_each_value_is_shown_from_profile_to_set(run: Run) -> None:
     run("init", "--partition", "lowc")
-    Path("hpcddp.toml").write_text("[resources]\ncpus_per_task = 2\n")
+    Path("hpcddp.yaml").write_text("resources: {cpus_per_task: 2}\n")
     fields = json.loads(run("render", "job.yaml", "--json", "--set", "train.epochs=3")[0])["fields"]
     asked = ("resources.partition", "resources.cpus_per_task", "resources.time_limit", "train.epochs", "train.seed")
     # The job file gives the CPUs, and so has the last word on them.
     assert [fields[key]["origin"] for key in asked] == ["profile default", "job file", "job file", "--set", "default"]
-    Path("hpcddp.toml").write_text("[checkpoint]\nkeep = 5\n")
+    Path("hpcddp.yaml").write_text("checkpoint: {keep: 5}\n")
     fields = json.loads(run("render", "job.yaml", "--json")[0])["fields"]
-    assert fields["checkpoint.keep"] == {"value": 5, "origin": "project hpcddp.toml"}
+    assert fields["checkpoint.keep"] == {"value": 5, "origin": "project hpcddp.yaml"}
 
 
 def test_what_cannot_be_written_is_one_sentence(run: Run, golden: GoldenMessages) -> None:
@@ -284,10 +284,10 @@ def test_what_cannot_be_written_is_one_sentence(run: Run, golden: GoldenMessages
 def test_a_profile_that_its_user_keeps_elsewhere_stays_there(run: Run) -> None:
     Path("dotfiles").mkdir()
     PROFILE.parent.mkdir(parents=True)
-    PROFILE.symlink_to(Path.cwd() / "dotfiles" / "hpc.toml")
+    PROFILE.symlink_to(Path.cwd() / "dotfiles" / "hpc.yaml")
     run("init", "--force")
     assert PROFILE.is_symlink()
-    assert Path("dotfiles/hpc.toml").read_text().startswith("# Profile default of hpcddp")
+    assert Path("dotfiles/hpc.yaml").read_text().startswith("# Profile default of hpcddp")
 
 
 def test_of_many_partitions_the_first_are_listed_and_the_profile_has_all(programs: Path, run: Run) -> None:
@@ -298,4 +298,4 @@ def test_of_many_partitions_the_first_are_listed_and_the_profile_has_all(program
     output, _ = run("init")
     assert output.count(" nodes of ") + output.count(" node of ") == 20
     assert "               and 5 more: the profile" in output
-    assert len(tomllib.loads(PROFILE.read_text())["cluster"]["partitions"]) == 25
+    assert len(read_document(PROFILE.read_text()).value["cluster"]["partitions"]) == 25

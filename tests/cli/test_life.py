@@ -242,15 +242,15 @@ def test_runs_are_looked_for_where_the_project_or_the_profile_puts_them(
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    said = f'run_root = "{root}"\n'
+    said = f"run_root: {root}\n"
     if where == "project":
-        (here / "hpcddp.toml").write_text(said)
+        (here / "hpcddp.yaml").write_text(said)
     else:
-        (profiles / "gpu.toml").write_text(said)
-        (here / "hpcddp.toml").write_text('profile = "gpu"\n')
+        (profiles / "gpu.yaml").write_text(said)
+        (here / "hpcddp.yaml").write_text("profile: gpu\n")
     if where == "both":
-        (profiles / "gpu.toml").write_text('run_root = "elsewhere"\n')
-        (here / "hpcddp.toml").write_text(f'profile = "gpu"\n{said}')
+        (profiles / "gpu.yaml").write_text("run_root: elsewhere\n")
+        (here / "hpcddp.yaml").write_text(f"profile: gpu\n{said}")
     assert "a-runs" in run(capsys, "status")[1]
     assert "c-waits" in run(capsys, "why")[1]
     assert run(capsys, "logs", "b-fa")[0] == 0
@@ -260,10 +260,10 @@ def test_runs_are_looked_for_where_the_project_or_the_profile_puts_them(
 def test_a_project_file_that_cannot_be_read_is_named_and_does_not_stop_who_says_where_runs_are(
     root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "hpcddp.toml").write_text("run_root = \n")
+    (tmp_path / "hpcddp.yaml").write_text("run_root: [\n")
     code, _, err = run(capsys, "status")
     assert code == 2
-    assert "hpcddp.toml:1: is not valid TOML" in err
+    assert "hpcddp.yaml:1: is not valid YAML" in err
     assert "a-runs" in run(capsys, "status", "--run-root", str(root))[1]
 
 

@@ -275,7 +275,7 @@ def test_the_document_tells_script_directives_plan_and_where_values_came_from(
 ) -> None:
     profiles = Path("config/hpcddp/profiles")
     profiles.mkdir(parents=True)
-    (profiles / "default.toml").write_text('[resources]\npartition = "gpu"\n')
+    (profiles / "default.yaml").write_text("resources: {partition: gpu}\n")
     text, _ = render(capsysbinary, job, "--run-id", "r1")
     output, errors = render(capsysbinary, job, "--run-id", "r1", "--json", "--set", "resources.nodes=1")
     document: dict[str, Any] = json.loads(output)

@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    (here / "hpcddp.toml").write_text('run_root = "of-the-project"\n')
+    (here / "hpcddp.yaml").write_text("run_root: of-the-project\n")
     (here / "job.yaml").write_text(JOB)
     return here
 

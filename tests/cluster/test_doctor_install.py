@@ -78,7 +78,7 @@ def test_a_node_with_a_file_system_and_a_clock_of_its_own_is_named_for_both(sand
     findings = examine(sandbox, tmp_path, *on_n2(tmp_path, cover), code=1)
     assert of("run root", findings) == [("error", f"n2 cannot see the file that this machine wrote into {runs}")]
     (remedy,) = (finding["remedy"] for finding in findings if finding["name"] == "run root")
-    assert remedy == "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
+    assert remedy == "set run_root in hpcddp.yaml or the profile to a directory that all nodes and the login node share"
     assert list(runs.iterdir()) == []
     ((verdict, found),) = of("clocks", findings)
     assert verdict == "error"

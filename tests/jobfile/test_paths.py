@@ -40,8 +40,8 @@ def test_a_run_root_is_expanded_by_whatever_it_is_given(written: str, meant: str
 
 
 def test_a_run_root_of_the_project_is_expanded_for_commands_without_a_job_too(tmp_path: Path) -> None:
-    project = tmp_path / "hpcddp.toml"
-    project.write_text('run_root = "$SCRATCH/runs"\n')
+    project = tmp_path / "hpcddp.yaml"
+    project.write_text("run_root: $SCRATCH/runs\n")
     assert shared_run_root(DefaultSettings(project=project, environment=SHELL.environment)) == "/scratch/me/runs"
     with pytest.raises(JobFileError, match="SCRATCH is not set"):
         shared_run_root(DefaultSettings(project=project))

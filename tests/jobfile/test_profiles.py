@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,22 +20,22 @@ def profile(tmp_path: Path) -> Write:
     def write(name: str, text: str) -> Path:
         directory = tmp_path / "profiles"
         directory.mkdir(exist_ok=True)
-        (directory / f"{name}.toml").write_text(text, encoding="utf-8")
+        (directory / f"{name}.yaml").write_text(text, encoding="utf-8")
         return directory
 
     return write
 
 
 def test_the_default_profile_lies_under_the_job_file(load: Load, profile: Write) -> None:
-    profiles = profile("default", 'run_root = "/scratch/runs"\n[resources]\npartition = "gpu"\nnodes = 4\n')
+    profiles = profile("default", "run_root: /scratch/runs\nresources: {partition: gpu, nodes: 4}\n")
     spec = load("resources: {nodes: 2}\n", profiles=profiles).spec
     assert (spec.run_root, spec.resources.partition, spec.resources.nodes) == ("/scratch/runs", "gpu", 2)
     assert spec.profile is None
 
 
 def test_a_named_profile_takes_the_place_of_the_default_one(load: Load, profile: Write) -> None:
-    profile("default", '[resources]\npartition = "gpu"\n')
-    profiles = profile("big", '[resources]\nqos = "long"\n')
+    profile("default", "resources: {partition: gpu}\n")
+    profiles = profile("big", "resources: {qos: long}\n")
     for job in (load("profile: big\n", profiles=profiles), load(sets=("profile=big",), profiles=profiles)):
         assert (job.spec.resources.partition, job.spec.resources.qos) == (None, "long")
         assert job.origins["resources.qos"] == "profile big"
@@ -45,15 +46,13 @@ def test_no_profile_is_needed(load: Load, tmp_path: Path) -> None:
 
 
 def test_null_in_the_job_file_takes_a_value_of_the_profile_away(load: Load, profile: Write) -> None:
-    profiles = profile("default", '[resources]\nmem = "64G"\n')
+    profiles = profile("default", "resources: {mem: 64G}\n")
     job = load("resources: {mem: null, mem_per_cpu: 2G}\n", profiles=profiles)
     assert (job.spec.resources.mem, job.origins["resources.mem"]) == (None, "job file")
 
 
 def test_lists_are_replaced_and_open_mappings_merge(load: Load, profile: Write) -> None:
-    profiles = profile(
-        "default", '[environment]\nmodules = ["a"]\n[environment.env]\nA = "1"\n[checkpoint.every]\nsteps = 5'
-    )
+    profiles = profile("default", "environment: {modules: [a], env: {A: '1'}}\ncheckpoint: {every: {steps: 5}}\n")
     spec = load(
         "environment: {modules: [b], env: {B: '2'}}\ncheckpoint: {every: {epochs: 1}}\n", profiles=profiles
     ).spec
@@ -65,29 +64,30 @@ def test_lists_are_replaced_and_open_mappings_merge(load: Load, profile: Write) 
     ("text", "facts"),
     [
         (
-            "[resources]\n# gpus\nnods = 4\n",
-            ("profiles/default.toml:3: resources.nods", "did you mean resources.nodes?"),
+            "resources:\n  # gpus\n  nods: 4\n",
+            ("profiles/default.yaml:3: resources.nods", "did you mean resources.nodes?"),
         ),
         (
-            "resources.nodes = -1\n",
-            ("profiles/default.toml:1: resources.nodes: is -1", "at least 1", "write 1 or more"),
+            "resources: {nodes: -1}\n",
+            ("profiles/default.yaml:1: resources.nodes: is -1", "at least 1", "write 1 or more"),
         ),
         (
-            "[train]\nepochs = 3\n",
-            ("profiles/default.toml:1: train", "write it in the job file"),
+            "train: {epochs: 3}\n",
+            ("profiles/default.yaml:1: train", "write it in the job file"),
         ),
         (
-            "[resources]\ntime_limit = 12:00:00\n",
-            (
-                "profiles/default.toml:2: resources.time_limit: is a date or time of TOML",
-                "put double quotes around it",
-            ),
+            "resources:\n  partition: 010\n",
+            ("profiles/default.yaml:2: resources.partition: is the number 010", 'quote it: "010"'),
         ),
         (
-            "[resources]\nnodes 2\n",
-            ("profiles/default.toml:2: is not valid TOML", "check quotes, brackets and equals signs"),
+            "resources:\n  mem: !size 4G\n",
+            ("profiles/default.yaml:2: resources.mem: has a tag (!)", "remove it"),
         ),
-        ("a = \0", ("profiles/default.toml: contains NUL bytes", "check the path")),
+        (
+            "resources:\n  nodes: [2\n",
+            ("profiles/default.yaml:2: is not valid YAML", "check indentation, quotes and brackets"),
+        ),
+        ("a: \0", ("profiles/default.yaml: contains NUL bytes", "check the path")),
     ],
 )
 def test_an_error_of_the_profile_names_its_file_and_line(
@@ -106,45 +106,59 @@ def test_a_profile_that_is_missing_is_named_where_it_is_asked_for(
     (line,) = refuse(sets=("profile=x",), profiles=profiles)
     assert_facts(line, "--set profile: is 'x'", "the profiles are cluster-a")
     (line,) = refuse("profile: x\n", profiles=tmp_path / "none")
-    assert_facts(line, "job.yaml:4: profile: is 'x'", "none/x.toml with hpcddp init x", "leave profile out")
+    assert_facts(line, "job.yaml:4: profile: is 'x'", "none/x.yaml with hpcddp init x", "leave profile out")
     (line,) = refuse("profile: x\n")
     assert_facts(line, "job.yaml:4: profile: is 'x'", "leave profile out")
 
 
 def test_the_name_of_a_profile_is_no_path(refuse: Refuse, profile: Write) -> None:
     (line,) = refuse("profile: ../default\n", profiles=profile("default", ""))
-    assert_facts(line, "job.yaml:4: profile: is '../default'", "the directory of profiles, without .toml")
+    assert_facts(line, "job.yaml:4: profile: is '../default'", "the directory of profiles, without .yaml")
 
 
 def test_a_directory_of_profiles_that_cannot_be_looked_into_holds_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> bool:
+    def refuse(*_: object, **__: object) -> os.stat_result:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "exists", refuse)
+    monkeypatch.setattr(os, "stat", refuse)
     assert read_profile(None, tmp_path) is None
 
 
-CLUSTER = '[cluster]\nname = "hpc1"\n[cluster.partitions."gpu.v100"]\nmax_time = "1:00:00"\nkinds = [{nodes = 1}]\n'
+CLUSTER = "cluster:\n  name: hpc1\n  partitions:\n    gpu.v100:\n      kinds: [{nodes: 1}]\n"
 
 
 def test_facts_about_the_cluster_are_known_and_enter_no_job(load: Load, profile: Write) -> None:
-    job = load(profiles=profile("default", '[cluster]\nname = "hpc1"\nsomething_newer = 1\n'))
+    job = load(profiles=profile("default", "cluster: {name: hpc1, something_newer: 1}\n"))
     assert job.cluster is not None
     assert (job.profile, job.cluster.name, job.cluster.default_partition) == ("default", "hpc1", None)
     assert not [key for key in job.origins if key.startswith("cluster")]
-    bare = load(profiles=profile("default", "[resources]\nnodes = 1\n"))
+    bare = load(profiles=profile("default", "resources: {nodes: 1}\n"))
     assert (bare.profile, bare.cluster) == ("default", None)
     without = load()
     assert (without.profile, without.cluster) == (None, None)
 
 
 def test_a_fact_that_is_none_names_its_line(refuse: Refuse, profile: Write) -> None:
-    way_out = ("hpcddp init default --force", "remove the table [cluster]")
+    way_out = ("hpcddp init default --force", "remove the section cluster")
     cpus, memory = refuse(profiles=profile("default", CLUSTER))
-    kind = "profiles/default.toml:5: cluster.partitions.gpu.v100.kinds.0"
+    kind = "profiles/default.yaml:5: cluster.partitions.gpu.v100.kinds.0"
     assert_facts(cpus, f"{kind}.cpus: is missing", *way_out)
     assert_facts(memory, f"{kind}.mem_mb: is missing", *way_out)
-    (line,) = refuse(profiles=profile("default", '[cluster]\nname = "x"\nmax_array_size = "many"\n'))
-    assert_facts(line, "profiles/default.toml:3: cluster.max_array_size: is 'many'", *way_out)
+    (line,) = refuse(profiles=profile("default", "cluster:\n  name: x\n  max_array_size: many\n"))
+    assert_facts(line, "profiles/default.yaml:3: cluster.max_array_size: is 'many'", *way_out)
+
+
+def test_a_profile_in_toml_is_refused_until_it_is_written_anew(load: Load, refuse: Refuse, profile: Write) -> None:
+    profiles = profile("cluster-a", "")
+    (profiles / "default.toml").write_text("[resources]\nnodes = 2\n")
+    (line,) = refuse(profiles=profiles)
+    assert_facts(line, "profiles/default.toml: is TOML", "write it anew with hpcddp init default")
+    profile("default", "resources: {nodes: 3}\n")
+    assert load(profiles=profiles).spec.resources.nodes == 3
+
+
+def test_a_section_whose_settings_are_all_comments_is_empty(load: Load, profile: Write) -> None:
+    assert load(profiles=profile("default", "resources:\n  # nodes: 2\n")).spec.resources.nodes == 1
+    assert load(profiles=profile("default", "# nothing\n")).profile == "default"

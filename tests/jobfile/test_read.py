@@ -109,7 +109,7 @@ def test_the_whole_job_file_of_the_product_is_accepted(load: Load) -> None:
 
 
 def test_every_leaf_field_has_an_origin(load: Load, tmp_path: Path) -> None:
-    (tmp_path / "default.toml").write_text('[resources]\npartition = "gpu"\n', encoding="utf-8")
+    (tmp_path / "default.yaml").write_text("resources: {partition: gpu}\n", encoding="utf-8")
     job = load("resources: {nodes: 2}\n", sets=("train.epochs=3",), profiles=tmp_path)
     assert set(job.origins) == {".".join(path) for path, _ in leaf_paths(job.spec)}
     assert job.origins["name"] == "job file"
@@ -120,7 +120,7 @@ def test_every_leaf_field_has_an_origin(load: Load, tmp_path: Path) -> None:
 
 
 def test_every_name_in_an_open_mapping_has_an_origin_of_its_own(load: Load, tmp_path: Path) -> None:
-    (tmp_path / "default.toml").write_text('[environment.env]\nA = "1"\nB = "1"\n', encoding="utf-8")
+    (tmp_path / "default.yaml").write_text('environment: {env: {A: "1", B: "1"}}\n', encoding="utf-8")
     job = load("environment: {env: {B: '2'}}\n", sets=('environment.env.C="3"',), profiles=tmp_path)
     assert job.spec.environment.env == {"A": "1", "B": "2", "C": "3"}
     origins = {key: origin for key, origin in job.origins.items() if key.startswith("environment.env.")}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.jobfile.cluster import Accounts, ClusterFacts, NodeKind, Partition, Preemption
+from hpcddp.jobfile.cluster import Accounts, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.profiles import Profile, read_profile
 from hpcddp.jobfile.read import DefaultSettings, ResolvedJob, load_job
 from hpcddp.site.profile_writer import Choice, UnknownChoiceError, choose, first_job, profile_text
@@ -26,7 +26,7 @@ def text(facts: ClusterFacts, name: str = "default", **wanted: str) -> str:
 
 
 def read_back(directory: Path, written: str) -> Profile:
-    (directory / "default.toml").write_text(written, encoding="utf-8")
+    (directory / "default.yaml").write_text(written, encoding="utf-8")
     profile = read_profile(None, directory)
     assert profile is not None
     return profile
@@ -50,7 +50,7 @@ def test_whatever_a_site_calls_its_things_the_profile_can_be_read(name: str, acc
     )
     written = text(facts)
     profile = read_profile_from(written)
-    # Lone surrogates stand for bytes that are no UTF-8, which a file of TOML cannot hold.
+    # Lone surrogates stand for bytes that are no UTF-8, which a YAML file cannot hold.
     plain = [one.encode("utf-8", "replace").decode() for one in (name, account, feature)]
     assert profile.cluster is not None
     assert profile.cluster.name == plain[0]
@@ -69,21 +69,21 @@ def read_profile_from(written: str) -> Profile:
 
 def test_nothing_is_said_that_the_site_does_not_need(tmp_path: Path, golden: GoldenMessages) -> None:
     profile = read_back(tmp_path, text(university()))
-    assert profile.settings.job == {"resources": {}, "requeue": {}}
-    said = golden.message(text(university()).partition("[cluster]\n")[0])
-    assert '# partition = "batch"' in said
+    assert profile.settings.values == {"resources": None}
+    said = golden.message(text(university()).partition("cluster:\n")[0])
+    assert "# partition: batch " in said
     assert ": 100 nodes of 64 CPUs, 250G, 3-00:00:00 " in said
     assert "secret" not in said
-    assert '# account = "grant" ' in said
+    assert "# account: grant " in said
     assert " 01:00:00, at most 3-00:00:00\n" in said
     assert " 2000M per CPU\n" in said
 
 
 def test_what_is_asked_for_stands_there(tmp_path: Path) -> None:
     said = text(university(), partition="gpu.v100", account="grant", qos="long")
-    given = read_back(tmp_path, said).settings.job["resources"]
+    given = read_back(tmp_path, said).settings.values["resources"]
     assert given == {"partition": "gpu.v100", "account": "grant", "qos": "long"}
-    assert 'partition = "gpu.v100"              # as requested' in said
+    assert "  partition: gpu.v100                 # as requested" in said
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_an_account_is_given_where_slurm_would_not_find_one(golden: GoldenMessag
     assert choice(laptop()).account is None
     unknown = university(accounts=Accounts(required=True))
     assert choice(unknown).account is None
-    (line,) = [line for line in text(unknown).splitlines() if line.startswith('# account = "..." ')]
+    (line,) = [line for line in text(unknown).splitlines() if line.startswith('  # account: "..." ')]
     assert golden.message(line).endswith(" names none of yours")
 
 
@@ -172,39 +172,6 @@ def test_a_time_limit_is_given_where_the_site_refuses_jobs_without() -> None:
     assert choice(university()).time_limit is None
 
 
-@pytest.mark.parametrize(
-    ("policy", "partition", "facts"),
-    [
-        (Preemption(type="none"), Partition(preempt_mode="REQUEUE"), ("# Nobody preempts ", " of p.\n")),
-        (Preemption(type="partition_prio"), Partition(preempt_mode="OFF"), ("# Nobody preempts ", " of p.\n")),
-        (
-            Preemption(type="partition_prio", kill_wait_s=30),
-            Partition(preempt_mode="REQUEUE", grace_time_s=60),
-            ("job of p has 60 s of grace and 30 s (KillWait) ", "; then it is requeued.\n"),
-        ),
-        (
-            Preemption(type="partition_prio", kill_wait_s=30),
-            Partition(preempt_mode="CANCEL"),
-            ("job of p has 30 s (KillWait) ", "; then it is cancelled, "),
-        ),
-        (Preemption(type="partition_prio"), Partition(preempt_mode="GANG,SUSPEND"), ("job of p is suspended, ",)),
-        (
-            Preemption(type="qos", mode="REQUEUE"),
-            Partition(preempt_mode="REQUEUE"),
-            ("of another QOS ", "(REQUEUE); its own QOS "),
-        ),
-        (Preemption(requeue=False), Partition(), ("# JobRequeue=0: only jobs that ask for it ",)),
-    ],
-)
-def test_the_policy_is_told_in_words(
-    golden: GoldenMessages, policy: Preemption, partition: Partition, facts: tuple[str, ...]
-) -> None:
-    place = partition.model_copy(update={"default": True, "kinds": (CPU_NODES,)})
-    said = text(university(preemption=policy, partitions={"p": place}))
-    section = golden.message(said.partition("[requeue]\n")[2].partition("[cluster]\n")[0])
-    assert [fact for fact in facts if fact not in section] == []
-
-
 @pytest.mark.parametrize("facts", [university(), laptop(), ClusterFacts(name="x")])
 @pytest.mark.parametrize("name", ["default", "other"])
 def test_the_first_job_file_is_a_job_that_its_profile_lets_pass(facts: ClusterFacts, name: str, tmp_path: Path) -> None:
@@ -215,7 +182,7 @@ def test_the_first_job_file_is_a_job_that_its_profile_lets_pass(facts: ClusterFa
 
 def load_first_job(facts: ClusterFacts, name: str, directory: Path, **wanted: str) -> ResolvedJob:
     chosen = choice(facts, **wanted)
-    (directory / f"{name}.toml").write_text(profile_text(name, facts, chosen))
+    (directory / f"{name}.yaml").write_text(profile_text(name, facts, chosen))
     file = directory / "job.yaml"
     file.write_text(first_job("job.yaml", name, facts, runs_in=chosen.runs_in))
     return load_job(file, defaults=DefaultSettings(profiles=directory))

@@ -23,7 +23,7 @@ FILES = {
     "kernels/add.cu": "add\n",
     "conf/train.yaml": "lr: 0.1\n",
     "job.yaml": "name: demo\ncommand: [python, train.py]\n",
-    "hpcddp.toml": "",
+    "hpcddp.yaml": "",
     ".github/workflows/ci.yml": "on: push\n",
     "results.csv": "step,loss\n",
     "ds_config.json": "{}\n",

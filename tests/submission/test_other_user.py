@@ -216,8 +216,8 @@ def test_a_link_that_somebody_has_put_into_a_run_is_not_followed(shared: Shared)
 def test_a_project_file_that_others_could_write_is_not_obeyed(
     owner: int, mode: int, problem: str, advice: str, shared: Shared, golden: GoldenMessages
 ) -> None:
-    file = shared.path / "hpcddp.toml"
-    file.write_text(f'[environment]\nsetup = ["touch {shared.marker}"]\n')
+    file = shared.path / "hpcddp.yaml"
+    file.write_text(f"environment: {{setup: [touch {shared.marker}]}}\n")
     file.chmod(mode)
     os.chown(file, owner, owner)
     (shared.home / "job.yaml").write_text(JOB)

@@ -232,7 +232,7 @@ def test_a_job_file_replaces_damaged_values(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("slurm")
 def test_default_settings_of_today_do_not_change_a_run(tmp_path: Path) -> None:
     run = submitted(COMMAND)
-    Path("hpcddp.toml").write_text('[resources]\npartition = "other"\n[environment.env]\nNEW = "1"\n')
+    Path("hpcddp.yaml").write_text('resources: {partition: other}\nenvironment: {env: {NEW: "1"}}\n')
     code, out, error = submit(tmp_path, "--resume", "r1", "--time", "20min", "--dry-run", "--cluster", "local")
     assert code == 0, error
     assert "NEW" not in out

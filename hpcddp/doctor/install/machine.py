@@ -228,7 +228,7 @@ def _run_root(run_root: Path) -> Finding:
             name="run root",
             verdict="error",
             found=f"{run_root.absolute()} cannot be written ({error.strerror})",
-            remedy="write another run_root into hpcddp.toml or the profile",
+            remedy="write another run_root into hpcddp.yaml or the profile",
         )
     found = f"{run_root.absolute()} is on {kind}"
     if kind in _LOCAL:

@@ -251,7 +251,7 @@ def _versions(answers: Answers) -> Finding:
 
 def _shared(answers: Answers, hosts: Sequence[str], run_root: Path) -> Finding:
     where = run_root.absolute()
-    remedy = "set run_root in hpcddp.toml or the profile to a directory that all nodes and the login node share"
+    remedy = "set run_root in hpcddp.yaml or the profile to a directory that all nodes and the login node share"
     for host, node in zip(hosts, answers.hello, strict=True):
         sentence = None
         if not node["login_file"]:
