@@ -171,7 +171,11 @@ def lay_down(scenario: Scenario, record: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 @pytest.mark.parametrize("record", RECORDS)
-def test_a_damaged_record_is_one_sentence_in_every_command(scenario: Scenario, record: str, damage: Damage) -> None:
+def test_a_damaged_record_is_one_sentence_in_every_command(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch, record: str, damage: Damage
+) -> None:
+    # Of a log that is too large, so many bytes are read by every command.
+    monkeypatch.setattr("hpcddp.run.record.LARGEST_RECORD", 1 << 20)
     path = RECORDS[record](scenario.attempt)
     lay_down(scenario, record)
     if path.suffix == ".jsonl" and damage in {newer, wrong_type}:
