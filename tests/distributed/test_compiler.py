@@ -87,6 +87,7 @@ import torch.distributed.tensor
 """
 
 
+@pytest.mark.depends_on("hpcddp/train/model/replica.py", "tests/distributed/test_compiler.py", "pyproject.toml")
 def test_who_looks_at_all_modules_does_not_load_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", _LOOKS_AT_ALL_MODULES], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

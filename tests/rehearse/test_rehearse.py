@@ -86,6 +86,7 @@ def test_a_program_that_starts_over_is_found_and_its_runs_can_be_kept(project: P
     assert "--keep is" in done.stderr
 
 
+@pytest.mark.depends_on("hpcddp/rehearse", "tests/rehearse")
 def test_a_program_that_goes_on_differently_is_found_with_its_first_step(project: Path) -> None:
     done = rehearse(project, "--fault kill --json --- drifts")
     assert done.returncode == 1, done.stderr
@@ -95,6 +96,7 @@ def test_a_program_that_goes_on_differently_is_found_with_its_first_step(project
     assert fault["first_metric"]["step"] % 8 == 1
 
 
+@pytest.mark.depends_on("hpcddp/rehearse", "tests/rehearse")
 def test_a_program_that_no_two_starts_repeat_is_found(project: Path) -> None:
     done = rehearse(project, "--fault preemption --json --- random")
     assert done.returncode == 1, done.stderr

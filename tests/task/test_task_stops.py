@@ -65,7 +65,9 @@ def test_a_signal_before_torch_is_imported_is_not_lost(tmp_path: Path) -> None:
     assert run.steps() == list(range(1, run.decision.step + 1))
 
 
-@pytest.mark.parametrize("fault", ["kill", "exit=0"])
+@pytest.mark.parametrize(
+    "fault", ["exit=0", pytest.param("kill", marks=pytest.mark.long("test_stop_failures.py kills a rank"))]
+)
 def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(
     tmp_path: Path, fault: str, golden: GoldenMessages
 ) -> None:
@@ -80,6 +82,7 @@ def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(
     wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
+@pytest.mark.long("tests/cluster/test_main_job.py has an exception on one rank")
 def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(
     tmp_path: Path, golden: GoldenMessages
 ) -> None:
@@ -99,6 +102,7 @@ def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(
     wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
+@pytest.mark.long("tests/cluster/test_stop_failures.py stops a rank")
 def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumped(tmp_path: Path) -> None:
     run = start(tmp_path, "stop@step:5,rank=1", launch=SHORT_TIMEOUT)
     run.wait_for_end()

@@ -153,6 +153,7 @@ def test_ranks_that_have_met_may_start_worlds_of_their_own(directory: Path) -> N
     assert (said.count("world of 2"), said.count("world of 1")) == (2, 2)
 
 
+@pytest.mark.long("tests/cluster/test_launchers.py starts all ranks of a host by torchrun")
 def test_one_task_may_be_the_whole_world(directory: Path) -> None:
     finished = run(directory, "torchrun --standalone --nproc-per-node=2 train.py", tasks=1)
     assert result(finished)["status"] == "finished"
@@ -167,6 +168,7 @@ def test_a_program_without_a_process_group_is_noted_by_rank_0(directory: Path, g
     assert_facts(note, "the 2 tasks", ALONE, "MASTER_ADDR:MASTER_PORT", "does the whole work alone")
 
 
+@pytest.mark.long("a world that meets by the variables of the run is seen in the same way")
 def test_a_world_that_meets_at_an_address_of_its_own_is_not_said_to_work_alone(directory: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -114,6 +114,7 @@ def test_a_function_is_told_who_it_is_and_what_it_returns_is_kept(directory: Pat
     assert "rank 1 INFO this is a word of mine" in run.attempt(0).rank_log(1).read_text()
 
 
+@pytest.mark.long("tests/cluster/test_commands.py preempts a function")
 def test_a_stopped_function_goes_on_and_comes_out_the_same(directory: Path) -> None:
     # Two ranks with the same samples have the gradient of one.
     reference = result(ended(submit(directory, "train", *ALONE)))["returned"]["loss"]
