@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shlex
-import shutil
-import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +21,6 @@ from hpcddp.errors import UserError, counted, printable
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import ClusterFacts, Partition
-    from hpcddp.script.convert import Conversion
     from hpcddp.script.request import Outcome
     from hpcddp.site.profile_writer import Choice
 
@@ -358,7 +353,6 @@ def _document(name: str, facts: ClusterFacts, choice: Choice, texts: _Texts, *, 
     }
 
 
-_WIDTH_OF_A_FILE: Final = 140
 _LABELS: Final[Mapping[Outcome, str]] = MappingProxyType(
     {"taken": "taken", "setup": "setup line", "dropped": "dropped", "open": "to do"}
 )
@@ -406,51 +400,16 @@ def write_job_of_script(script: Path, job_file: Path | None, *, force: bool, dry
                 }
                 for row in conversion.rows
             ],
-            "added": list(conversion.added),
             "next": next_command,
         }
         echo(json.dumps(document, indent=2))
         return
     echo(text)
-    echo(_table(conversion))
-    echo("\n".join(_summary_of_script(conversion, target, next_command, dry_run=dry_run)))
-
-
-def _table(conversion: Conversion) -> str:
-    """Return the rows as a table that fits the terminal."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("line", justify="right", no_wrap=True)
-    table.add_column("script", overflow="fold", ratio=2)
-    table.add_column("", no_wrap=True)
-    table.add_column("in the job file, or why not", overflow="fold", ratio=3)
     for row in conversion.rows:
-        text = printable(row.text)
-        first, line_break, _ = text.partition("\n")
+        first, line_break, _ = row.text.partition("\n")
         shown = f"{first} ..." if line_break else first
-        reason = row.reason or ".".join(row.key or ())
-        table.add_row(str(row.line), Text(shown), _LABELS[row.outcome], Text(printable(reason)))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH_OF_A_FILE
-    buffer = io.StringIO()
-    Console(file=buffer, width=width, color_system=None, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
-
-
-def _summary_of_script(conversion: Conversion, target: Path, next_command: str, *, dry_run: bool) -> Iterator[str]:
-    counts = Counter(row.outcome for row in conversion.rows)
-    yield ""
-    setup_lines = counted(counts["setup"], "setup line")
-    yield f"lines          {counts['taken']} taken, {setup_lines}, {counts['dropped']} dropped, {counts['open']} to do"
-    if conversion.added:
-        yield f"hpcddp adds    {' '.join(conversion.added)}"
-    if dry_run:
-        yield f"job file       {target}, not written (--dry-run)"
-    else:
-        yield f"job file       {target}"
-    if counts["open"]:
-        yield f"next           look at the lines that are to do, then: {next_command}"
-    else:
-        yield f"next           {next_command}"
+        echo(f"line {row.line:<4} {_LABELS[row.outcome]:<11} {printable(shown)} -> {printable(row.reason)}")
+    open_rows = sum(row.outcome == "open" for row in conversion.rows)
+    echo(f"\njob file       {target}{', not written (--dry-run)' if dry_run else ''}")
+    look = f"look at {counted(open_rows, 'line')} to do, then: " if open_rows else ""
+    echo(f"next           {look}{next_command}")

@@ -77,8 +77,8 @@ class DirectiveLine:
     flags: tuple[Flag, ...] = ()
 
 
-def parse_directive_line(line: str, *, escapes_blanks: bool = False) -> list[str] | None:
-    """Return the words that sbatch reads from one line, or None if the line is not a directive.
+def split_directive_line(line: str, *, escapes_blanks: bool = False) -> tuple[list[str], str]:
+    """Return the words of a line that starts with ``#SBATCH``, and the text behind them that sbatch does not read.
 
     Args:
         line: the line without its line break.
@@ -87,17 +87,6 @@ def parse_directive_line(line: str, *, escapes_blanks: bool = False) -> list[str
 
     Raises:
         UnreadableLineError: a quote is not closed.
-    """
-    if not line.startswith(DIRECTIVE):
-        return None
-    words, _ = split_directive_line(line, escapes_blanks=escapes_blanks)
-    return words
-
-
-def split_directive_line(line: str, *, escapes_blanks: bool = False) -> tuple[list[str], str]:
-    """Return the words of a line that starts with ``#SBATCH``, and the text behind them that sbatch does not read.
-
-    The arguments and errors are those of ``parse_directive_line``.
     """
     piece = _PIECE_SINCE_24_05 if escapes_blanks else _PIECE
     words: list[str] = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Final, Literal
@@ -13,7 +13,7 @@ from hpcddp.jobfile.launchers import (
     PYTHON,
     WORLD_OPTIONS,
     WORLD_OPTIONS_WITHOUT_VALUE,
-    LauncherName,
+    LauncherCommand,
     find_launcher,
     is_deepspeed,
     program_of_python,
@@ -21,10 +21,10 @@ from hpcddp.jobfile.launchers import (
 from hpcddp.jobfile.placeholders import SHELLS, shell_text_index
 from hpcddp.jobfile.slurm_flags import SRUN
 from hpcddp.script.directives import Flag, read_flags
-from hpcddp.script.shell import Command, Statement, Word, read_shell
+from hpcddp.script.shell import Command, Word, read_shell
 from hpcddp.script.syntax import program_behind_starters
 
-StartedBy = Literal["srun", "mpirun", "ssh", "shell"]
+StartedBy = Literal["srun", "mpirun", "shell"]
 """``shell``: the batch script itself, on the first node alone."""
 
 # Programs that prepare, tidy up or report, but do not train.
@@ -38,8 +38,8 @@ HOUSEKEEPING: Final = frozenset(
      "nvidia-cuda-mps-control", "dcgmi", "sacctmgr", "sinfo", "ssh-keygen", "getopts", "printenv"}
 )  # fmt: skip
 HOUSEKEEPING_MODULES: Final = frozenset({"compileall", "venv", "pip", "ensurepip", "virtualenv", "json.tool"})
-_PREPARING: Final = frozenset(
-    {"module", "activate", "export", "assignment", "set", "directory", "print", "trap", "control"}
+_NO_WORK: Final = frozenset(
+    {"module", "activate", "export", "assignment", "set", "directory", "print", "trap", "control", "ssh"}
 )
 # How certain it is that a command starts the ranks.
 _LAUNCHER: Final = 4
@@ -54,6 +54,14 @@ _MPIRUN_VALUES: Final = frozenset(
 _MPIRUN_TWO_VALUES: Final = frozenset({"-mca", "-env", "-genv"})
 
 
+_LAUNCHER_NAMES: Final = frozenset(
+    {"torchrun", "torch.distributed.run", "torch.distributed.launch", "launch", "accelerate-launch",
+     "accelerate.commands.launch"}
+)  # fmt: skip
+MODULE_OPTIONS: Final = frozenset({"-m", "--module"})
+_LAUNCHER_IN_TEXT: Final = re.compile(r"\b(?:torchrun|torch\.distributed|accelerate|deepspeed)\b")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """A command of the script that starts a program.
@@ -62,7 +70,6 @@ class Launch:
         command: the command, as it stands in the script.
         words: the program and its arguments.
         started_by: what starts the program.
-        before: the statements that run in front of the program in the text that a shell gets (``bash -c TEXT``).
         certainty: how certain it is that this starts the ranks; 0 if it does not.
     """
 
@@ -70,7 +77,6 @@ class Launch:
     words: tuple[Word, ...]
     started_by: StartedBy = "shell"
     srun: tuple[Flag, ...] = ()
-    before: tuple[Statement, ...] = ()
     certainty: int
 
     @property
@@ -79,73 +85,57 @@ class Launch:
         return tuple(word.text for word in self.words)
 
     @property
-    def launcher(self) -> LauncherName | None:
-        """The launcher that the program is, also in the text of a shell; None for another program."""
-        return launcher_name(self.words)
-
-    @property
-    def parts(self) -> LauncherWords | None:
-        """The parts of the launcher's command; None for another program.
-
-        None, too, where a shell has to expand what the launcher itself reads: its options, or the name of its program.
-        """
-        name = self.launcher
-        if name is None or PurePosixPath(self.words[0].text).name in SHELLS:
-            return None
-        parts = split_launcher(self.words, name)
-        read_by_launcher = (*parts.head, *parts.options, *parts.program[:1])
-        return None if any(word.expands for word in read_by_launcher) else parts
-
-
-def launcher_name(words: Sequence[Word]) -> LauncherName | None:
-    """Return the launcher that a command begins with, also one with options that are not known; None for others."""
-    kind = kind_of_words(tuple(words))
-    if kind == "torchrun":
-        return "torchrun"
-    return "accelerate" if kind == "accelerate" else None
+    def has_launcher(self) -> bool:
+        """Whether the program is a launcher, or a shell that starts one."""
+        return self.certainty == _LAUNCHER
 
 
 def launch_of(command: Command) -> Launch:
     """Return what a command starts; ``certainty`` says whether that can be the ranks."""
-    return _read_launch(Launch(command=command, words=program_words(command.words), certainty=_NO_LAUNCH))
-
-
-def _read_launch(launch: Launch) -> Launch:
-    words = launch.words
+    words = program_words(command.words)
     kind = kind_of_words(words)
-    if not words or kind in _PREPARING:
-        return launch
-    name = PurePosixPath(words[0].text).name
     if kind == "srun":
         flags, program = split_srun(words)
-        return _read_step(replace(launch, words=program, started_by="srun", srun=tuple(flags)))
+        program = program_words(program)
+        certainty = _certainty_of_step(program)
+        return Launch(command=command, words=program, started_by="srun", srun=tuple(flags), certainty=certainty)
     if kind == "mpirun":
-        return _read_step(replace(launch, words=_behind_mpirun(words), started_by="mpirun"))
-    if kind == "ssh":
-        return _read_ssh(launch)
-    if name in SHELLS and len(words) > 1:
-        return _read_shell_text(launch)
-    return replace(launch, certainty=_certainty(words))
+        program = program_words(_behind_mpirun(words))
+        return Launch(command=command, words=program, started_by="mpirun", certainty=_certainty_of_step(program))
+    return Launch(command=command, words=words, certainty=_certainty(words))
 
 
-def _read_step(launch: Launch) -> Launch:
-    """Return the program behind srun or mpirun: any program can be the ranks there, except one that only reports."""
-    inner = _read_launch(launch)
-    if inner.certainty in {_PYTHON, _PROGRAM} or any(word.text.startswith("$") for word in launch.words[:1]):
-        return replace(inner, certainty=_STEP)
-    return inner
+def _certainty_of_step(words: tuple[Word, ...]) -> int:
+    """Return the certainty of a program behind srun or mpirun, which may be any but one that only reports."""
+    certainty = _certainty(words)
+    is_program = certainty in {_PYTHON, _PROGRAM} or any(word.text.startswith("$") for word in words[:1])
+    return _STEP if is_program else certainty
 
 
 def _certainty(words: tuple[Word, ...]) -> int:
     kind = kind_of_words(words)
+    if not words or kind in _NO_WORK:
+        return _NO_LAUNCH
     texts = [word.text for word in words]
+    name = PurePosixPath(texts[0]).name
+    text_index = shell_text_index(texts) if name in SHELLS else None
     if kind in {"torchrun", "accelerate", "deepspeed"}:
         return _LAUNCHER
+    if text_index is not None:
+        return _certainty_of_text(texts[text_index])
     if kind == "python":
         runs_module = "-m" in texts[:-1] and texts[texts.index("-m") + 1] in HOUSEKEEPING_MODULES
         return _NO_LAUNCH if runs_module or gives_code(words) else _PYTHON
-    name = PurePosixPath(texts[0]).name
     return _NO_LAUNCH if name in HOUSEKEEPING or "$" in texts[0] else _PROGRAM
+
+
+def _certainty_of_text(text: str) -> int:
+    """Return the certainty of what a shell runs: the highest one of its commands; a variable may hold a program."""
+    if _LAUNCHER_IN_TEXT.search(text):
+        return _LAUNCHER
+    commands = (command for statement in read_shell(text)[0] for command in statement.commands)
+    starts_program = text.startswith("$") or any(launch_of(command).certainty for command in commands)
+    return _PROGRAM if starts_program else _NO_LAUNCH
 
 
 def gives_code(words: tuple[Word, ...]) -> bool:
@@ -172,141 +162,63 @@ def _behind_mpirun(words: tuple[Word, ...]) -> tuple[Word, ...]:
     return rest
 
 
-def _read_ssh(launch: Launch) -> Launch:
-    """Return the launcher in the text that ssh runs on another host."""
-    inner = _launch_in_text(launch, " ".join(word.text for word in launch.words[2:]))
-    if inner is None or inner.certainty < _PYTHON:
-        return launch
-    return replace(inner, started_by="ssh")
-
-
-def _read_shell_text(launch: Launch) -> Launch:
-    """Return the launcher in the text of ``bash -c TEXT``; another program stays with its shell."""
-    text_index = shell_text_index(launch.texts)
-    if text_index is None:
-        return replace(launch, certainty=_PROGRAM)
-    text = launch.texts[text_index]
-    inner = _launch_in_text(launch, text)
-    if inner is None:
-        # A variable may hold the program.
-        certainty = _PROGRAM if text.startswith("$") else _NO_LAUNCH
-        return replace(launch, certainty=certainty)
-    if inner.parts is not None or (inner.certainty == _PYTHON and not inner.before):
-        return inner
-    return replace(launch, certainty=_LAUNCHER if inner.certainty == _LAUNCHER else _PROGRAM)
-
-
-def _launch_in_text(launch: Launch, text: str) -> Launch | None:
-    """Return the last command of a text that starts a program, with the statements in front of it."""
-    statements, _ = read_shell(text)
-    best_launch: Launch | None = None
-    for index, statement in enumerate(statements):
-        for command in statement.commands:
-            inner = _read_launch(replace(launch, words=program_words(command.words), certainty=_NO_LAUNCH))
-            if inner.certainty and (best_launch is None or inner.certainty >= best_launch.certainty):
-                before = [*statements[:index], *_commands_in_front(statement, command)]
-                best_launch = replace(inner, before=(*before, *inner.before))
-    return best_launch
-
-
-def _commands_in_front(statement: Statement, last: Command) -> Iterator[Statement]:
-    """Yield the commands of a list, ``A && B && last``, as statements of their own."""
-    for command in statement.commands:
-        if command is last:
-            return
-        text = " ".join(word.written for word in (*command.assignments, *command.words))
-        yield Statement(line=command.line, last_line=command.last_line, text=text, commands=(replace(command, end=""),))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherWords:
     """The parts of a launcher's command.
 
     Args:
-        head: the launcher itself.
+        head: the words up to the launcher's own.
         options: its options that the job file keeps.
         world: its options that hpcddp fills in, with their values.
         program: what it launches: a script or the name of a module, with its arguments.
-        ranks: the number of ranks that the options state, as text; None if they do not.
-        counts_all_nodes: whether that is the number of ranks on all nodes, not on each.
+        command: all of it, as the job file reads it.
     """
 
     head: tuple[Word, ...]
     options: tuple[Word, ...]
     world: tuple[Word, ...]
     program: tuple[Word, ...]
-    ranks: str | None
-    counts_all_nodes: bool
+    command: LauncherCommand
 
 
-def split_launcher(words: tuple[Word, ...], name: LauncherName) -> LauncherWords:
-    """Return the parts of a command that begins with a launcher."""
+def split_launcher(words: tuple[Word, ...]) -> LauncherWords | None:
+    """Return the parts of a launcher's command.
+
+    None for another program, with options that are not known, and where a shell has to expand what the launcher itself
+    reads: its options, or the name of its program.
+    """
     texts = tuple(word.text for word in words)
-    head = _head_length(texts)
-    start = max(head, _program_start(texts, head, name))
+    launcher = find_launcher(texts, {})
+    if launcher is None or launcher.options is None:
+        return None
+    command = launcher.options
+    names = [PurePosixPath(text).name for text in texts]
+    head = next((index for index, name in enumerate(names, 1) if name in _LAUNCHER_NAMES), 1)
+    start = len(words) - len(command.arguments)
+    if command.launcher == "accelerate":
+        # The job file does not split its options from its program.
+        scripts = (index for index in range(head, len(texts)) if texts[index].endswith(".py"))
+        modules = (index + 1 for index in range(head, len(texts)) if texts[index] in MODULE_OPTIONS)
+        start = min([*scripts, *modules], default=head)
     options: list[Word] = []
     world: list[Word] = []
-    ranks = None
     position = head
     while position < start:
-        written, equals, value = texts[position].partition("=")
-        option = written.replace("_", "-")
-        if option not in WORLD_OPTIONS[name]:
+        option, equals, _ = texts[position].replace("_", "-").partition("=")
+        if option not in WORLD_OPTIONS[command.launcher]:
             options.append(words[position])
             position += 1
             continue
         count = 2
         if equals or option in WORLD_OPTIONS_WITHOUT_VALUE:
             count = 1
-        if option in {"--nproc-per-node", "--num-processes"}:
-            ranks = value if equals else next(iter(texts[position + 1 :]), None)
         world += words[position : position + count]
         position += count
-    if options and options[-1].text == "--":
-        options.pop()
+    if any(word.expands for word in (*words[:head], *options, *words[start : start + 1])):
+        return None
     return LauncherWords(
-        head=words[:head],
-        options=tuple(options),
-        world=tuple(world),
-        program=words[start:],
-        ranks=ranks,
-        counts_all_nodes=name == "accelerate",
+        head=words[:head], options=tuple(options), world=tuple(world), program=words[start:], command=command
     )
-
-
-def _head_length(texts: Sequence[str]) -> int:
-    """Return the number of words of the launcher itself: ``python -m torch.distributed.run`` has three."""
-    names = {"torchrun", "accelerate-launch"}
-    for position, text in enumerate(texts):
-        name = PurePosixPath(text).name
-        if name == "launch" and position > 0 and "accelerate" in texts[position - 1]:
-            return position + 1
-        if name in names or text in {
-            "torch.distributed.run",
-            "torch.distributed.launch",
-            "accelerate.commands.launch",
-        }:
-            return position + 1
-    return 1
-
-
-def _program_start(texts: tuple[str, ...], head: int, name: LauncherName) -> int:
-    launcher = find_launcher(texts, {})
-    if name == "torchrun" and launcher is not None and launcher.options is not None:
-        return len(texts) - len(launcher.options.arguments)
-    script = next((index for index, text in enumerate(texts) if index >= head and text.endswith(".py")), None)
-    module = next((index + 1 for index, text in enumerate(texts) if index >= head and text in {"-m", "--module"}), None)
-    starts = [start for start in (script, module) if start is not None]
-    return min(starts, default=_first_operand(texts, head))
-
-
-def _first_operand(texts: tuple[str, ...], head: int) -> int:
-    """Return where the first word stands that is no option and follows none: it may be an option's value else."""
-    for position in range(head, len(texts)):
-        is_value = position > head and texts[position - 1].startswith("-") and "=" not in texts[position - 1]
-        if not texts[position].startswith("-") and not is_value:
-            return position
-    return len(texts)
 
 
 CommandKind = Literal[

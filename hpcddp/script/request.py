@@ -11,444 +11,35 @@ from typing import Any, Final, Literal
 from hpcddp.errors import counted
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, NAME_PATTERN
-from hpcddp.jobfile.job import find_key
 from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED, REFUSED_FLAGS, SRUN_VARIABLES, fields_of_gres
 from hpcddp.jobfile.slurm_flags import SBATCH
 from hpcddp.script.directives import Flag, signal_name
 from hpcddp.script.launch import Launch
 from hpcddp.script.parse import Script
 
-CONTAINER_FLAGS: Final = MappingProxyType(
-    {"container-image": "image", "container-mounts": "mounts", "container-workdir": "workdir"}
-)
-"""Flags of the plugin pyxis, for sbatch and srun, and the fields of ``environment.container``."""
 Ranks = Literal["launcher", "own", "tasks", "alone"]
 """How the ranks of a node are started: by torchrun or accelerate; by the program itself, as one task; as tasks of srun;
 or not at all, because the batch script runs the program once."""
-
-_ALIASES: Final = MappingProxyType({"tasks-per-node": "ntasks-per-node", "cluster": "clusters"})
-_GPU_FLAGS: Final = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
-_COUNT_FLAGS: Final = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu", *_GPU_FLAGS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """The numbers that a script requests.
-
-    Args:
-        nodes: the smallest number of nodes.
-        most_nodes: the largest, which is the same unless the script gives a range.
-        tasks_per_node: Slurm tasks on each node.
-        cpus_per_task: CPUs of each Slurm task.
-        gpus_per_node: GPUs on each node.
-        gpu_type: their kind; None if it is not given.
-    """
-
-    nodes: int
-    most_nodes: int
-    tasks_per_node: int
-    cpus_per_task: int
-    gpus_per_node: int
-    gpu_type: str | None
-
-
-def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
-    """Return the flags that count, by their long name; the other ``#SBATCH`` lines become rows of the table."""
-    flags: dict[str, Flag] = {}
-    for line in script.directive_lines:
-        if line.is_ignored:
-            draft.leave_open(
-                line.number,
-                line.text,
-                f"sbatch does not read it: it stands after the first command (line {script.first_command}); to have "
-                "it, write it into the job file",
-            )
-        elif line.flags:
-            for flag in line.flags:
-                _add_flag(flags, flag, draft)
-        elif line.problem is not None:
-            draft.leave_open(line.number, line.text, f"sbatch refuses this line: it {line.problem}")
-        elif not line.words:
-            draft.drop(line.number, line.text, "it has no flag")
-        else:
-            draft.leave_open(
-                line.number, line.text, "sbatch takes its words for the value of a flag in a line before it"
-            )
-    return flags
-
-
-def flag_text(flag: Flag) -> str:
-    """Return a flag as it is written in its long form; a word that is no flag as it is."""
-    if flag.is_word:
-        return flag.name
-    return f"--{flag.name}" if flag.value is None else f"--{flag.name}={flag.value}"
-
-
-def _add_flag(flags: dict[str, Flag], flag: Flag, draft: Draft) -> None:
-    name = _ALIASES.get(flag.name, flag.name)
-    earlier = flags.get(name)
-    if flag.is_unknown:
-        _drop_earlier(earlier, flag, draft)
-        flags[name] = flag
-    elif flag.problem is not None:
-        draft.leave_open(flag.line, flag_text(flag), f"sbatch refuses it: the line {flag.problem}")
-    elif "hetjob" in flags or name == "hetjob":
-        flags.setdefault("hetjob", flag)
-        draft.leave_open(
-            flag.line, flag_text(flag), "a heterogeneous job is several jobs, and a job file is one: write one for each"
-        )
-    elif earlier is not None and name == "mail-type":
-        # sbatch adds them up (measured on Slurm 22.05.8).
-        draft.note_taken(earlier.line, flag_text(earlier), ("resources", "mail_type"))
-        flags[name] = replace(flag, name=name, value=f"{earlier.value},{flag.value}")
-    else:
-        _drop_earlier(earlier, flag, draft)
-        flags[name] = replace(flag, name=name)
-
-
-def _drop_earlier(earlier: Flag | None, flag: Flag, draft: Draft) -> None:
-    """Say in the row of an earlier flag of the same name that a later one counts."""
-    if earlier is not None:
-        draft.drop(earlier.line, flag_text(earlier), f"line {flag.line} gives --{flag.name} again, and that counts")
-
-
-def read_counts(flags: Mapping[str, Flag], launch: Launch | None, draft: Draft) -> Counts:
-    """Return the numbers of nodes, tasks, CPUs and GPUs; those of srun override those of sbatch."""
-    flags_of_srun = {flag.name: flag for flag in launch.srun} if launch is not None else {}
-
-    def number(name: str) -> int | None:
-        """Return the number that a flag gives; None if it gives none, or 0."""
-        for flag in (flags_of_srun.get(name), flags.get(name)):
-            if flag is not None and re.fullmatch("[0-9]{1,7}", flag.value or "", re.ASCII):
-                return int(flag.value or 0) or None
-        return None
-
-    nodes, most_nodes = _read_nodes(flags, number, draft)
-    tasks_per_node = _read_tasks_per_node(flags, number, draft, nodes=nodes)
-    gpus_per_node, gpu_type = _read_gpus(flags, nodes=nodes, tasks_per_node=tasks_per_node)
-    cpus_per_task = number("cpus-per-task")
-    cpus_per_gpu = number("cpus-per-gpu")
-    if cpus_per_task is None and cpus_per_gpu is not None:
-        cpus_per_task = max(1, cpus_per_gpu * max(gpus_per_node, 1) // tasks_per_node)
-    return Counts(
-        nodes=nodes,
-        most_nodes=most_nodes,
-        tasks_per_node=tasks_per_node,
-        cpus_per_task=cpus_per_task or 1,
-        gpus_per_node=gpus_per_node,
-        gpu_type=gpu_type,
-    )
-
-
-def _read_tasks_per_node(
-    flags: Mapping[str, Flag], number: Callable[[str], int | None], draft: Draft, *, nodes: int
-) -> int:
-    """Return the number of tasks on each node: ``--ntasks-per-node``, or fewer if ``--ntasks`` asks for fewer."""
-    tasks_per_node = number("ntasks-per-node")
-    tasks = number("ntasks")
-    if tasks is None:
-        return tasks_per_node or 1
-    if tasks_per_node is not None and nodes * tasks_per_node <= tasks:
-        return tasks_per_node
-    tasks_per_node = max(1, tasks // nodes)
-    if tasks % nodes and "ntasks" in flags:
-        draft.leave_open(
-            flags["ntasks"].line,
-            flag_text(flags["ntasks"]),
-            f"{tasks} tasks do not divide over {nodes} nodes evenly, and every node of a job has the same number of "
-            f"ranks; the job file has {tasks_per_node}",
-        )
-    return tasks_per_node
-
-
-def _read_nodes(flags: Mapping[str, Flag], number: Callable[[str], int | None], draft: Draft) -> tuple[int, int]:
-    """Return the smallest and the largest number of nodes."""
-    given = flags.get("nodes")
-    tasks = number("ntasks")
-    tasks_per_node = number("ntasks-per-node")
-    if given is None:
-        nodes = 1
-        if tasks is not None and tasks_per_node is not None:
-            nodes = max(1, -(-tasks // tasks_per_node))
-        elif tasks is not None and tasks > 1 and "ntasks" in flags:
-            draft.leave_open(
-                flags["ntasks"].line,
-                "no --nodes",
-                f"Slurm may spread {tasks} tasks over any nodes; the job file has them on one: change resources.nodes",
-            )
-        return nodes, nodes
-    numbers = re.fullmatch("([1-9][0-9]{0,6})(?:-([1-9][0-9]{0,6}))?", given.value or "", re.ASCII)
-    if numbers is None:
-        draft.leave_open(
-            given.line, flag_text(given), "resources.nodes is a number or a range such as 2-8; the job file has 1"
-        )
-        return 1, 1
-    least = int(numbers[1])
-    most = int(numbers[2] or least)
-    if most != least and (tasks is not None or "gpus" in flags):
-        total = "GPUs" if tasks is None else "tasks"
-        draft.leave_open(
-            given.line,
-            flag_text(given),
-            f"the script has one number of {total} for all nodes, and a job file has one for each node; the job file "
-            f"has {counted(least, 'node')}",
-        )
-        return least, least
-    return least, most
-
-
-def _read_gpus(flags: Mapping[str, Flag], *, nodes: int, tasks_per_node: int) -> tuple[int, str | None]:
-    """Return the number of GPUs of a node, and their kind."""
-    for name in _GPU_FLAGS:
-        flag = flags.get(name)
-        if flag is None or flag.value is None:
-            continue
-        # The other flags are written as gpu of --gres is, without its name.
-        text = flag.value if name == "gres" else ",".join(f"gpu:{part}" for part in flag.value.split(","))
-        fields = fields_of_gres(text)
-        counts = [int(value) for field, value in fields if field == "gpus_per_node" and value.isdecimal()]
-        if not counts:
-            continue
-        gpu_type = next((value for field, value in fields if field == "gpu_type"), None)
-        count = sum(counts)
-        if name == "gpus-per-task":
-            return count * tasks_per_node, gpu_type
-        if name == "gpus" and count > 0:
-            return max(1, count // nodes), gpu_type
-        return count, gpu_type
-    return 0, None
-
-
-def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated: int | None, draft: Draft) -> None:
-    """Set the numbers of the job file: nodes, ranks, CPUs of a rank, GPUs.
-
-    Args:
-        flags: the flags of sbatch that count.
-        counts: what they and srun's request.
-        ranks: how the ranks of a node are started.
-        stated: the number of ranks on a node that the launcher's options state; None if they do not.
-        draft: gets the fields and the rows.
-    """
-    gpus = counts.gpus_per_node
-    cpus_of_node = counts.tasks_per_node * counts.cpus_per_task
-    if gpus:
-        ranks_per_node = gpus
-    elif ranks == "launcher":
-        ranks_per_node = stated or counts.tasks_per_node
-    elif ranks == "alone":
-        ranks_per_node = 1
-    else:
-        ranks_per_node = counts.tasks_per_node
-    cpus_per_rank = max(1, cpus_of_node // ranks_per_node)
-    nodes = counts.nodes if counts.most_nodes == counts.nodes else f"{counts.nodes}-{counts.most_nodes}"
-    resources: dict[str, object] = {"nodes": nodes}
-    if gpus:
-        resources["gpus_per_node"] = gpus
-        if counts.gpu_type is not None:
-            resources["gpu_type"] = counts.gpu_type
-    elif ranks_per_node > 1:
-        resources["tasks_per_node"] = ranks_per_node
-    resources["cpus_per_task"] = cpus_per_rank
-    for name, value in resources.items():
-        draft.values["resources", name] = value
-    _note_counts(flags, counts, ranks, (ranks_per_node, cpus_per_rank), draft)
-
-
-def _note_counts(
-    flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, numbers: tuple[int, int], draft: Draft
-) -> None:
-    """Add the row of each flag that states a number; ``numbers`` are the ranks of a node and the CPUs of a rank."""
-    ranks_per_node, cpus_per_rank = numbers
-    started = {
-        "launcher": "the launcher starts them, as one task on each node",
-        "own": "the program starts them, as one task on each node",
-        "tasks": "one task each",
-        "alone": "one task, because the script runs the program once",
-    }
-    ranks_note = f"{counted(ranks_per_node, 'rank')} on a node: {started[ranks]}"
-    cpus_note = f"{counted(cpus_per_rank, 'CPU')} for each of {counted(ranks_per_node, 'rank')}"
-    keys = {
-        "nodes": (("resources", "nodes"), ""),
-        "ntasks": (("resources", "gpus_per_node" if counts.gpus_per_node else "tasks_per_node"), ranks_note),
-        "ntasks-per-node": (("resources", "gpus_per_node" if counts.gpus_per_node else "tasks_per_node"), ranks_note),
-        "cpus-per-task": (("resources", "cpus_per_task"), cpus_note),
-        "cpus-per-gpu": (("resources", "cpus_per_task"), cpus_note),
-        **dict.fromkeys(_GPU_FLAGS, (("resources", "gpus_per_node"), "")),
-    }
-    rows_so_far = {(row.line, row.text) for row in draft.rows}
-    for name, (key, note) in keys.items():
-        flag = flags.get(name)
-        if flag is None or (flag.line, flag_text(flag)) in rows_so_far:
-            continue
-        if name != "gres" or counts.gpus_per_node:
-            draft.note_taken(flag.line, flag_text(flag), key, note)
-
-
-def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
-    """Set the fields of the flags that state no number, and drop those that hpcddp writes itself."""
-    for name, flag in flags.items():
-        reader = _READERS.get(name)
-        if name == "gres":
-            _take_other_gres(flag, draft)
-        elif name in _COUNT_FLAGS or name in {"hetjob", "chdir"}:
-            continue
-        elif reader is not None:
-            reader(flag, draft)
-        elif name in CONTAINER_FLAGS:
-            take_container(flag, flag_text(flag), draft)
-        elif name in FIELDS_WRITTEN_UNCHANGED:
-            key = ("resources", FIELDS_WRITTEN_UNCHANGED[name])
-            draft.take(flag.line, flag_text(flag), key, _value_for(key, flag))
-        elif name in SRUN_VARIABLES:
-            draft.take(flag.line, flag_text(flag), ("environment", "env", SRUN_VARIABLES[name]), flag.value or "")
-        elif name in REFUSED_FLAGS and REFUSED_FLAGS[name].startswith("it has its own field"):
-            draft.leave_open(flag.line, flag_text(flag), REFUSED_FLAGS[name])
-        elif name in REFUSED_FLAGS:
-            draft.drop(flag.line, flag_text(flag), REFUSED_FLAGS[name])
-        else:
-            _take_into_sbatch(flag, draft)
-
-
-def _value_for(key: Path, flag: Flag) -> object:
-    """Return the value of a flag in the type of the field that has it; a value of another type stays a text."""
-    key_type = find_key(key)
-    types = frozenset() if key_type is None else key_type.types
-    if flag.value is None and bool in types:
-        return True
-    value = flag.value or ""
-    is_number = int in types and re.fullmatch("-?[0-9]{1,18}", value, re.ASCII) is not None
-    return int(value) if is_number else value
-
-
-def _take_into_sbatch(flag: Flag, draft: Draft) -> None:
-    value = True if flag.value is None else flag.value
-    note = "" if SBATCH.long_flags_of(flag.name) else "sbatch itself does not have it: a plugin of your site must"
-    draft.take(flag.line, flag_text(flag), ("resources", "sbatch", flag.name), value, note)
-
-
-def take_container(flag: Flag, text: str, draft: Draft) -> None:
-    """Set a field of the container from a flag of pyxis; ``text`` is the flag as the table shows it."""
-    field = CONTAINER_FLAGS[flag.name]
-    value: object = flag.value or ""
-    if field == "mounts":
-        value = (flag.value or "").split(",")
-    draft.values["environment", "container", "runtime"] = "pyxis"
-    note = "hpcddp must be installed in the image" if field == "image" else ""
-    draft.take(flag.line, text, ("environment", "container", field), value, note)
-
-
-def _take_other_gres(flag: Flag, draft: Draft) -> None:
-    for path, count in fields_of_gres(flag.value or ""):
-        section, _, name = path.partition(".")
-        if section == "gres":
-            draft.take(flag.line, f"--gres={name}:{count}", ("resources", "gres", name), count)
-
-
-def _take_name(flag: Flag, draft: Draft) -> None:
-    name = job_name_of(flag.value or "")
-    note = "" if name == flag.value else f"{name}: a name has letters, digits, '.', '_' and '-'"
-    if flag.value in INTERACTIVE_JOB_NAMES:
-        note = f"{name}: Lightning takes a job named {flag.value} for an interactive one, and saves nothing"
-    draft.take(flag.line, flag_text(flag), ("name",), name, note)
-
-
-def job_name_of(text: str) -> str:
-    """Return a text as the name of a job."""
-    without_patterns = re.sub(r"%[0-9]*[A-Za-z]", "", text)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", without_patterns, flags=re.ASCII).strip("._-")[:64]
-    if name in INTERACTIVE_JOB_NAMES:
-        name = f"{name}-job"
-    return name if re.fullmatch(NAME_PATTERN, name, re.ASCII) else "job"
-
-
-def _take_mail_type(flag: Flag, draft: Draft) -> None:
-    draft.take(flag.line, flag_text(flag), ("resources", "mail_type"), (flag.value or "").replace(" ", ""))
-
-
-def _take_time(flag: Flag, draft: Draft) -> None:
-    value = flag.value or ""
-    unlimited = {"0", "infinite", "unlimited"}
-    draft.take(
-        flag.line, flag_text(flag), ("resources", "time_limit"), "unlimited" if value.lower() in unlimited else value
-    )
-
-
-def _take_memory(flag: Flag, draft: Draft) -> None:
-    value = flag.value or ""
-    # sbatch takes a number without a unit for megabytes, and 0 for all memory.
-    text = f"{value}M" if re.fullmatch("[1-9][0-9]*", value, re.ASCII) else value
-    memory = 0 if re.fullmatch("0+[KMGT]?", value, re.ASCII) else text
-    draft.take(flag.line, flag_text(flag), ("resources", FIELDS_WRITTEN_UNCHANGED[flag.name]), memory)
-
-
-def _take_signal(flag: Flag, draft: Draft) -> None:
-    target, _, rest = (flag.value or "").rpartition(":")
-    number, _, seconds = rest.partition("@")
-    signal = signal_name(number)
-    lead = f"{seconds or 60}s"
-    notes = []
-    if "B" in target:
-        notes.append("not to the batch script (B:), but to the ranks")
-    draft.take(flag.line, flag_text(flag), ("requeue", "signal_lead"), lead, "; ".join(notes))
-    if signal != "USR2" and "B" not in target:
-        draft.take(flag.line, flag_text(flag), ("requeue", "command_signal"), signal)
-
-
-def _take_no_requeue(flag: Flag, draft: Draft) -> None:
-    draft.take(flag.line, flag_text(flag), ("requeue", "causes"), [], "no cause: the job is never requeued")
-
-
-def _drop_requeue(flag: Flag, draft: Draft) -> None:
-    draft.drop(flag.line, flag_text(flag), "hpcddp writes it: a job is requeued after the causes in requeue.causes")
-
-
-def _take_export(flag: Flag, draft: Draft) -> None:
-    draft.drop(flag.line, flag_text(flag), REFUSED_FLAGS["export"])
-    for part in (flag.value or "").split(","):
-        name, equals, value = part.partition("=")
-        if equals:
-            draft.take(flag.line, f"--export={part}", ("environment", "env", name), value)
-
-
-def _leave_array(flag: Flag, draft: Draft) -> None:
-    draft.leave_open(
-        flag.line,
-        flag_text(flag),
-        "one job file is one run; write a sweep with the values that each element takes in place of "
-        "$SLURM_ARRAY_TASK_ID, for example sweep: {seed: 0..9} and {seed} in command",
-    )
-
-
-_READERS: Final[Mapping[str, Callable[[Flag, Draft], None]]] = MappingProxyType(
-    {
-        "array": _leave_array,
-        "export": _take_export,
-        "job-name": _take_name,
-        "mail-type": _take_mail_type,
-        "mem": _take_memory,
-        "mem-per-cpu": _take_memory,
-        "mem-per-gpu": _take_memory,
-        "no-requeue": _take_no_requeue,
-        "requeue": _drop_requeue,
-        "signal": _take_signal,
-        "time": _take_time,
-    }
-)
-
-
 Outcome = Literal["taken", "setup", "dropped", "open"]
 """What became of a part of the script: ``taken`` into a field; ``setup``, a line of ``environment.setup``; ``dropped``,
 not needed for the reason in the row; ``open``, left to the user."""
-
-
-SETUP: Final = ("environment", "setup")
+_CONTAINER: Final = ("environment", "container")
 _MASKED_NAME: Final = r"[A-Za-z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(?:_[A-Za-z0-9_]*)?"
-_MASKED: Final = re.compile(rf"\b({_MASKED_NAME}=)(?:'[^']*'|\"[^\"]*\"|\S)+", re.IGNORECASE)
-
-
-def may_be_secret(name: str) -> bool:
-    """Return whether the value of a variable of this name may be a secret."""
-    return re.fullmatch(_MASKED_NAME, name, re.IGNORECASE) is not None
+SECRET: Final = re.compile(rf"\b({_MASKED_NAME})=('[^']+'|\"[^\"$`]+\"|[^\s'\"$`;&|()]+)", re.IGNORECASE)
+"""The assignment of a value, which stands in the script, to what may be a secret."""
+_ALIASES: Final = MappingProxyType({"tasks-per-node": "ntasks-per-node", "cluster": "clusters"})
+_GPU_FLAGS: Final = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
+COUNT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "nodes": "nodes",
+        "ntasks": "tasks_per_node",
+        "ntasks-per-node": "tasks_per_node",
+        "cpus-per-task": "cpus_per_task",
+        "cpus-per-gpu": "cpus_per_task",
+        **dict.fromkeys(_GPU_FLAGS, "gpus_per_node"),
+    }
+)
+"""The flags that state numbers, with the fields of ``resources`` that follow from all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,7 +69,7 @@ class Draft:
     rows: list[Row] = field(default_factory=list)
 
     def take(self, line: int, text: str, key: Path, value: object, note: str = "") -> None:
-        """Set a field.
+        """Set a field, and say that a part of the script became it.
 
         Args:
             line: the line of the script.
@@ -487,27 +78,293 @@ class Draft:
             note: what the user should know about it.
         """
         self.values[key] = value
-        self.note_taken(line, text, key, note)
+        self.tell(line, text, "taken", f"{dotted(key)}; {note}" if note else dotted(key), key)
 
-    def note_taken(self, line: int, text: str, key: Path, note: str = "") -> None:
-        """Add the row of a part that is in a field which is set already, or elsewhere."""
+    def tell(self, line: int, text: str, outcome: Outcome, reason: str, key: Path | None = None) -> None:
+        """Add the row of a part of the script."""
+        self.rows.append(
+            Row(
+                line=line,
+                text=SECRET.sub(r"\1=...", text),
+                outcome=outcome,
+                reason=SECRET.sub(r"\1=...", reason),
+                key=key,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The numbers that a script requests.
+
+    Args:
+        nodes: the smallest number of nodes.
+        tasks_per_node: Slurm tasks on each node.
+        cpus_per_task: CPUs of each Slurm task.
+        gpus_per_node: GPUs on each node.
+        gpu_type: their kind; None if it is not given.
+        is_uneven: whether a number for all nodes does not say what each node has.
+    """
+
+    nodes: int
+    tasks_per_node: int
+    cpus_per_task: int
+    gpus_per_node: int
+    gpu_type: str | None
+    is_uneven: bool
+
+
+def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
+    """Return the flags that count, by their long name; the other ``#SBATCH`` lines become rows of the table."""
+    for line in script.directive_lines:
+        if line.is_ignored:
+            why = f"sbatch does not read it: it stands after the first command (line {script.first_command})"
+            draft.tell(line.number, line.text, "open", f"{why}; to have it, write it into the job file")
+        elif not line.flags and line.problem is not None:
+            draft.tell(line.number, line.text, "open", f"sbatch refuses this line: it {line.problem}")
+        elif not line.flags:
+            draft.tell(line.number, line.text, "dropped", "it has no flag of its own")
+    flags: dict[str, Flag] = {}
+    for read in script.flags:
+        flag = replace(read, name=_ALIASES.get(read.name, read.name))
+        earlier = flags.get(flag.name)
+        if flag.problem is not None and not flag.is_unknown:
+            draft.tell(flag.line, flag_text(flag), "open", f"sbatch refuses it: the line {flag.problem}")
+            continue
+        if earlier is not None and flag.name == "mail-type":
+            # sbatch adds them up (measured on Slurm 22.05.8).
+            draft.tell(earlier.line, flag_text(earlier), "taken", "resources.mail_type")
+            flag = replace(flag, value=f"{earlier.value},{flag.value}")
+        elif earlier is not None:
+            why = f"line {flag.line} gives --{flag.name} again, and that counts"
+            draft.tell(earlier.line, flag_text(earlier), "dropped", why)
+        flags[flag.name] = flag
+    return flags
+
+
+def flag_text(flag: Flag) -> str:
+    """Return a flag as it is written in its long form; a word that is no flag as it is."""
+    if flag.is_word:
+        return flag.name
+    return f"--{flag.name}" if flag.value is None else f"--{flag.name}={flag.value}"
+
+
+def read_counts(flags: Mapping[str, Flag], launch: Launch) -> Counts:
+    """Return the numbers of nodes, tasks, CPUs and GPUs; those of srun override those of sbatch."""
+    flags_of_srun = {flag.name: flag for flag in launch.srun}
+
+    def number(name: str) -> int | None:
+        """Return the number that a flag gives; None if it gives none, or 0."""
+        for flag in (flags_of_srun.get(name), flags.get(name)):
+            if flag is not None and re.fullmatch("[0-9]{1,7}", flag.value or "", re.ASCII):
+                return int(flag.value or 0) or None
+        return None
+
+    tasks = number("ntasks")
+    tasks_per_node = number("ntasks-per-node")
+    nodes = 1
+    is_uneven = False
+    if "nodes" in flags:
+        least = re.match("[1-9][0-9]{0,6}", flags["nodes"].value or "", re.ASCII)
+        nodes = 1 if least is None else int(least[0])
+        is_uneven = "-" in (flags["nodes"].value or "")
+    elif tasks is not None and tasks_per_node is not None:
+        nodes = -(-tasks // tasks_per_node)
+    else:
+        is_uneven = tasks is not None and tasks > 1
+    if tasks is not None and (tasks_per_node is None or nodes * tasks_per_node > tasks):
+        tasks_per_node = max(1, tasks // nodes)
+        is_uneven = is_uneven or tasks % nodes > 0
+    tasks_per_node = tasks_per_node or 1
+    gpus_per_node, gpu_type = _read_gpus(flags, nodes=nodes, tasks_per_node=tasks_per_node)
+    cpus_per_task = number("cpus-per-task")
+    if cpus_per_task is None:
+        cpus_per_task = max(1, (number("cpus-per-gpu") or 0) * max(gpus_per_node, 1) // tasks_per_node)
+    return Counts(
+        nodes=nodes,
+        tasks_per_node=tasks_per_node,
+        cpus_per_task=cpus_per_task,
+        gpus_per_node=gpus_per_node,
+        gpu_type=gpu_type,
+        is_uneven=is_uneven,
+    )
+
+
+def _read_gpus(flags: Mapping[str, Flag], *, nodes: int, tasks_per_node: int) -> tuple[int, str | None]:
+    """Return the number of GPUs of a node, and their kind."""
+    for name in _GPU_FLAGS:
+        text = flags[name].value or "" if name in flags else ""
+        if name != "gres":
+            # The other flags are written as gpu of --gres is, without its name.
+            text = re.sub("(^|,)(?=.)", r"\1gpu:", text)
+        fields = fields_of_gres(text)
+        counts = [int(value) for key, value in fields if key == "gpus_per_node" and value.isdecimal()]
+        if counts:
+            gpus = sum(counts)
+            if name == "gpus-per-task":
+                gpus *= tasks_per_node
+            elif name == "gpus":
+                gpus = -(-gpus // nodes)
+            return gpus, dict(fields).get("gpu_type")
+    return 0, None
+
+
+def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated: int | None, draft: Draft) -> None:
+    """Set the numbers of the job file: nodes, ranks, CPUs of a rank, GPUs.
+
+    Args:
+        flags: the flags of sbatch that count.
+        counts: what they and srun's request.
+        ranks: how the ranks of a node are started.
+        stated: the number of ranks on a node that the launcher's options state; None if they do not.
+        draft: gets the fields and the rows.
+    """
+    ranks_per_node = counts.gpus_per_node or counts.tasks_per_node
+    if not counts.gpus_per_node and ranks == "launcher":
+        ranks_per_node = stated or counts.tasks_per_node
+    elif not counts.gpus_per_node and ranks == "alone":
+        ranks_per_node = 1
+    nodes: str | int = counts.nodes
+    if "nodes" in flags and not (flags["nodes"].value or "").isdecimal():
+        nodes = flags["nodes"].value or ""
+    cpus_per_rank = max(1, counts.tasks_per_node * counts.cpus_per_task // ranks_per_node)
+    resources: dict[str, object] = {"nodes": nodes}
+    if counts.gpus_per_node:
+        resources["gpus_per_node"] = counts.gpus_per_node
+    if counts.gpus_per_node and counts.gpu_type is not None:
+        resources["gpu_type"] = counts.gpu_type
+    if not counts.gpus_per_node and ranks_per_node > 1:
+        resources["tasks_per_node"] = ranks_per_node
+    resources["cpus_per_task"] = cpus_per_rank
+    draft.values |= {("resources", name): value for name, value in resources.items()}
+    _tell_counts(flags, counts, (ranks_per_node, cpus_per_rank), draft)
+
+
+def _tell_counts(flags: Mapping[str, Flag], counts: Counts, numbers_of_job: tuple[int, int], draft: Draft) -> None:
+    """Add the row of each flag that states a number; the job has these ranks on a node, and CPUs for each."""
+    ranks_per_node, cpus_per_rank = numbers_of_job
+    numbers = f"{counted(ranks_per_node, 'rank')} on a node, {counted(cpus_per_rank, 'CPU')} for each"
+    for name, count_field in COUNT_FIELDS.items():
+        if name not in flags or (name == "gres" and not counts.gpus_per_node):
+            continue
+        flag = flags[name]
+        key = ("resources", count_field)
+        if count_field == "tasks_per_node" and counts.gpus_per_node:
+            key = ("resources", "gpus_per_node")
         reason = dotted(key)
-        if note:
-            reason = f"{reason}; {note}"
-        self._add(line, text, "taken", reason, key)
+        if "tasks" in name or "cpus" in name:
+            reason = f"{reason}; {numbers}"
+        outcome: Outcome = "taken"
+        if counts.is_uneven and name in {"ntasks", "gpus"}:
+            outcome = "open"
+            reason = f"it is a number for all nodes, and the job file has {numbers}: change it, if that is not meant"
+        draft.tell(flag.line, flag_text(flag), outcome, reason, key)
 
-    def note_setup(self, line: int, text: str, note: str = "") -> None:
-        """Add the row of a line of ``environment.setup``."""
-        self._add(line, text, "setup", f"{dotted(SETUP)}; {note}" if note else dotted(SETUP), SETUP)
 
-    def drop(self, line: int, text: str, why: str) -> None:
-        """Add the row of a part that the job file does not need."""
-        self._add(line, text, "dropped", why)
+def take_other_flags(flags: Mapping[str, Flag], draft: Draft) -> None:
+    """Set the fields of the flags that state no number, and drop those that hpcddp writes itself."""
+    for flag in flags.values():
+        if flag.name == "gres":
+            for path, count in fields_of_gres(flag.value or ""):
+                section, _, name = path.partition(".")
+                if section == "gres":
+                    draft.take(flag.line, f"--gres={name}:{count}", ("resources", "gres", name), count)
+        elif flag.name not in COUNT_FIELDS and flag.name != "chdir":
+            _take_flag(flag, draft)
 
-    def leave_open(self, line: int, text: str, why: str) -> None:
-        """Add the row of a part that the user has to look at."""
-        self._add(line, text, "open", why)
 
-    def _add(self, line: int, text: str, outcome: Outcome, reason: str, key: Path | None = None) -> None:
-        shown = _MASKED.sub(r"\1...", text)
-        self.rows.append(Row(line=line, text=shown, outcome=outcome, reason=_MASKED.sub(r"\1...", reason), key=key))
+def _take_flag(flag: Flag, draft: Draft) -> None:
+    name = flag.name
+    text = flag_text(flag)
+    if name in KEYS_OF_FLAGS:
+        take_field(flag, flag.line, text, draft)
+    elif name == "array":
+        sweep = "write a sweep with the values that each element takes in place of $SLURM_ARRAY_TASK_ID"
+        draft.tell(flag.line, text, "open", f"one job file is one run; {sweep}, for example sweep: {{seed: 0..9}}")
+    elif name == "export":
+        draft.tell(flag.line, text, "dropped", REFUSED_FLAGS["export"])
+        take_exported(flag, flag.line, draft)
+    elif name in REFUSED_FLAGS:
+        is_of_field = REFUSED_FLAGS[name].startswith("it has its own field")
+        draft.tell(flag.line, text, "open" if is_of_field else "dropped", REFUSED_FLAGS[name])
+    else:
+        note = "" if SBATCH.long_flags_of(name) else "sbatch itself does not have it: a plugin of your site must"
+        draft.take(flag.line, text, ("resources", "sbatch", name), True if flag.value is None else flag.value, note)
+
+
+def take_field(flag: Flag, line: int, text: str, draft: Draft) -> None:
+    """Set the field of a flag of sbatch or srun.
+
+    Args:
+        line: the line of the script in which it stands.
+        text: the flag as the table shows it.
+        draft: gets the field and the row.
+    """
+    key = KEYS_OF_FLAGS[flag.name]
+    value: object = True
+    if flag.value is not None or key[0] != "resources":
+        value = _VALUES_OF_FLAGS.get(flag.name, str)(flag.value or "")
+    note = _NOTES_OF_FLAGS.get(flag.name, "")
+    if flag.name == "job-name" and value != flag.value:
+        note = f"hpcddp can name it {value}"
+    draft.take(line, text, key, value, note)
+    if key[:2] == _CONTAINER:
+        draft.values[(*_CONTAINER, "runtime")] = "pyxis"
+    elif flag.name == "signal":
+        signal = signal_name((flag.value or "").partition("@")[0])
+        if ":" not in signal and signal != "USR2":
+            draft.take(line, text, ("requeue", "command_signal"), signal)
+
+
+def take_exported(flag: Flag, line: int, draft: Draft) -> None:
+    """Set the variables that ``--export`` of sbatch or srun gives values."""
+    for part in (flag.value or "").split(","):
+        name, equals, value = part.partition("=")
+        if equals:
+            draft.take(line, f"--export={part}", ("environment", "env", name), value)
+
+
+def job_name_of(text: str) -> str:
+    """Return a text as the name of a job."""
+    without_patterns = re.sub(r"%[0-9]*[A-Za-z]", "", text)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", without_patterns, flags=re.ASCII).strip("._-")[:64]
+    if name in INTERACTIVE_JOB_NAMES:
+        name = f"{name}-job"
+    return name if re.fullmatch(NAME_PATTERN, name, re.ASCII) else "job"
+
+
+def _memory(text: str) -> str:
+    # sbatch takes a number without a unit for megabytes, and 0 for all memory.
+    return f"{text}M" if re.fullmatch("[1-9][0-9]*", text, re.ASCII) else text
+
+
+KEYS_OF_FLAGS: Final[Mapping[str, Path]] = MappingProxyType(
+    {
+        **{flag: ("resources", name) for flag, name in FIELDS_WRITTEN_UNCHANGED.items()},
+        **{flag: ("environment", "env", variable) for flag, variable in SRUN_VARIABLES.items()},
+        "job-name": ("name",),
+        "no-requeue": ("requeue", "causes"),
+        "signal": ("requeue", "signal_lead"),
+        "container-image": (*_CONTAINER, "image"),
+        "container-mounts": (*_CONTAINER, "mounts"),
+        "container-workdir": (*_CONTAINER, "workdir"),
+    }
+)
+"""The fields of flags of sbatch, and of those of srun and of its plugin pyxis."""
+_VALUES_OF_FLAGS: Final[Mapping[str, Callable[[str], object]]] = MappingProxyType(
+    {
+        "container-mounts": lambda text: text.split(","),
+        "job-name": job_name_of,
+        "mail-type": lambda text: text.replace(" ", ""),
+        **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), _memory),
+        "no-requeue": lambda _: [],
+        "signal": lambda text: f"{text.partition('@')[2] or 60}s",
+    }
+)
+_NOTES_OF_FLAGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "container-image": "hpcddp must be installed in the image",
+        "no-requeue": "no cause: the job is never requeued",
+        "signal": "hpcddp signals the ranks, not the batch script",
+    }
+)
