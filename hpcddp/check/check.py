@@ -27,7 +27,7 @@ from hpcddp.site.facts import ask_site, read_site
 from hpcddp.site.rules import broken_site_rules, is_about
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.slurm.job_environment import submission_environment
-from hpcddp.submission.checks import check_sweep_submittable, notes_about, obstacles_to
+from hpcddp.submission.checks import check_submittable, notes_about, obstacles_to
 from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.submit import choose_cluster
@@ -40,7 +40,7 @@ def _refusals(subject: Subject) -> Iterator[Hit]:
         return
     for sentence in (*_sweep(request)[0], *_no_plan(request)):
         yield _hit(sentence)
-    if request.sweep_table is None:
+    if not request.elements:
         yield from (_hit(obstacle.sentence) for obstacle in obstacles_to(request) if obstacle.certain)
 
 
@@ -51,7 +51,7 @@ def _warnings(subject: Subject) -> Iterator[Hit]:
         return
     for sentence in (*_sweep(request)[1], *notes_about(replace(request, run_id="new"))):
         yield _hit(sentence)
-    if request.sweep_table is None:
+    if not request.elements:
         yield from (_hit(obstacle.sentence) for obstacle in obstacles_to(request) if not obstacle.certain)
         if subject.plan is not None:
             yield from (_hit(sentence) for sentence in short_epoch(subject.plan.batch))
@@ -66,10 +66,10 @@ def _hit(sentence: str) -> Hit:
 
 def _sweep(request: SubmitRequest) -> tuple[list[str], list[str]]:
     """Return why the elements of a sweep are refused, and what ``submit`` warns of; two empty lists for one run."""
-    if request.sweep_table is None:
+    if not request.elements:
         return [], []
     try:
-        return [], list(check_sweep_submittable(request, request.sweep_table))
+        return [], list(check_submittable(request))
     except UserError as error:
         return error.message.splitlines(), []
 

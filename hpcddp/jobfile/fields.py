@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -474,8 +473,8 @@ Grid = Mapping[str, tuple[Any, ...]]
 Listed = tuple[Mapping[str, Any], ...]
 
 _RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})", re.ASCII)
-# Of two words that float() may read; a number has at most one point.
-_RANGE_OF_NUMBERS = re.compile(r"([-+.0-9eE]{1,40}?)\.\.([-+.0-9eE]{1,40})", re.ASCII)
+UNEXPANDED_RANGE: Final = re.compile(r"[-+]?\.?[0-9][-+.0-9eE]*\.\.[-+.0-9eE]+", re.ASCII)
+"""A text that looks like a range, also of numbers that are no integers; ``expand_ranges`` leaves no other range."""
 
 
 def expand_ranges(values: Iterable[Any], *, as_texts: bool = False) -> Iterator[Any]:
@@ -493,30 +492,6 @@ def expand_ranges(values: Iterable[Any], *, as_texts: bool = False) -> Iterator[
             yield from map(str if as_texts else int, range(first, last + 1))
         else:
             yield value
-
-
-def unexpanded_range(values: Iterable[Any]) -> str | None:
-    """Return a range that ``expand_ranges`` did not expand, also one of numbers that are no integers, or None."""
-    texts = (value for value in values if isinstance(value, str))
-    return next((text for text in texts if _RANGE.fullmatch(text) or _is_range_of_numbers(text)), None)
-
-
-def _is_range_of_numbers(text: str) -> bool:
-    match = _RANGE_OF_NUMBERS.fullmatch(text)
-    try:
-        return match is not None and all(math.isfinite(float(end)) for end in match.groups())
-    except ValueError:
-        return False
-
-
-def why_unexpanded(text: str) -> str:
-    """Return why ``expand_ranges`` did not expand a range, and what to write instead."""
-    if not _RANGE.fullmatch(text):
-        return "but the ends of a range are integers; write the values, as in 0.1,0.2,0.4"
-    first, last = text.split("..")
-    if int(first) > int(last):
-        return f"which is empty, because it begins above its end; write {last}..{first}"
-    return f"which is more than {LARGEST_SWEEP} numbers; write fewer, as in 0..4"
 
 
 def _sweep(value: object) -> Grid | Listed | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import dropwhile, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from hpcddp.errors import UserError, listed
 from hpcddp.jobfile.cluster import Cluster
@@ -21,10 +21,10 @@ from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, find_launcher, program_of_python
 from hpcddp.jobfile.merge import DEFAULT
-from hpcddp.jobfile.placeholders import RUN_PLACEHOLDERS, placeholders_of, words_outside_shell_texts
+from hpcddp.jobfile.placeholders import RUN_PLACEHOLDERS, as_text, placeholders_of, words_outside_shell_texts
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.resources import NodeRange
-from hpcddp.jobfile.sweep import Combination, SweepTable, assignment, element_spec, is_placeholder
+from hpcddp.jobfile.sweep import assignment, element_spec, field_of
 from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
 from hpcddp.run.trackers import PACKAGES
@@ -418,7 +418,9 @@ def obstacles_to(request: SubmitRequest, checks: Sequence[Check] = CHECKS) -> li
 
 
 def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) -> tuple[str, ...]:
-    """Check a job that has no sweep.
+    """Check a job, or each element of its sweep.
+
+    Elements that differ only in values without influence on the checks are checked once.
 
     Args:
         checks: the checks to run.
@@ -427,9 +429,11 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
         What may keep the job from running, a sentence each.
 
     Raises:
-        SubmissionError: the job cannot run; every reason is named.
+        SubmissionError: the job cannot run, every reason is named; or an element cannot, whose values are named.
         PlanError: its batch cannot be split as the job asks.
     """
+    if request.elements:
+        return _check_sweep(request, checks)
     notes = tuple(obstacle.sentence for obstacle in _refuse_obstacles(request, checks))
     # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
     plan = request.plan
@@ -465,11 +469,7 @@ def check_renderable(request: SubmitRequest) -> None:
     Raises:
         UserError: the job cannot run; every reason is named.
     """
-    anywhere = replace(request, force=True)
-    if request.sweep_table is None:
-        check_submittable(anywhere, CHECKS_OF_JOB)
-    else:
-        check_sweep_submittable(anywhere, request.sweep_table, CHECKS_OF_JOB)
+    check_submittable(replace(request, force=True), CHECKS_OF_JOB)
 
 
 def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
@@ -481,15 +481,13 @@ def unfilled_placeholders(request: SubmitRequest) -> Iterator[str]:
     words = request.job.spec.command or ()
     if not words or request.run.path.exists():
         return
-    table = request.sweep_table
-    swept = () if table is None else table.keys
     is_python = PYTHON.fullmatch(Path(words[0]).name) is not None
     texts = []
     for word_before, word in pairwise(words):
         is_python_code = is_python and word_before == "-c"
         if not is_python_code:
             texts.append(word)
-    names = sorted(placeholders_of(texts) - {*RUN_PLACEHOLDERS, *swept})
+    names = sorted(placeholders_of(texts) - {*RUN_PLACEHOLDERS}.union(*request.elements))
     if not names:
         return
     placeholders = listed([f"{{{name}}}" for name in names])
@@ -558,81 +556,58 @@ def notes_about(request: SubmitRequest) -> tuple[str, ...]:
     return (*unfilled_placeholders(request), *unexpanded_values(request), *cpus_for_gpus(request))
 
 
-# The fields that the batch plan and the data depend on, and one below them that changes neither.
+# The fields that the batch plan and the data depend on.
 _PLANNED = ("batch", "learning_rate", "train", "entrypoint", "command")
-_UNPLANNED = frozenset({"train.seed"})
 
 
 LARGEST_LOCAL_SWEEP = 256
 """The most elements of a sweep on this machine: each is a process from the submission on."""
 
 
-def check_sweep_submittable(
-    request: SubmitRequest, table: SweepTable, checks: Sequence[Check] = CHECKS
-) -> tuple[str, ...]:
-    """Check a sweep as ``check_submittable`` checks a job.
-
-    Elements that differ only in values without influence on the checks are checked once.
-
-    Args:
-        checks: the checks to run.
-
-    Returns:
-        What may keep the elements from running, a sentence each.
-
-    Raises:
-        SubmissionError: the sweep has too many elements for this machine, or an element cannot run; its values are
-            named.
-    """
+def _check_sweep(request: SubmitRequest, checks: Sequence[Check]) -> tuple[str, ...]:
+    """Check the elements of a sweep, as ``check_submittable`` does."""
     if request.cluster == "here":
         raise SubmissionError(
             "--cluster here runs one job, and this one is a sweep; submit its elements one by one (--set sweep=null, "
             "and --set for the values), or the sweep to the queue: --cluster slurm"
         )
-    if request.cluster == "local" and len(table) > LARGEST_LOCAL_SWEEP:
+    if request.cluster == "local" and len(request.elements) > LARGEST_LOCAL_SWEEP:
         raise SubmissionError(
-            f"the sweep has {len(table)} elements, each of them a process of this machine, but at most "
+            f"the sweep has {len(request.elements)} elements, each of them a process of this machine, but at most "
             f"{LARGEST_LOCAL_SWEEP} are allowed; split it into several sweeps"
         )
-    notes: list[str] = []
-    for combination in table.combinations(_checked_keys(table)):
+    notes: dict[str, None] = {}
+    checked: set[str] = set()
+    for index, values in enumerate(request.elements):
+        planned = {key: value for key, value in values.items() if _is_planned(key)}
+        if as_text(planned) in checked:
+            continue
+        checked.add(as_text(planned))
         try:
-            notes_of_elements = _check_elements(request, combination, checks)
+            notes |= dict.fromkeys(_check_element(request, planned, checks))
         except UserError as error:
-            if not combination.values:
+            if not planned:
                 raise
-            elements = f"element {combination.elements[0]}"
-            if len(combination.elements) > 1:
-                elements = f"{elements} and {len(combination.elements) - 1} more"
-            raise SubmissionError(
-                f"{elements} of the sweep, with {assignment(combination.values)}: {error.message}", hint=error.hint
-            ) from error
-        for note in notes_of_elements:
-            if note not in notes:
-                notes.append(note)
+            sentence = f"element {index} of the sweep, with {assignment(planned)}: {error.message}"
+            raise SubmissionError(sentence, hint=error.hint) from error
         # All elements share one environment, and checking it may take seconds.
         checks = [check for check in checks if check in CHECKS_OF_ELEMENT]
     return tuple(notes)
 
 
-def _check_elements(request: SubmitRequest, combination: Combination, checks: Sequence[Check]) -> tuple[str, ...]:
-    """Check a job with the values of some elements of its sweep, as ``check_submittable`` does."""
-    job = replace(request.job, spec=element_spec(request.job.spec, combination.values))
-    element = job.spec
+def _check_element(request: SubmitRequest, values: Mapping[str, Any], checks: Sequence[Check]) -> tuple[str, ...]:
+    """Check a job with the values of an element of its sweep."""
     whole = request.job.spec
+    element = element_spec(whole, values)
     if (element.tasks, element.ranks_per_node) != (whole.tasks, whole.ranks_per_node):
         # Its command has another launcher, or another number of ranks.
         raise SubmissionError(
             f"its command needs {element.tasks} Slurm tasks for {element.world_size} ranks, and the command of the job "
             f"needs {whole.tasks} for {whole.world_size}; submit once for each command"
         )
-    return check_submittable(replace(request, job=job), checks)
+    return check_submittable(replace(request, job=replace(request.job, spec=element)), checks)
 
 
-def _checked_keys(table: SweepTable) -> list[str]:
-    """Return the keys of a sweep whose values have influence on the checks."""
-    return [
-        key
-        for key in table.keys
-        if is_placeholder(key) or (key not in _UNPLANNED and key.partition(".")[0] in _PLANNED)
-    ]
+def _is_planned(key: str) -> bool:
+    """Return whether the values of a key of a sweep have influence on the checks."""
+    return key != "train.seed" and field_of(key).partition(".")[0] in _PLANNED

@@ -151,12 +151,8 @@ def _refuse_absolute_paths(project: Project, request: SubmitRequest) -> None:
 def _texts_of_command(request: SubmitRequest) -> Iterator[str]:
     """Yield the words of the command, and what a sweep gives for it."""
     yield from request.job.spec.command or ()
-    table = request.sweep_table
-    if table is None:
-        return
-    for key, values in table.values.items():
-        if field_of(key) == "command":
-            yield from map(argument_text, values)
+    for element in request.elements:
+        yield from (argument_text(value) for key, value in element.items() if field_of(key) == "command")
 
 
 def _paths_into(project: Project, directory: Path, text: str) -> Iterator[str]:

@@ -236,36 +236,22 @@ def _delimiter(document: str) -> str:
     return delimiter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweptVariable:
-    """The values of one environment variable: element i has number ``i // stride % count`` of them.
+def _swept_variables(request: SubmitRequest) -> dict[str, tuple[tuple[str, ...], int]]:
+    """Return the environment variables to which a sweep gives other values in each element, by name.
 
-    Args:
-        stride: the number of consecutive elements with the same value.
-        count: the number of values.
+    Each has its values, and the number of consecutive elements with the same one; behind the last, they begin again.
     """
-
-    values: tuple[str, ...]
-    stride: int
-    count: int
-
-
-def _swept_variables(request: SubmitRequest) -> dict[str, SweptVariable]:
-    """Return the environment variables to which a sweep gives other values in each element, by name."""
-    table = request.sweep_table
-    variables: dict[str, SweptVariable] = {}
-    if table is None:
-        return variables
-    for key in table.keys:
-        if path_of(key)[: len(VARIABLES)] != VARIABLES:
-            continue
-        values = tuple(table.element(index)[key] for index in range(len(table)))
-        stride = 1
-        if table.is_grid:
-            values = table.values[key]
-            stride = table.stride(key)
-        variables[path_of(key)[-1]] = SweptVariable(values=values, stride=stride, count=len(values))
-    return variables
+    sweep = request.job.spec.sweep or ()
+    variables = {}
+    if isinstance(sweep, Mapping):
+        stride = len(request.elements)
+        for key, values in sweep.items():
+            stride //= len(values)
+            variables[path_of(key)] = (values, stride)
+    else:
+        for key in sweep[0] if sweep else ():
+            variables[path_of(key)] = (tuple(element.get(key) for element in sweep), 1)
+    return {path[-1]: variable for path, variable in variables.items() if path[:-1] == VARIABLES}
 
 
 SET = "<set>"
@@ -275,12 +261,11 @@ SET = "<set>"
 def describe(request: SubmitRequest, script: RenderedScript) -> dict[str, Any]:
     """Return the document of ``render --json``."""
     job = request.job
-    table = request.sweep_table
     return {
         "script": script.text,
         "directives": [{"flag": directive.flag, "value": directive.value} for directive in script.directives],
         "plan": None if request.plan is None else request.plan.as_json(),
-        "elements": None if table is None else table.elements(),
+        "elements": request.elements or None,
         "fields": {dotted(path): {"value": value, "origin": job.origins[dotted(path)]} for path, value in _fields(job)},
     }
 

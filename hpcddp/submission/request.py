@@ -12,7 +12,7 @@ from hpcddp.errors import UserError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.sweep import SweepTable, tabulate
+from hpcddp.jobfile.sweep import Elements, elements_of
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import write_plan_record
@@ -88,9 +88,9 @@ class SubmitRequest:
         return first_plan(self.job.spec)
 
     @cached_property
-    def sweep_table(self) -> SweepTable | None:
-        """The elements of its sweep; None for a single run."""
-        return None if self.job.spec.sweep is None else tabulate(self.job.spec.sweep)
+    def elements(self) -> Elements:
+        """The elements of its sweep; none for a single run."""
+        return elements_of(self.job.spec.sweep or ())
 
 
 def first_plan(spec: JobSpec) -> JobPlan | None:

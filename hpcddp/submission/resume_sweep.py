@@ -21,7 +21,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import ranges_text
 from hpcddp.slurm.job import ENDED_STATES, arrays_of
 from hpcddp.slurm.job_environment import NO_DEPENDENCY, PICKLE_DIGEST, Dependency, submission_environment
-from hpcddp.submission.checks import check_sweep_submittable
+from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.code import code_of_resumption, forget_code
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
 from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
@@ -136,11 +136,10 @@ def prepare_sweep(
         )
     refuse_to_resume_copy(directory)
     request = request_as_before(directory, previous, environment=environment, dependency=dependency, force=force)
-    table = request.sweep_table
-    if table is None or previous.cluster == "local":
+    if not request.elements or previous.cluster == "local":
         # Each element of a sweep on this machine is checked as a run of its own.
         return request, ()
-    notes = check_sweep_submittable(request, table)
+    notes = check_submittable(request)
     check_path(directory.path, "slurm")
     return request, notes
 

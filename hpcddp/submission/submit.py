@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from hpcddp.errors import printable
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.sweep import SweepTable, element_spec
+from hpcddp.jobfile.sweep import element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
 from hpcddp.run.find import add_to_index
@@ -28,7 +28,7 @@ from hpcddp.sandbox.request import default_directory
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
-from hpcddp.submission.checks import check_submittable, check_sweep_submittable, notes_about
+from hpcddp.submission.checks import check_submittable, notes_about
 from hpcddp.submission.code import take_code
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
 from hpcddp.submission.render import exported_values, notes_about_script, render_script
@@ -133,8 +133,8 @@ class PreparedJob:
             "run_dir": str(run.path),
             "script": self.script,
         }
-        if self.request.sweep_table is not None:
-            document["elements"] = self.request.sweep_table.elements()
+        if self.request.elements:
+            document["elements"] = self.request.elements
         return document
 
 
@@ -144,26 +144,22 @@ def prepare(request: SubmitRequest) -> PreparedJob:
     Raises:
         HpcddpError: the job cannot run, or cannot be rendered.
     """
-    table = request.sweep_table
     request_of_script = request
-    if table is None:
-        notes = check_submittable(request)
-    else:
-        notes = check_sweep_submittable(request, table)
-        if len(table) == 1:
-            notes += ("the sweep makes one run, because each key has one value; write several, as in 0.1,0.2 or 0..4",)
-        if request.cluster == "local":
-            # On this machine each element has a script of its own; they differ in their values.
-            request_of_script = element_request(request, table, 0)
+    notes = check_submittable(request)
+    if len(request.elements) == 1:
+        notes += ("the sweep makes one run, because each key has one value; write several, as in 0.1,0.2 or 0..4",)
+    if request.elements and request.cluster == "local":
+        # On this machine each element has a script of its own; they differ in their values.
+        request_of_script = element_request(request, 0)
     check_site(request.job, request.cluster, request.environment)
     script = render_script(request_of_script)
     notes = (*notes, *notes_about(request), *notes_about_script(request_of_script, script))
     return PreparedJob(request=request, script=script.text, notes=notes)
 
 
-def element_request(request: SubmitRequest, table: SweepTable, index: int) -> SubmitRequest:
+def element_request(request: SubmitRequest, index: int) -> SubmitRequest:
     """Return the request of an element of a sweep as a run of its own."""
-    spec = element_spec(request.job.spec, table.element(index))
+    spec = element_spec(request.job.spec, request.elements[index])
     run_id = element_id(request.run.run_id, index)
     return replace(request, run_id=run_id, job=ResolvedJob(spec=spec, origins={}))
 
@@ -306,7 +302,7 @@ def write_run(run: RunDirectory, job: PreparedJob, *, total_steps: int | None = 
     """
     request = job.request
     write_text(run.job_file, request.job_text)
-    if request.sweep_table is None:
+    if not request.elements:
         write_plan(run, request.plan, total_steps=total_steps)
     values = exported_values(request)
     # The script of a template of the user's own need not export them, and then no file may hold them.

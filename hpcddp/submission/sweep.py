@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpcddp.jobfile.cluster import Cluster
-from hpcddp.jobfile.sweep import SweepTable
 from hpcddp.run.files import write_text
 from hpcddp.run.find import add_to_index
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
@@ -108,14 +107,11 @@ def submit_sweep(request: SubmitRequest) -> SweepSubmission:
     Raises:
         HpcddpError: the sweep could not be submitted; nothing is left behind.
     """
-    table = request.sweep_table
-    if table is None:
-        raise ValueError(f"the job {request.job.spec.name} has no sweep")
     job = prepare(request)
     code = take_code(request)
-    sweep = Sweep(sweep_id=request.run.run_id, path=request.run.path, elements=table.elements(), chunks=())
+    sweep = Sweep(sweep_id=request.run.run_id, path=request.run.path, elements=request.elements, chunks=())
     if request.cluster == "local":
-        return _submit_on_this_machine(sweep, job, code, table)
+        return _submit_on_this_machine(sweep, job, code)
     return _submit_to_slurm(sweep, job, code)
 
 
@@ -140,7 +136,7 @@ def _submit_to_slurm(sweep: Sweep, job: PreparedJob, code: SubmissionCode) -> Sw
     return SweepSubmission(sweep=sweep, dropped=dropped, notes=notes)
 
 
-def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, code: SubmissionCode, table: SweepTable) -> SweepSubmission:
+def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, code: SubmissionCode) -> SweepSubmission:
     """Write the directories of a sweep and of its elements, and start a process for each element."""
     request = job.request
     directory = sweep.directory
@@ -157,9 +153,9 @@ def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, code: SubmissionCode
         # No element runs before all of them are here.
         block.enter_context(turns_of(sweep).hold())
         try:
-            for index in range(len(table)):
+            for index in range(len(request.elements)):
                 with interruptible():
-                    element = element_request(request, table, index)
+                    element = element_request(request, index)
                 block.enter_context(new_run_directory(element.run, "local"))
                 process_ids.append(_start_element(element))
             _record_submission(request, process_ids[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.jobfile.sweep import element_spec, tabulate
+from hpcddp.jobfile.sweep import element_spec, elements_of
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import open_to_append, write_bytes, write_text
@@ -69,16 +69,16 @@ def element_of(directory: RunDirectory, index: int, spec: JobSpec, environment: 
     Raises:
         ElementError: the sweep has no element of that index.
     """
-    table = tabulate(spec.sweep)
-    if not 0 <= index < len(table):
+    elements = elements_of(spec.sweep)
+    if not 0 <= index < len(elements):
         raise ElementError(
-            f"the sweep {directory.run_id} has no element {index}; submit it with --array=0-{len(table) - 1}, or a "
+            f"the sweep {directory.run_id} has no element {index}; submit it with --array=0-{len(elements) - 1}, or a "
             "part of that"
         )
     first = int(environment.get(FIRST) or 0)
-    chunk = Chunk(job_id=environment.get("SLURM_ARRAY_JOB_ID", ""), first=first, count=len(table) - first)
-    sweep = Sweep(sweep_id=directory.run_id, path=directory.path, elements=table.elements(), chunks=(chunk,))
-    return Element(sweep=sweep, index=index, spec=element_spec(spec, table.element(index)), sweep_spec=spec)
+    chunk = Chunk(job_id=environment.get("SLURM_ARRAY_JOB_ID", ""), first=first, count=len(elements) - first)
+    sweep = Sweep(sweep_id=directory.run_id, path=directory.path, elements=elements, chunks=(chunk,))
+    return Element(sweep=sweep, index=index, spec=element_spec(spec, elements[index]), sweep_spec=spec)
 
 
 def complete_directory(element: Element, job_id: str, digest: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.jobfile.fields import unexpanded_range
+from hpcddp.jobfile.fields import UNEXPANDED_RANGE
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.submission.render import render_script
@@ -75,7 +75,7 @@ def test_a_swept_variable_takes_the_place_of_the_jobs_own(runner: ScriptRunner) 
     assert {"V_A=y", "V_B=b"} <= set(runner.words("environment"))
 
 
-NO_RANGE = TEXT.filter(lambda text: unexpanded_range([text]) is None)
+NO_RANGE = TEXT.filter(lambda text: UNEXPANDED_RANGE.fullmatch(text) is None)
 
 
 @examples(0.3)
