@@ -473,7 +473,8 @@ Grid = Mapping[str, tuple[Any, ...]]
 Listed = tuple[Mapping[str, Any], ...]
 
 _RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})", re.ASCII)
-UNEXPANDED_RANGE: Final = re.compile(r"[-+]?\.?[0-9][-+.0-9eE]*\.\.[-+.0-9eE]+", re.ASCII)
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+UNEXPANDED_RANGE: Final = re.compile(rf"{_NUMBER}\.\.{_NUMBER}", re.ASCII)
 """A text that looks like a range, also of numbers that are no integers; ``expand_ranges`` leaves no other range."""
 
 

@@ -90,7 +90,7 @@ def test_a_sweep_and_the_tasks_fill_in_one_command(load: Load) -> None:
 
 def test_a_sweep_of_whole_commands_checks_each(refuse: Refuse) -> None:
     (line,) = refuse("command: [t]\nsweep: {command: [[t, '{run_dir}'], [t, $HPCDDP_RUN_ID]]}\n", good=MINE)
-    assert_facts(line, 'sweep.command: element 1 with command=["t", "$HPCDDP_RUN_ID"]: command holds')
+    assert_facts(line, 'sweep: element 1 with command=["t", "$HPCDDP_RUN_ID"]: command holds')
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_several_axes_are_a_grid_in_place_of_the_job_files(tmp_path: Path) -> No
         (("lr",), ("--sweep: is 'lr'", "write for example --sweep train.seed=0..4")),
         (
             ("learning_rate.base=0.1..0.4",),
-            ("--sweep learning_rate.base: holds 0.1..0.4", "write the values, as in 0.1,0.2,0.4"),
+            ("--sweep learning_rate.base: holds 0.1..0.4", "or the values, as in 0.1,0.2,0.4"),
         ),
         (("train.seed=1", "train.seed=2"), ("--sweep train.seed: is given twice", "write all values behind one")),
         (
@@ -84,7 +84,7 @@ def test_several_axes_are_a_grid_in_place_of_the_job_files(tmp_path: Path) -> No
             ("train.seed=",),
             ("--sweep train.seed: lists no value", "write for example [0, 1, 2]", "leave the key out"),
         ),
-        (("train.seed=-1",), ("--sweep train.seed: element 0", "train.seed is -1", "at least 0", "write 0 or more")),
+        (("train.seed=-1",), ("--sweep: element 0", "train.seed is -1", "at least 0", "write 0 or more")),
         (("train.seed=\0",), ("--sweep train.seed: contains a NUL character", "remove it")),
         (
             ("train.seed=0..9999", "train.epochs=1..11"),
@@ -146,11 +146,11 @@ BAD_FILES = {
     ("a.csv", 'train.seed\n"1"2\n'): ("a.csv:2: is not valid CSV (',' expected after '\"')", "check quotes and commas"),
     ("a.csv", "train.seed\n.inf\n"): ("a.csv:2: has a cell for train.seed", "not a finite number", "write a number"),
     ("b.csv", 'train.seed\n1\n"[.nan]"\n'): ("b.csv:3: has a cell for train.seed", "not a finite number"),
-    ("a.json", '[{"train.seed": 1}, {"train.seed": NaN}]'): ("a.json: sweep.train.seed: element 1", "an integer"),
+    ("a.json", '[{"train.seed": 1}, {"train.seed": NaN}]'): ("a.json: sweep: element 1", "an integer"),
     ("b.json", '{"learning_rate.base": [0.1, 1e999]}'): ("b.json:1: is too large for a number", "quote it"),
     ("b.yaml", "- {train.seed: 1}\n- {train.seed: .nan}\n"): ("b.yaml:2: is not a finite number", "write a number"),
     ("a.json", "[{]"): ("a.json:1: is not valid YAML", "check indentation, quotes and brackets"),
-    ("a.yaml", "- {train.seed: -1}\n"): ("a.yaml: sweep.train.seed: element 0", "train.seed is -1", "at least 0"),
+    ("a.yaml", "- {train.seed: -1}\n"): ("a.yaml: sweep: element 0", "train.seed is -1", "at least 0"),
     ("a.yaml", "x"): ("a.yaml: sweep: is 'x'", "write for example {train.seed: [0, 1, 2]}"),
 }
 
