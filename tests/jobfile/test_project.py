@@ -96,7 +96,7 @@ def test_the_project_may_name_the_profile_unless_the_job_does(
         ),
         (
             "profile: 3\n",
-            ("hpcddp.yaml:1: profile: is 3", 'quote it: "3"'),
+            ("hpcddp.yaml:1: profile: is 3", "put double quotes around it"),
         ),
     ],
 )
