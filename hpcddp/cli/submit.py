@@ -431,12 +431,12 @@ def _print_submission(submission: Submission, *, as_json: bool) -> None:
 
 
 def _print_copy(label: str, run: RunDirectory) -> None:
-    """Print what the copy of the code of a run or a sweep takes, if there is one."""
+    """Print where the copy of the code of a run or a sweep is, if there is one."""
     from hpcddp.run.code import read_code
 
     code = read_code(run)
     if code is not None and code.copy is not None:
-        echo(f"{label}{code.record.sentence}")
+        echo(f"{label}copied to {code.copy}")
 
 
 def _print_changes(consequences: Sequence[str]) -> None:

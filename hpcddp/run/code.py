@@ -1,33 +1,36 @@
-"""The code that a submission had: the files in ``code.json``, the commit and the packages in ``source.json``.
+"""The code that a submission had: what differs from its commit in ``code.json``, the packages in ``source.json``.
 
-``code.json`` has a hash of each code file of the project, and where its copy is. Every attempt compares the
-files with their hashes. A file that was created later is no difference.
+Every attempt compares the files that git tracks with those of the submission. A file that git does not track is no
+difference.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Final
 
 from hpcddp.errors import HpcddpError, UserError, listed
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.git import WorkingTree, find_git, read_working_tree
 from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.run.sweep import sweep_of
 
-LARGEST_CODE_FILE: Final = 1 << 20
-"""Bytes; a larger file is data."""
 _NAMED: Final = 3
-_SOURCE_FOLDER: Final = "src"
-# The standard library and the packages of an environment that is in the project.
-_INSTALLED: Final = re.compile(r"/lib(?:64)?/python3[^/]*/", re.ASCII)
-_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+# Programs, configurations, and files without a suffix; what is hidden is neither.
+_CODE: Final = re.compile(
+    r"^(?!.*(?:^|/)(?:\.|hpcddp\.yaml$)).*(?:(?:^|/)[^./]+|\.(?:bash|c|cc|cfg|cpp|cu|cuh|cxx|f90|gin|go|h|hip|hpp|ini|"
+    r"j2|java|jl|js|json|lua|m|pl|pxd|py|pyx|r|rb|rs|sh|toml|ts|yaml|yml|zsh))$",
+    re.IGNORECASE,
+)
+_JOB: Final = re.compile(rb"\A(?=.*^name:)(?=.*^(?:train|command|entrypoint|resources):)", re.MULTILINE | re.DOTALL)
+_FILE_OF_DIFF: Final = re.compile(rb"^(?=diff --git |Submodule )", re.MULTILINE)
+# The comparison of a large project on a slow file system; a job can wait longer than a person who submits.
+_TIMEOUT_S: Final = 60.0
 
 
 class CodeError(UserError):
@@ -41,80 +44,30 @@ class CodeRecord(Record):
     """The code of the project as it was when the run, or its sweep, was submitted.
 
     Args:
-        time: seconds since the epoch.
         root: the project: the top directory of the git repository; without git the directory of the code.
         directory: the directory of submission, relative to ``root``.
-        files: the sha256 of each code file, by its path relative to ``root``.
-        unknown: why the files are not known; None if they are.
+        commit: the commit that was checked out; None if it is not known.
+        changes: the sha256 of what differs from it, by the path of each code file.
+        unknown: why they are not known; None if they are.
         copy: the name of the copy in ``code/`` beside this record; None if none was made.
-        copied_files: files in the copy.
-        inodes: files, directories and links in the copy.
-        copied_bytes: what the files have in all.
     """
 
     ADVICE: ClassVar[str] = "resume the run with --code now, which writes it anew"
 
-    time: float
     root: str
     directory: str
-    files: Mapping[str, str]
+    commit: str | None
+    changes: Mapping[str, str]
     unknown: str | None = None
     copy: str | None = None
-    copied_files: int = 0
-    inodes: int = 0
-    copied_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not self.root.startswith("/"):
             raise ValueError("its root is no absolute path")
-        if self.directory.startswith("/"):
+        if self.directory.startswith("/") or ".." in PurePath(self.directory).parts:
             raise ValueError("its directory is not in the project")
-        if self.copy is not None and ".." in PurePath(self.directory).parts:
-            # Without a copy, the script may be in another directory than that of the submission.
-            raise ValueError("its directory is not in the copy")
         if self.copy is not None and not self.copy.isdecimal():
             raise ValueError("its copy is no number")
-
-    @property
-    def sentence(self) -> str:
-        """What was copied, with the number of inodes."""
-        size = f"{math.ceil(self.copied_bytes / 1e3)} kB"
-        return f"copied: {self.copied_files} files, {size}, {self.inodes} inodes"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeChanges:
-    """The files that differ from those of a submission, by their paths in the project."""
-
-    edited: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        """Return whether there are any."""
-        return bool(self.edited or self.removed)
-
-    @property
-    def sentence(self) -> str:
-        """What has changed since the submission, as the beginning of a sentence."""
-        return f"{self.what} since the submission"
-
-    @property
-    def what(self) -> str:
-        """What has changed, without since when."""
-        parts = []
-        if self.edited:
-            parts.append(f"{_shortened_list(self.edited)} changed")
-        if self.removed:
-            verb = "was" if len(self.removed) == 1 else "were"
-            parts.append(f"{_shortened_list(self.removed)} {verb} removed")
-        return " and ".join(parts)
-
-
-def _shortened_list(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    if more > 0:
-        return listed([*names[:_NAMED], f"{more} more"])
-    return listed(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +83,9 @@ class SubmittedCode:
 
     @property
     def copy(self) -> Path | None:
-        """The copy of the project; None if none was made."""
-        return None if self.record.copy is None else self.owner.code_copies / self.record.copy
+        """The copy of the project; None if none was made, or if it was removed."""
+        copy = None if self.record.copy is None else self.owner.code_copies / self.record.copy
+        return copy if copy is not None and copy.is_dir() else None
 
 
 def read_code(run: RunDirectory) -> SubmittedCode | None:
@@ -157,11 +111,6 @@ def write_code(run: RunDirectory, record: CodeRecord) -> None:
     write_record(run.code, record)
 
 
-def is_installed(file: str) -> bool:
-    """Return whether a file of a project, with the path in it, is of an environment that is in the project."""
-    return _INSTALLED.search(f"/{file}") is not None
-
-
 def read_copy(run: RunDirectory) -> tuple[CodeRecord, Path]:
     """Return the record of the code of a run with ``environment.code: snapshot``, and the copy.
 
@@ -169,79 +118,53 @@ def read_copy(run: RunDirectory) -> tuple[CodeRecord, Path]:
         HpcddpError: there is no copy.
     """
     code = read_code(run)
-    copy = None if code is None else code.copy
-    if code is None or copy is None or not copy.is_dir():
+    if code is None or code.copy is None:
         raise CodeError(
             f"environment.code is snapshot, and the run {run.run_id} has no copy of its code; submit the job with "
             f"hpcddp submit, which makes it, or resume the run with --code now"
         )
-    return code.record, copy
+    return code.record, code.copy
 
 
-def content_of(path: str) -> bytes:
-    """Return the content of a code file, and of a larger file the beginning; the writer of a pipe is not waited for."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb", buffering=0) as stream:
-        size = min(os.fstat(descriptor).st_size, LARGEST_CODE_FILE + 1)
-        return stream.read(size)
+def changed_code(tree: WorkingTree) -> dict[str, str]:
+    """Return the sha256 of each part of a diff that is about code, by the path of its file."""
+    digests = {}
+    for part in _FILE_OF_DIFF.split(tree.diff or b"")[1:]:
+        # "diff --git a/NAME b/NAME"
+        name = part.partition(b"\n")[0].rpartition(b" b/")[2].decode(errors="replace").removesuffix('"')
+        if _CODE.search(name) and not _is_job(tree.root / name):
+            digests[name] = hashlib.sha256(part).hexdigest()
+    return digests
 
 
-def digest_of(content: bytes) -> str:
-    """Return the sha256 of the content of a code file."""
-    return hashlib.sha256(content).hexdigest()
+def _is_job(path: Path) -> bool:
+    """Return whether a file is a job file: the job was read when it was submitted, so an edit of it changes nothing."""
+    try:
+        return path.suffix in {".yaml", ".yml"} and _JOB.search(path.read_bytes()) is not None
+    except OSError:
+        return False
 
 
-def changes_since(record: CodeRecord) -> CodeChanges:
-    """Compare the files of the project with those of a submission; what cannot be read is no difference."""
-    edited = []
-    removed = []
-    if not Path(record.root).is_dir():
-        return CodeChanges()
-    for name, digest in record.files.items():
-        try:
-            content = content_of(f"{record.root}/{name}")
-        except OSError as error:
-            if error.errno in _GONE:
-                removed.append(name)
-            continue
-        if digest_of(content) != digest:
-            edited.append(name)
-    return CodeChanges(edited=tuple(sorted(edited)), removed=tuple(sorted(removed)))
+def changes_since(record: CodeRecord) -> list[str]:
+    """Return which code files that git tracks differ from those of a submission; none where the submission had no git.
 
-
-def import_roots(copy: Path, directory: str) -> list[str]:
-    """Return the directories of a copy that come first on the import path: the working directory, ``.`` and ``src``."""
-    roots = [copy / directory, copy]
-    if (copy / _SOURCE_FOLDER).is_dir():
-        roots.append(copy / _SOURCE_FOLDER)
-    return list(dict.fromkeys(str(root) for root in roots))
-
-
-def in_copy(path: str, root: str, copy: Path) -> str:
-    """Return the path in the copy for an absolute path in the project; any other path as it is."""
-    real = Path(os.path.realpath(path))
-    if real.is_absolute() and real.is_relative_to(root):
-        return str(copy / real.relative_to(root))
-    return path
-
-
-def outside_copy(root: str, copy: Path) -> Callable[[str], bool]:
-    """Return a function that tells of the file of a module whether it is the project's own and not in the copy.
-
-    Compiled modules, which are links on purpose, are not such files.
+    Raises:
+        CodeError: git did not say it.
     """
-    real_root = os.path.realpath(root)
-    real_copy = os.path.realpath(copy)
+    if record.commit is None or record.unknown is not None or not Path(record.root).is_dir():
+        return []
+    tree = read_working_tree(find_git(Path(record.root), os.environ, timeout_s=_TIMEOUT_S), record.commit)
+    if tree.diff is None:
+        raise CodeError(f"the code cannot be compared with that of the submission: {tree.unknown}")
+    now = changed_code(tree)
+    return sorted(name for name in {**record.changes, **now} if record.changes.get(name) != now.get(name))
 
-    def is_outside(file: str) -> bool:
-        if file.endswith(".so"):
-            return False
-        real = os.path.realpath(file)
-        if not real.startswith(f"{real_root}/") or real.startswith(f"{real_copy}/"):
-            return False
-        return not is_installed(real.removeprefix(f"{real_root}/"))
 
-    return is_outside
+def changes_sentence(names: Sequence[str]) -> str:
+    """Return which files have changed since the submission, as the beginning of a sentence."""
+    more = len(names) - _NAMED
+    shown = [*names[:_NAMED], f"{more} more"] if more > 0 else names
+    return f"{listed(shown)} changed since the submission"
 
 
 _SHOWN_DIGITS: Final = 12

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
+import symtable
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -20,8 +19,8 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.submission.environment_checks import runs_in_this_python
 from hpcddp.submission.request import Obstacle
 
-_FREE = frozenset({"exec", "globals", "vars", "setattr"})
-"""Calls that may define any name."""
+_FREE = frozenset({"__getattr__", "exec", "globals", "vars", "setattr"})
+"""Names with which a module may define any other name."""
 
 
 def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -31,15 +30,28 @@ def function_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]
     packages are unknown here.
     """
     is_certain = runs_in_this_python(spec.environment) and not (spec.environment.modules or spec.environment.setup)
-    variables = {**environment, **spec.environment.env}
-    paths: list[str] = []
+    directory = str(Path.cwd())
+    paths = [directory]
     if is_certain:
         # The order in which the task searches: its own directory last (hpcddp.task.__main__).
-        paths = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
-    for key, name in _named_functions(spec):
+        paths = [*_search_path({**environment, **spec.environment.env}), directory]
+    train = spec.train
+    functions = {"entrypoint": spec.entrypoint, "batch.group": spec.batch.group}
+    if train is not None:
+        functions |= {"train.model": train.model, "train.dataset": train.dataset, "train.loss": train.loss}
+    for key, name in functions.items():
+        if name is None or not is_reference(name):
+            continue
         module, function = name.split(":", 1)
-        search = _Search(directory=Path.cwd(), paths=paths, is_complete=is_certain)
-        why = search.why_not(module, function)
+        top = module.partition(".")[0]
+        found = _find(top, paths, is_top=is_certain)
+        why: str | None = None
+        if found is not None:
+            why = _no_function(found, module, function)
+        elif is_certain:
+            otherwise = "correct its name, or submit from the directory that holds it"
+            instead = did_you_mean(top, _modules_in([directory]), otherwise)
+            why = f"neither {directory} nor {sys.executable} has a module {top}; {instead}"
         if why is not None:
             yield Obstacle(sentence=f"{key} is {name}, and {why}", certain=is_certain)
 
@@ -52,70 +64,15 @@ def meant_module(module: str, variables: Mapping[str, str]) -> str | None:
         variables: the environment of the command.
     """
     name, dot, rest = module.partition(".")
-    paths = [str(Path.cwd()), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
-    if _find(name, paths, is_top=True) is not None:
+    directory = str(Path.cwd())
+    if _find(name, [directory, *_search_path(variables)], is_top=True) is not None:
         return None
-    near = nearest(name, _modules_in(paths[:1]))
-    if near is None:
-        return None
-    return f"{near}{dot}{rest}"
+    near = nearest(name, _modules_in([directory]))
+    return None if near is None else f"{near}{dot}{rest}"
 
 
-def _named_functions(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Yield the keys of the job that hold a function of the user, and the functions."""
-    train = spec.train
-    values: dict[str, str | None] = {"entrypoint": spec.entrypoint, "batch.group": spec.batch.group}
-    if train is not None:
-        values |= {"train.model": train.model, "train.dataset": train.dataset, "train.loss": train.loss}
-    yield from ((key, name) for key, name in values.items() if name is not None and is_reference(name))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Search:
-    """The search for a module as the ranks will search for it.
-
-    Args:
-        directory: the directory of submission.
-        paths: the entries of ``sys.path`` before it.
-        is_complete: whether these are all places in which a module can be.
-    """
-
-    directory: Path
-    paths: Sequence[str]
-    is_complete: bool
-
-    def why_not(self, module: str, function: str) -> str | None:
-        """Return why a function does not exist; None if it does, or if only an import would show it."""
-        spec = self._find(module)
-        return _no_function(spec, module, function) if isinstance(spec, ModuleSpec) else spec
-
-    def _find(self, module: str) -> ModuleSpec | str | None:
-        """Return where a module is, or why there is none; None if only an import would show it."""
-        paths: Sequence[str] = [*self.paths, str(self.directory)]
-        name, _, rest = module.partition(".")
-        spec = _find(name, paths, is_top=self.is_complete)
-        if spec is None:
-            return self._no_module(name, paths) if self.is_complete else None
-        while rest:
-            if spec.submodule_search_locations is None:
-                return f"{name} ({spec.origin}) is a module and not a package, so there is no {module}"
-            paths = list(spec.submodule_search_locations)
-            last, _, rest = rest.partition(".")
-            name = f"{name}.{last}"
-            # By its last word alone: with the whole name Python would import the packages of a namespace.
-            spec = _find(last, paths, is_top=False)
-            if spec is None:
-                return self._no_module(name, paths)
-        return spec
-
-    def _no_module(self, name: str, paths: Sequence[str]) -> str:
-        parent, _, last = name.rpartition(".")
-        if parent:
-            instead = did_you_mean(last, _modules_in(paths), "correct its name")
-            return f"package {parent} has no module {last}; {instead}"
-        otherwise = "correct its name, or submit from the directory that holds it"
-        instead = did_you_mean(last, _modules_in([str(self.directory)]), otherwise)
-        return f"neither {self.directory} nor {sys.executable} has a module {last}; {instead}"
+def _search_path(variables: Mapping[str, str]) -> list[str]:
+    return [path for path in [*variables.get("PYTHONPATH", "").split(os.pathsep), *sys.path] if path]
 
 
 def _find(name: str, paths: Sequence[str], *, is_top: bool) -> ModuleSpec | None:
@@ -141,42 +98,28 @@ def _modules_in(paths: Sequence[str]) -> list[str]:
 
 
 def _no_function(spec: ModuleSpec, module: str, function: str) -> str | None:
-    """Return why a module has no such function; None if it has, or if its source does not tell."""
+    """Return why a module, whose first package is known, has no such function; None if only an import would show it."""
+    name, *parts = module.split(".")
+    for part in parts:
+        paths = spec.submodule_search_locations
+        if paths is None:
+            return f"{name} ({spec.origin}) is a module and not a package, so there is no {module}"
+        # By its last word alone: with the whole name Python would import the packages of a namespace.
+        found = _find(part, paths, is_top=False)
+        if found is None:
+            return f"package {name} has no module {part}; {did_you_mean(part, _modules_in(paths), 'correct its name')}"
+        spec = found
+        name = f"{name}.{part}"
     try:
         source = spec.loader.get_source(spec.name) if isinstance(spec.loader, InspectLoader) else None
-        names = None if source is None else _names_defined(ast.parse(source).body)
+        table = symtable.symtable(source or "", module, "exec")
     except (ImportError, OSError, RecursionError, MemoryError):
         return None
-    except SyntaxError as error:
-        line = f" (line {error.lineno})" if error.lineno else ""
-        return f"{spec.origin} is not valid Python{line}: {error.msg}; correct the file"
-    except ValueError as error:
-        return f"{spec.origin} is not valid Python: {error}; correct the file"
-    if names is None or function in names:
+    except (SyntaxError, ValueError) as error:
+        line = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
+        return f"{spec.origin} is not valid Python{line}: {getattr(error, 'msg', error)}; correct the file"
+    names = set(table.get_identifiers())
+    if source is None or "import *" in source or names & {function, *_FREE}:
         return None
     instead = did_you_mean(function, names, "write the name of a function in it")
     return f"{module} ({spec.origin}) defines no {function}; {instead}"
-
-
-def _names_defined(body: Sequence[ast.stmt]) -> set[str] | None:
-    """Return the names that statements define in their module; None if that cannot be known without running them."""
-    names: set[str] = set()
-    for statement in body:
-        match statement:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                names.add(statement.name)
-                continue
-            case ast.Import() | ast.ImportFrom():
-                names |= {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
-                continue
-        for part in ast.walk(statement):
-            match part:
-                case ast.Name(ctx=ast.Store()):
-                    names.add(part.id)
-                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                    names.add(part.name)
-                case ast.Import() | ast.ImportFrom():
-                    names |= {(alias.asname or alias.name).partition(".")[0] for alias in part.names}
-                case ast.Call(func=ast.Name(id=called)) if called in _FREE:
-                    return None
-    return None if names & {"*", "__getattr__"} else names

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, NoReturn
 
 from hpcddp.errors import HpcddpError, printable, write_message
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.run.code import CodeChanges, CodeError, changes_since, read_code, read_copy
+from hpcddp.run.code import CodeError, changes_sentence, changes_since, read_code, read_copy
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import cancelled_at
@@ -283,39 +283,38 @@ def write_unfinished(run: RunDirectory, status: str, reason: str, exit_code: int
 _LISTED: Final = 20
 
 
-def compare_code(run: RunDirectory, spec: JobSpec) -> CodeChanges:
-    """Return what differs from the submission; nothing where its code is not known.
+def compare_code(run: RunDirectory, spec: JobSpec) -> list[str]:
+    """Return which files differ from the submission; none where its code is not known.
 
     Raises:
-        CodeError: it differs, and the code is frozen; or no copy was made of code that is to run from one.
+        CodeError: some differ, or nobody knows, and the code is frozen; or there is no copy of code that is to run from
+            one.
         RecordError: the record is damaged, and the job depends on it.
     """
     mode = spec.environment.code
+    if mode == "snapshot":
+        read_copy(run)
     try:
-        if mode == "snapshot":
-            return changes_since(read_copy(run)[0])
         code = read_code(run)
+        changes = [] if code is None else changes_since(code.record)
     except HpcddpError as error:
-        if mode != "live":
+        if mode == "frozen":
             raise
         write_message(f"warning: {error.message}")
-        return CodeChanges()
+        return []
     if code is None and mode == "frozen":
         raise CodeError(
             f"environment.code is frozen, and nothing is known of the code that the run {run.run_id} was submitted "
             "with; submit the job with hpcddp submit"
         )
-    if code is None:
-        return CodeChanges()
-    changes = changes_since(code.record)
     if changes and mode == "frozen":
         _refuse_frozen(run, changes)
     return changes
 
 
-def _refuse_frozen(run: RunDirectory, changes: CodeChanges) -> NoReturn:
+def _refuse_frozen(run: RunDirectory, changes: Sequence[str]) -> NoReturn:
     """Write the result of a run whose frozen code has changed, and refuse the attempt."""
-    why = f"environment.code is frozen, and {printable(changes.sentence)}"
+    why = f"environment.code is frozen, and {printable(changes_sentence(changes))}"
     resume = f"{resume_command(run)} --code now"
     write_unfinished(run, "stopped", why, CodeError.exit_code, resume=resume)
     append_event(run.events, kind="refusal", time=time.time(), attempt=run.newest_attempt() or 0, reason=why)
@@ -325,21 +324,19 @@ def _refuse_frozen(run: RunDirectory, changes: CodeChanges) -> NoReturn:
     )
 
 
-def record_changes(attempt: AttemptDirectory, spec: JobSpec, changes: CodeChanges) -> None:
+def record_changes(attempt: AttemptDirectory, spec: JobSpec, changes: Sequence[str]) -> None:
     """Record in the event log, and print, that the code of an attempt is not that of the submission."""
     if not changes:
         return
     runs_copy = spec.environment.code == "snapshot"
-    reason = f"{printable(changes.sentence)}; this attempt runs the new one"
-    if runs_copy:
-        reason = f"{printable(changes.sentence)}; this attempt runs the copy of the submission"
+    runs = "the copy of the submission" if runs_copy else "the new one"
+    reason = f"{printable(changes_sentence(changes))}; this attempt runs {runs}"
     append_event(
         attempt.run.events,
         kind="code",
         time=time.time(),
         attempt=attempt.number,
         reason=reason,
-        edited=list(changes.edited[:_LISTED]),
-        removed=list(changes.removed[:_LISTED]),
+        files=list(changes[:_LISTED]),
     )
     write_message(reason if runs_copy else f"warning: {reason}")

@@ -36,7 +36,7 @@ from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.listener import LISTENER, write_to_stderr
 from hpcddp.stop.reasons import ExitCode, StopReason
 from hpcddp.task.attribution import failure_record, failure_text, is_peer_loss, save_failure
-from hpcddp.task.code import check_program
+from hpcddp.task.code import check_imports
 from hpcddp.task.local_peers import exit_after_failure
 from hpcddp.task.process_state import PROCESS_STATE, TaskInputs, exit_process
 from hpcddp.task.program import ProgramEnding, program_environment, run_program
@@ -294,6 +294,8 @@ def run(run_directory: str) -> dict[str, Any] | None:
     if spec.command is not None:
         _run_command(inputs)
         return None
+    if spec.environment.code == "snapshot" and env.rank == 0:
+        check_imports(attempt.run, sys.executable, inputs.environment)
     with submitters_umask(inputs.environment):
         run_rank(inputs)
     if env.rank != 0:
@@ -341,7 +343,7 @@ def _run_command(inputs: TaskInputs) -> None:
         command = spec.launcher_command.in_world(world)
     command = fill_run_placeholders(command, environment)
     if spec.environment.code == "snapshot" and env.rank == 0:
-        check_program(attempt.run, command, environment)
+        check_imports(attempt.run, command[0], environment)
     on_end = _start_trackers(inputs)
     with submitters_umask(inputs.environment):
         run_program(

@@ -17,7 +17,7 @@ SIGNALS = pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (si
 
 @SIGNALS
 @pytest.mark.parametrize(
-    "step", ["check.search.check_in_short", "submission.code.find_project", "submission.code.write_code"]
+    "step", ["check.search.check_in_short", "submission.code.read_working_tree", "submission.code.write_code"]
 )
 @pytest.mark.parametrize("more", [[], ["--sweep", "train.seed=0..1"]])
 def test_an_interrupted_submission_says_that_nothing_was_submitted(

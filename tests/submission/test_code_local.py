@@ -186,20 +186,19 @@ ENTRYPOINT = """
 import helper
 def main(context):
     print("ran", helper.WORD, helper.__file__)
-    import {late}
 """
 
 
-def test_an_entrypoint_runs_from_the_copy_and_a_late_import_from_the_project_is_refused(project: Path) -> None:
-    write_files(project, {"job.py": ENTRYPOINT.format(late="inner"), "lib/hidden.py": "print('hidden ran')\n"})
+def test_an_entrypoint_runs_from_the_copy_and_a_module_of_the_project_is_refused(project: Path) -> None:
+    write_files(project, {"job.py": ENTRYPOINT, "lib/hidden.py": "print('hidden ran')\n"})
     write_files(project, {"job.yaml": "name: demo\nentrypoint: job:main\n"})
     words = (*SNAPSHOT, "job.yaml")
     run = ended(submit(project, *words))
     assert result(run)["status"] == "finished", log_of(run, 0)
     assert f"ran one {run.code_copies}/0/helper.py" in log_of(run, 0)
     search = f"import sys\nsys.path.append({str(project / 'lib')!r})\n"
-    write_files(project, {"job.py": search + ENTRYPOINT.format(late="hidden")})
-    run = ended(submit(project, *words))
+    write_files(project.parent, {"elsewhere/sitecustomize.py": search})
+    run = ended(submit(project, *words, "--set", f"environment.env.PYTHONPATH={project.parent}/elsewhere"))
     assert result(run)["status"] == "failed"
     assert_facts(result(run)["reason"], "module hidden", f"{project}/lib/hidden.py")
     assert "hidden ran" not in log_of(run, 0)

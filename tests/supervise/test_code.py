@@ -102,7 +102,7 @@ def test_an_edit_is_an_event_and_a_warning_of_every_later_attempt(
         assert submitted.begin().number == number
         assert [event.attempt for event in submitted.events("code")] == [*range(1, number + 1)]
     event = submitted.events("code")[0]
-    assert event.facts["edited"] == ["train.py"]
+    assert event.facts["files"] == ["train.py"]
     assert event.reason == "train.py changed since the submission; this attempt runs the new one"
     golden.message(capfd.readouterr().err)
 
@@ -147,7 +147,7 @@ def test_a_damaged_record_is_told_where_the_job_does_not_depend_on_it(
 
 
 @pytest.mark.parametrize(
-    "field", [{"root": "relative"}, {"directory": "a/../../x"}, {"copy": "../../x"}, {"files": {"a": 1}}]
+    "field", [{"root": "relative"}, {"directory": "a/../../x"}, {"copy": "../../x"}, {"changes": {"a": 1}}]
 )
 def test_a_record_that_names_another_place_is_damaged(field: dict[str, object], tmp_path: Path) -> None:
     submitted = Submitted(tmp_path, "snapshot")
