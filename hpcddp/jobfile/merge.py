@@ -1,11 +1,11 @@
-"""Merge defaults, job file and overrides into one mapping, and record the source of each value."""
+"""Merge default settings, job file and command line into one flat map of values, each with its source."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from hpcddp.jobfile.document import Layer, Path, Source
+from hpcddp.jobfile.document import Path, Source
 from hpcddp.jobfile.job import ValueKind, find_key
 
 JOB_FILE = "job file"
@@ -14,101 +14,79 @@ SWEEP_OPTION = "--sweep"
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 
+_REMOVED: Final = object()
+_EMPTY: Final[Mapping[ValueKind, type[dict[str, Any] | list[Any]]]] = {
+    ValueKind.SECTION: dict,
+    ValueKind.MAPPING: dict,
+    ValueKind.LIST: list,
+}
+"""What a key without a value has, unless it may be null."""
+
 
 class MergedValues:
-    """A mapping merged from several sources; the last source of a value counts.
+    """A mapping merged from several sources, as its leaves; the last source of a value counts.
 
     Attributes:
-        value: the merged mapping.
-        owners: the source of every key path in it.
+        leaves: the value and the source of each key path. A section, or a mapping whose keys the user names, is an
+            empty mapping, with the leaves of its keys after it.
     """
 
     def __init__(self) -> None:
-        self.value: dict[str, Any] = {}
-        self.owners: dict[Path, Source] = {}
-        self._removed_by: dict[Path, Source] = {}
+        self.leaves: dict[Path, tuple[Any, Source]] = {}
 
-    def merge(self, layer: Layer) -> None:
-        """Merge a layer into the value: sections and mappings are merged key by key, all else is replaced."""
-        self._merge(self.value, layer.values, layer.source, ())
+    def merge(self, values: Mapping[str, Any], source: Source, above: Path = ()) -> None:
+        """Merge a mapping: sections and mappings are merged key by key, all else is replaced."""
+        for key, item in values.items():
+            path = (*above, key)
+            key_type = find_key(path)
+            value = item
+            if item is None and key_type is not None and not key_type.nullable and key_type.kind in _EMPTY:
+                value = _EMPTY[key_type.kind]()
+            if isinstance(value, dict) and key_type is not None and _EMPTY.get(key_type.kind) is dict:
+                self.leaves[path] = ({}, source)
+                self.merge(value, source, path)
+            else:
+                if path in self.leaves:
+                    self.drop(path)
+                self.leaves[path] = (value, source)
 
     def assign(self, path: Path, value: object, source: Source) -> None:
         """Set one key path; null removes a value that cannot be null."""
-        parent = self.value
-        for position, key in enumerate(path[:-1]):
-            below = parent.get(key)
-            if not isinstance(below, dict):
-                below = parent[key] = {}
-            self.owners.setdefault(path[: position + 1], source)
-            parent = below
-        self._forget_owners(path)
+        for length in range(1, len(path)):
+            if not isinstance(self.leaves.get(path[:length], (None,))[0], dict):
+                self.leaves[path[:length]] = ({}, source)
+        self.drop(path)
         key_type = find_key(path)
         if value is None and (key_type is None or key_type.kind is ValueKind.ENTRY or not key_type.nullable):
-            parent.pop(path[-1], None)
-            self._removed_by[path] = source
-            return
-        parent[path[-1]] = value
-        self._set_owner(path, value, source)
-
-    def replace(self, path: Path, value: object) -> None:
-        """Replace the value of a key path, which there is, by another form of it; its source stays."""
-        parent: Any = self.value
-        for key in path[:-1]:
-            parent = parent[key]
-        parent[path[-1]] = value
+            self.leaves[path] = (_REMOVED, source)
+        else:
+            self.merge({path[-1]: value}, source, path[:-1])
 
     def drop(self, path: Path) -> None:
-        """Remove the value of a key path, if there is one."""
-        parent: Any = self.value
-        for key in path[:-1]:
-            parent = parent.get(key) if isinstance(parent, dict) else None
-        if isinstance(parent, dict):
-            parent.pop(path[-1], None)
+        """Remove the leaves of a key path and below it."""
+        for below in [below for below in self.leaves if below[: len(path)] == path]:
+            del self.leaves[below]
 
     def owner(self, path: Path) -> Source | None:
         """Return the source that set or removed a key path, or the nearest key above it."""
         for length in range(len(path), 0, -1):
-            source = self.owners.get(path[:length]) or self._removed_by.get(path[:length])
-            if source is not None:
-                return source
+            if path[:length] in self.leaves:
+                return self.leaves[path[:length]][1]
         return None
 
-    def _merge(self, below: dict[str, Any], above: Mapping[str, Any], source: Source, path: Path) -> None:
-        for key, item in above.items():
-            here = (*path, key)
-            value = _empty_value(here) if item is None else item
-            if not (_merges_by_key(here) and isinstance(value, dict)):
-                if key in below:
-                    self._forget_owners(here)
-                below[key] = value
-                self._set_owner(here, value, source)
-                continue
-            self.owners[here] = source
-            if not isinstance(below.get(key), dict):
-                below[key] = {}
-            self._merge(below[key], value, source, here)
+    def origin(self, path: Path) -> str:
+        """Return the origin of the value of a key path."""
+        value, source = self.leaves.get(path, (_REMOVED, None))
+        return DEFAULT if source is None or value is _REMOVED else source.origin
 
-    def _set_owner(self, path: Path, value: object, source: Source) -> None:
-        self.owners[path] = source
-        if isinstance(value, dict):
-            for key, item in value.items():
-                self._set_owner((*path, key), item, source)
-
-    def _forget_owners(self, path: Path) -> None:
-        for owned in [owned for owned in self.owners if owned[: len(path)] == path]:
-            del self.owners[owned]
-
-
-def _merges_by_key(path: Path) -> bool:
-    key_type = find_key(path)
-    return key_type is not None and key_type.kind in {ValueKind.SECTION, ValueKind.MAPPING}
-
-
-def _empty_value(path: Path) -> dict[str, Any] | list[Any] | None:
-    """Return the value of a key without one: a section, mapping or list is empty, all else is null."""
-    key_type = find_key(path)
-    if key_type is None or key_type.nullable:
-        return None
-    if key_type.kind is ValueKind.LIST:
-        return []
-    return {} if key_type.kind in {ValueKind.SECTION, ValueKind.MAPPING} else None
+    @property
+    def value(self) -> dict[str, Any]:
+        """The merged mapping."""
+        merged: dict[str, Any] = {}
+        for path, (value, _) in self.leaves.items():
+            if value is not _REMOVED:
+                parent = merged
+                for key in path[:-1]:
+                    parent = parent[key]
+                parent[path[-1]] = dict(value) if isinstance(value, dict) else value
+        return merged

@@ -21,7 +21,7 @@ from hpcddp.jobfile.document import MOST_VALUES, Layer, Path, Source, dotted, pa
 from hpcddp.jobfile.field_facts import facts_of
 from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, PROFILE_PATTERN, UNNAMED_JOB
 from hpcddp.jobfile.job import JobSpec, field_paths, leaf_paths
-from hpcddp.jobfile.merge import COMMAND_LINE, DEFAULT, JOB_FILE, MergedValues
+from hpcddp.jobfile.merge import COMMAND_LINE, JOB_FILE, MergedValues
 from hpcddp.jobfile.overrides import Override, read_override
 from hpcddp.jobfile.placeholders import SHELLS, shell_script, shell_text_indices
 from hpcddp.jobfile.problems import JobFileError, Problem
@@ -106,7 +106,7 @@ def load_job(
         profile = _merge_defaults(merged, layer, sets, defaults)
     except JobFileError as error:
         problems += error.problems
-    merged.merge(layer)
+    merged.merge(layer.values, layer.source)
     if path is None:
         _name_after_command(merged, sets)
     wrong = [fault.path for fault in layer.faults]
@@ -141,7 +141,7 @@ def change_job(
     sets, problems = _read_command_line(overrides, options)
     source = Source(origin=JOB_FILE, file=file)
     merged = MergedValues()
-    merged.merge(Layer(values=spec.values(), source=source))
+    merged.merge(spec.values(), source)
     optimizer = None if spec.train is None else spec.train.optimizer.name
     if optimizer and any(override.path == _OPTIMIZER and override.value != optimizer for override in sets):
         # The constants of one optimizer are no fields of another.
@@ -243,8 +243,8 @@ def _merge_defaults(
     if name is None or (isinstance(name, str) and re.fullmatch(PROFILE_PATTERN, name, re.ASCII)):
         profile = read_profile(name, defaults.profiles, source)
     if profile is not None:
-        merged.merge(profile.settings)
-    merged.merge(project)
+        merged.merge(profile.settings.values, profile.settings.source)
+    merged.merge(project.values, project.source)
     return profile
 
 
@@ -290,14 +290,9 @@ def _with_shell_text(command: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def _origins(spec: JobSpec, merged: MergedValues) -> Iterator[tuple[str, str]]:
     for path, value in leaf_paths(spec):
-        yield dotted(path), _origin(path, merged)
+        yield dotted(path), merged.origin(path)
         for key in value if isinstance(value, Mapping) else ():
-            yield dotted((*path, key)), _origin((*path, key), merged)
-
-
-def _origin(path: Path, merged: MergedValues) -> str:
-    owner = merged.owners.get(path)
-    return owner.origin if owner is not None else DEFAULT
+            yield dotted((*path, key)), merged.origin((*path, key))
 
 
 def shared_run_root(defaults: DefaultSettings) -> str | None:
@@ -311,8 +306,7 @@ def shared_run_root(defaults: DefaultSettings) -> str | None:
     _merge_defaults(merged, no_job_file, (), defaults)
     if problems := list(expand_paths(merged, defaults.environment, no_job_file.source)):
         raise JobFileError.of(problems)
-    run_root = merged.value.get("run_root")
-    return run_root if isinstance(run_root, str) and run_root else None
+    return _text(merged, ("run_root",)) or None
 
 
 _STAGE_TARGET: Final[Path] = ("environment", "stage", "target")
@@ -328,9 +322,9 @@ def expand_paths(merged: MergedValues, environment: Mapping[str, str], fallback:
         environment: the variables of the shell that submits the job.
         fallback: the source of values that have none.
     """
-    target = _value(merged, _STAGE_TARGET)
+    target = _text(merged, _STAGE_TARGET)
     for path, field_info in field_paths():
-        text = _value(merged, path) if facts_of(field_info).is_expanded else None
+        text = _text(merged, path) if facts_of(field_info).is_expanded else None
         if text is None or (path == ("train", "data_dir") and target is not None and text.startswith(target)):
             continue
         meant = _HOME.sub("$HOME", text, count=1) if text.startswith("~") else text
@@ -339,7 +333,8 @@ def expand_paths(merged: MergedValues, environment: Mapping[str, str], fallback:
             source = merged.owner(path) or fallback
             yield Problem(file=source.file, line=source.line_of(path), key=dotted(path), sentence=sentence)
         elif meant != text or "$" in text:
-            merged.replace(path, _VARIABLE.sub(lambda found: environment[found[1] or found[2]], meant))
+            expanded = _VARIABLE.sub(lambda found: environment[found[1] or found[2]], meant)
+            merged.leaves[path] = (expanded, merged.leaves[path][1])
 
 
 def _why_unusable(text: str, meant: str, environment: Mapping[str, str]) -> str | None:
@@ -351,10 +346,8 @@ def _why_unusable(text: str, meant: str, environment: Mapping[str, str]) -> str 
     return None
 
 
-def _value(merged: MergedValues, path: Path) -> str | None:
-    value: Any = merged.value
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
+def _text(merged: MergedValues, path: Path) -> str | None:
+    value = merged.leaves[path][0] if path in merged.leaves else None
     return value if isinstance(value, str) else None
 
 

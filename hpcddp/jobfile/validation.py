@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -70,7 +69,7 @@ def _with_examples(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
     A required field has the value of its example. None: that is not valid either.
     """
     patched = MergedValues()
-    patched.value = copy.deepcopy(merged.value)
+    patched.leaves = dict(merged.leaves)
     for path in sorted(wrong):
         patched.drop(path)
         example = example_of(path)

@@ -194,7 +194,7 @@ def _read_resolved(text: str) -> Layer:
 def _check_resolved(layer: Layer) -> JobSpec:
     """Return the job in a document, without a check of the elements of a sweep."""
     merged = MergedValues()
-    merged.merge(layer)
+    merged.merge(layer.values, layer.source)
     spec, problems = check_values(merged, layer.source, [fault.path for fault in layer.faults], elements=False)
     if layer.faults or problems or spec is None:
         raise JobFileError.of([*layer.problems, *problems])
