@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Self
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.document import Layer, dotted, read_layer, read_scalar
+from hpcddp.jobfile.document import Layer, read_layer, read_scalar
 from hpcddp.jobfile.fields import Section
-from hpcddp.jobfile.job import JobSpec, field_paths, key_type_of
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.merge import JOB_FILE, MergedValues
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.validation import check_values
@@ -34,15 +33,15 @@ def dump_job(spec: JobSpec, *, environment_values: bool) -> str:
     data = spec.values()
     if not environment_values:
         data["environment"]["env"] = {}
-    return "".join(f"{line}\n" for line in _mapping_lines(data, ""))
+    return write_values(data, longest_list=None)
 
 
-_DEFAULTS: Final = "defaults"
-"""The key in the job of a script that says which defaults its other fields have."""
+_VERSION: Final = "hpcddp_version"
+"""The key in the job of a script that says which version has the defaults of its other fields."""
 
 
 class OtherDefaultsError(UserError):
-    """A script leaves out fields for which this version of hpcddp has other defaults."""
+    """A script leaves out fields for which this version of hpcddp may have other defaults."""
 
     kind = "other_defaults"
 
@@ -59,7 +58,7 @@ class DamagedJobError(UserError):
 
 
 def dump_for_script(spec: JobSpec) -> str:
-    """Return the job as YAML as a script carries it: the fields that differ from their defaults, and whose defaults.
+    """Return the job as YAML as a script carries it: the version, and the fields that differ from its defaults.
 
     The values of ``environment.env`` are left out. ``parse_from_script`` reads the text.
     """
@@ -69,9 +68,7 @@ def dump_for_script(spec: JobSpec) -> str:
     if spec.train is None and spec.states_learning_rate:
         # Its default is a value of the job only where it is written.
         data.setdefault("learning_rate", {})["base"] = spec.learning_rate.base
-    defaults = {"version": __version__, "digest": _digest_of_defaults()}
-    lines = [f"{_DEFAULTS}: {_flow(defaults)}", *_mapping_lines(data, "")]
-    return "".join(f"{line}\n" for line in lines)
+    return write_values({_VERSION: __version__, **data}, longest_list=None)
 
 
 def _differing_fields(section: Section, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,28 +90,17 @@ def _differing_fields(section: Section, data: Mapping[str, Any]) -> dict[str, An
     return differing
 
 
-def _digest_of_defaults() -> str:
-    """Return a digest of the names and the defaults of all fields of the job file."""
-    lines = []
-    for path, field in field_paths():
-        # That of a section is None, or is made of the defaults of its fields, which follow.
-        default = field.default
-        if key_type_of(field).section is None:
-            default = field.get_default(call_default_factory=True)
-        lines.append(f"{dotted(path)}={default!r}\n")
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:8]
+_LONGEST_LIST = 100
 
 
-def write_values(values: Mapping[str, Any]) -> str:
-    """Return some values of a job file as YAML, the longer texts of a list in lines of their own.
+def write_values(values: Mapping[str, Any], *, longest_list: int | None = _LONGEST_LIST) -> str:
+    """Return some values of a job file as YAML.
 
     Args:
         values: the values, with sections as mappings.
+        longest_list: a list with more characters has a line for each item; None for none.
     """
-    return "".join(f"{line}\n" for line in _mapping_lines(values, "", longest_list=_LONGEST_LIST))
-
-
-_LONGEST_LIST = 100
+    return "".join(f"{line}\n" for line in _mapping_lines(values, "", longest_list=longest_list))
 
 
 # What a literal block cannot hold, or would change (YAML 1.2.2, 8.1). It takes 2 ms to compile, and few jobs need it.
@@ -145,12 +131,21 @@ def parse_from_script(text: str) -> JobSpec:
     """Read the YAML that ``dump_for_script`` wrote.
 
     Raises:
-        OtherDefaultsError: another version of hpcddp wrote it, which has other fields or other defaults.
+        OtherDefaultsError: another version of hpcddp wrote it, which may have other fields or other defaults.
         DamagedJobError: the text was changed and is not a valid job.
     """
     try:
         layer = _read_resolved(text)
-        _check_defaults(layer.values.pop(_DEFAULTS, None))
+        version = layer.values.pop(_VERSION, None)
+        if not isinstance(version, str):
+            raise DamagedJobError.because(
+                f"{_VERSION} is missing, so that the values of the fields that the script leaves out are unknown"
+            )
+        if version != __version__:
+            raise OtherDefaultsError(
+                f"the script was rendered by hpcddp {version}, and hpcddp {__version__}, which runs it, may have other "
+                f"defaults; render it again, or run it with hpcddp {version}"
+            )
         return _check_resolved(layer)
     except JobFileError as error:
         problem = error.problems[0]
@@ -162,28 +157,6 @@ def parse_from_script(text: str) -> JobSpec:
         # What follows is what to write in a job file.
         fault = problem.sentence.partition("; ")[0]
         raise DamagedJobError.because(f"{place} {fault}") from None
-
-
-def _check_defaults(defaults: object) -> None:
-    """Check that the fields that a script leaves out have the defaults of this version."""
-    match defaults:
-        case {"version": str(version), "digest": str(digest)} if version and digest:
-            pass
-        case _:
-            raise DamagedJobError.because(
-                f"{_DEFAULTS} is missing or damaged, so that the values of the fields that the script leaves out are "
-                "unknown"
-            )
-    if digest == _digest_of_defaults():
-        return
-    if version == __version__:
-        raise OtherDefaultsError(
-            f"the script was rendered by another state of hpcddp {version}, with other defaults; render it again"
-        )
-    raise OtherDefaultsError(
-        f"the script was rendered by hpcddp {version}, and hpcddp {__version__}, which runs it, has other defaults; "
-        f"render it again, or run it with hpcddp {version}"
-    )
 
 
 def _read_resolved(text: str) -> Layer:

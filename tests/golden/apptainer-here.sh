@@ -115,7 +115,7 @@ umask 077
 HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=example --run-id=r1 <<'HPCDDP_JOB'
-defaults: {version: VERSION, digest: DIGEST}
+hpcddp_version: VERSION
 name: example
 resources:
   nodes: 2

@@ -160,7 +160,7 @@ HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root='run root/50%' --name=everything.1_x-y --run-id=r1 \
     "${hpcddp_warnings[@]}" <<'HPCDDP_JOB'
-defaults: {version: VERSION, digest: DIGEST}
+hpcddp_version: VERSION
 name: everything.1_x-y
 run_root: "run root/50%"
 resources:

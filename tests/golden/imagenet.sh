@@ -45,7 +45,7 @@ umask 077
 HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=resnet50-imagenet --run-id=20260401-120000-ab12 <<'HPCDDP_JOB'
-defaults: {version: VERSION, digest: DIGEST}
+hpcddp_version: VERSION
 name: resnet50-imagenet
 resources:
   nodes: 2

@@ -56,7 +56,7 @@ umask 077
 HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=quickstart --run-id=r1 <<'HPCDDP_JOB'
-defaults: {version: VERSION, digest: DIGEST}
+hpcddp_version: VERSION
 name: quickstart
 resources:
   tasks_per_node: 2

@@ -37,7 +37,7 @@ umask 077
 HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=digits-on-a-range --run-id=r1 <<'HPCDDP_JOB'
-defaults: {version: VERSION, digest: DIGEST}
+hpcddp_version: VERSION
 name: digits-on-a-range
 resources:
   nodes: "2-8"

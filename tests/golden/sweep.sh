@@ -50,7 +50,7 @@ HPCDDP_ATTEMPT_DIR=$(
   trap '' HUP INT TERM USR1 USR2
   "$hpcddp_python" -P -m hpcddp.supervise begin --run-root=runs --name=digits-rates --run-id=20260401-120000-ab12 \
     --element="$HPCDDP_SWEEP_INDEX" <<'HPCDDP_JOB'
-defaults: {version: VERSION, digest: DIGEST}
+hpcddp_version: VERSION
 name: digits-rates
 resources:
   time_limit: "00:30:00"

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -16,9 +13,8 @@ from hpcddp.jobfile.fields import Every
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.sections import Requeue
 from hpcddp.jobfile.units import TimeLimit
-from hpcddp.jobfile.write import _digest_of_defaults, dump_for_script, dump_job, parse_from_script, parse_resolved
+from hpcddp.jobfile.write import dump_for_script, dump_job, parse_from_script, parse_resolved
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 
@@ -128,33 +124,6 @@ def test_a_script_holds_the_default_learning_rate_where_a_command_states_it() ->
     silent = JobSpec.model_validate({"name": "a", "command": ["b"]})
     assert "learning_rate" not in dump_for_script(silent)
     assert not parse_from_script(dump_for_script(silent)).states_learning_rate
-
-
-def test_every_interpreter_computes_the_same_digest_of_the_defaults() -> None:
-    program = "from hpcddp.jobfile.write import _digest_of_defaults; print(_digest_of_defaults())"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert digests == {f"{_digest_of_defaults()}\n".encode()}
-
-
-def test_another_default_is_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = _digest_of_defaults()
-    monkeypatch.setattr(Requeue.model_fields["max_failures"], "default", 1)
-    assert _digest_of_defaults() != digest
-
-
-def test_a_section_that_is_absent_by_default_is_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = _digest_of_defaults()
-    monkeypatch.setattr(JobSpec.model_fields["trackers"], "default_factory", None)
-    monkeypatch.setattr(JobSpec.model_fields["trackers"], "default", None)
-    assert _digest_of_defaults() != digest
 
 
 def test_the_text_is_yaml_that_a_person_reads(load: Load) -> None:

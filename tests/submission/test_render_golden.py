@@ -73,7 +73,6 @@ def test_the_whole_script_is_as_it_was_when_a_person_last_read_it(
 ) -> None:
     # A release, or a field that no case gives, changes no script.
     monkeypatch.setattr(write, "__version__", "VERSION")
-    monkeypatch.setattr(write, "_digest_of_defaults", lambda: "DIGEST")
     job = load_job(job_file(case, tmp_path))
     python = job.spec.environment.python or "/opt/hpcddp/bin/python"
     text = render_script(request_of(job, python=python, run_id=case.run_id, cluster=case.launcher)).text
