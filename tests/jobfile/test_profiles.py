@@ -77,7 +77,7 @@ def test_lists_are_replaced_and_open_mappings_merge(load: Load, profile: Write) 
         ),
         (
             "resources:\n  partition: 010\n",
-            ("profiles/default.yaml:2: resources.partition: is the number 010", 'quote it: "010"'),
+            ("profiles/default.yaml:2: resources.partition: is 010", "put double quotes around it"),
         ),
         (
             "resources:\n  mem: !size 4G\n",
