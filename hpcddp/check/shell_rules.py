@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Final
 
 from hpcddp.check.finding import Edit, Example, Hit, Rule, Severity, Subject
-from hpcddp.check.launches import LAUNCHERS, Launch, count_in, flag_count, last_flag, launches_of
+from hpcddp.check.launches import LAUNCHERS, count_in, flag_count, last_flag, launches_of
 from hpcddp.script.directives import Flag, signal_name
+from hpcddp.script.launch import Launch
 from hpcddp.script.parse import Script
 from hpcddp.script.shell import Command
 from hpcddp.script.syntax import BASH_SYNTAX, script_error
@@ -82,7 +83,7 @@ def _launcher_in_each_task(subject: Subject) -> Iterator[Hit]:
     """Yield a launcher of the ranks of a node that srun starts several times on each node."""
     script = subject.script
     for launch in launches_of(script):
-        launcher = launcher_of_a_node(launch.words, {}) if launch.is_step else None
+        launcher = launcher_of_a_node([word.text for word in launch.words], {}) if launch.is_step else None
         tasks = _tasks_per_node(script, launch)
         if launcher is None or tasks is None or tasks == 1:
             continue

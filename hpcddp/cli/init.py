@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,7 +20,6 @@ from hpcddp.errors import UserError, counted, printable
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.cluster import ClusterFacts, Partition
-    from hpcddp.script.request import Outcome
     from hpcddp.site.profile_writer import Choice
 
 
@@ -353,11 +351,6 @@ def _document(name: str, facts: ClusterFacts, choice: Choice, texts: _Texts, *, 
     }
 
 
-_LABELS: Final[Mapping[Outcome, str]] = MappingProxyType(
-    {"taken": "taken", "setup": "setup line", "dropped": "dropped", "open": "to do"}
-)
-
-
 def write_job_of_script(script: Path, job_file: Path | None, *, force: bool, dry_run: bool, as_json: bool) -> None:
     """Write a job file for an sbatch script, and print it with what became of each line.
 
@@ -390,16 +383,7 @@ def write_job_of_script(script: Path, job_file: Path | None, *, force: bool, dry
             "job_file": str(target),
             "written": not dry_run,
             "text": text,
-            "rows": [
-                {
-                    "line": row.line,
-                    "text": row.text,
-                    "outcome": row.outcome,
-                    "field": None if row.key is None else ".".join(row.key),
-                    "reason": row.reason,
-                }
-                for row in conversion.rows
-            ],
+            "rows": [asdict(row) for row in conversion.rows],
             "next": next_command,
         }
         echo(json.dumps(document, indent=2))
@@ -408,8 +392,8 @@ def write_job_of_script(script: Path, job_file: Path | None, *, force: bool, dry
     for row in conversion.rows:
         first, line_break, _ = row.text.partition("\n")
         shown = f"{first} ..." if line_break else first
-        echo(f"line {row.line:<4} {_LABELS[row.outcome]:<11} {printable(shown)} -> {printable(row.reason)}")
-    open_rows = sum(row.outcome == "open" for row in conversion.rows)
+        echo(f"line {row.line:<4} {row.outcome:<11} {printable(shown)} -> {printable(row.reason)}")
+    open_rows = sum(row.outcome == "to do" for row in conversion.rows)
     echo(f"\njob file       {target}{', not written (--dry-run)' if dry_run else ''}")
     look = f"look at {counted(open_rows, 'line')} to do, then: " if open_rows else ""
     echo(f"next           {look}{next_command}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.document import Path, path_of
+from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.launchers import OWN
 from hpcddp.jobfile.placeholders import SHELLS
 from hpcddp.jobfile.problems import JobFileError, Problem
@@ -90,7 +90,7 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     for comment in script.comments:
         if comment.column == 0 and re.match(r"#(?:PBS|BSUB|COBALT|SLURM)\b", comment.text):
             draft.tell(
-                comment.line, comment.text, "open", "it is for another scheduler: write it as a field of resources"
+                comment.line, comment.text, "to do", "it is for another scheduler: write it as a field of resources"
             )
     launch, launch_index = _find_launch(script)
     line = launch.command.line
@@ -99,7 +99,7 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
         surroundings.read_line(1, "source /etc/profile")
     if "chdir" in flags:
         chdir = flags["chdir"]
-        draft.tell(chdir.line, flag_text(chdir), "setup", "environment.setup; a line changes the directory")
+        draft.tell(chdir.line, flag_text(chdir), "setup line", "environment.setup; a line changes the directory")
         # sbatch takes a dollar sign as it is.
         surroundings.read_line(chdir.line, f"cd {shlex.quote(chdir.value or '.')}")
     for statement in script.statements[:launch_index]:
@@ -187,14 +187,14 @@ def _read_around(statement: Statement, launch: Command, surroundings: Surroundin
     draft = surroundings.draft
     if statement.compound is not None:
         why = "a job file has no loops and no conditions: it runs the program once, without the commands around it"
-        draft.tell(statement.line, statement.text, "open", f"{why}; for the values of a loop, write a sweep")
+        draft.tell(statement.line, statement.text, "to do", f"{why}; for the values of a loop, write a sweep")
         return []
     index = statement.commands.index(launch)
     for command in statement.commands[:index]:
         if command.end == "&&":
             surroundings.read_before(_alone(command))
         else:
-            draft.tell(command.line, command.text, "open", "a job file has no pipes and no conditions: write a script")
+            draft.tell(command.line, command.text, "to do", "a job file has no pipes and no conditions: write a script")
     behind = []
     is_piped = launch.is_piped
     for command in statement.commands[index + 1 :]:
@@ -207,9 +207,7 @@ def _read_around(statement: Statement, launch: Command, surroundings: Surroundin
 
 
 def _alone(command: Command) -> Statement:
-    return Statement(
-        line=command.line, last_line=command.last_line, text=command.text, commands=(replace(command, end=""),)
-    )
+    return Statement(line=command.line, last_line=command.line, text=command.text, commands=(replace(command, end=""),))
 
 
 def _take_srun_flags(launch: Launch, surroundings: Surroundings) -> None:
@@ -220,7 +218,7 @@ def _take_srun_flags(launch: Launch, surroundings: Surroundings) -> None:
         text = f"srun {flag_text(flag)}"
         is_expanded = "$" in (flag.value or "")
         if flag.name == "chdir" and flag.value:
-            draft.tell(line, text, "setup", "environment.setup; a line changes the directory")
+            draft.tell(line, text, "setup line", "environment.setup; a line changes the directory")
             surroundings.read_line(line, f'cd "{flag.value}"' if is_expanded else f"cd {shlex.quote(flag.value)}")
         elif flag.name in _FLAGS_OF_OWN_SRUN or (flag.name == "export" and not is_expanded):
             why = "hpcddp calls srun itself: a task for each rank, with all variables, and a log of its own"
@@ -230,7 +228,7 @@ def _take_srun_flags(launch: Launch, surroundings: Surroundings) -> None:
         elif flag.name in KEYS_OF_FLAGS and KEYS_OF_FLAGS[flag.name][0] == "environment" and not is_expanded:
             take_field(flag, line, text, draft)
         else:
-            draft.tell(line, text, "open", "hpcddp calls srun itself, and no field of the job file has this flag")
+            draft.tell(line, text, "to do", "hpcddp calls srun itself, and no field of the job file has this flag")
 
 
 def _take_launch(
@@ -261,9 +259,9 @@ def _take_launch(
         draft.take(line, launch.command.text, ("launcher",), OWN, note)
     if launch.started_by == "shell" and draft.values["resources", "nodes"] != 1:
         why = "without srun it runs on the first node alone; hpcddp starts it on every node of the job"
-        draft.tell(line, launch.command.text, "open", why)
+        draft.tell(line, launch.command.text, "to do", why)
     for problem in _launch_problems(counts, ranks, command, inputs):
-        draft.tell(line, launch.command.text, "open", problem)
+        draft.tell(line, launch.command.text, "to do", problem)
     return command
 
 
@@ -360,9 +358,9 @@ def _remove(draft: Draft, problem: Problem) -> None:
             continue
         del draft.values[path]
         for number, row in enumerate(draft.rows):
-            if row.key == path:
+            if row.field == dotted(path):
                 reason = f"{problem.key} {problem.sentence}"
-                draft.rows[number] = replace(row, outcome="open", reason=reason, key=None)
+                draft.rows[number] = replace(row, outcome="to do", reason=reason, field=None)
 
 
 def _nested(values: Mapping[Path, Any]) -> dict[str, Any]:

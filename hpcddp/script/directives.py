@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from hpcddp.jobfile.slurm_flags import SBATCH, SlurmFlags
@@ -158,15 +158,8 @@ def _with_flags(line: DirectiveLine, flags: Sequence[Flag]) -> DirectiveLine:
         line_flags, _ = read_flags([(line.number, word) for word in line.words], SBATCH)
     else:
         line_flags = [flag for flag in flags if flag.line == line.number]
-    return DirectiveLine(
-        number=line.number,
-        text=line.text,
-        words=line.words,
-        comment=line.comment,
-        is_ignored=line.is_ignored,
-        problem=line.problem or next((flag.problem for flag in line_flags if flag.problem is not None), None),
-        flags=tuple(line_flags),
-    )
+    problem = line.problem or next((flag.problem for flag in line_flags if flag.problem is not None), None)
+    return replace(line, problem=problem, flags=tuple(line_flags))
 
 
 def read_flags(

@@ -28,7 +28,7 @@ StartedBy = Literal["srun", "mpirun", "shell"]
 """``shell``: the batch script itself, on the first node alone."""
 
 # Programs that prepare, tidy up or report, but do not train.
-HOUSEKEEPING: Final = frozenset(
+_HOUSEKEEPING: Final = frozenset(
     {"mkdir", "rm", "rmdir", "cp", "mv", "ln", "rsync", "tar", "unzip", "zip", "touch", "chmod", "sleep", "wait",
      "exit", "return", "true", "false", ":", "test", "[", "[[", "kill", "scancel", "sbatch", "sync", "sed", "grep",
      "awk", "cut", "head", "tail", "tee", "wc", "sort", "find", "basename", "dirname", "realpath", "readlink", "pip",
@@ -37,7 +37,7 @@ HOUSEKEEPING: Final = frozenset(
      "wandb", "huggingface-cli", "hf", "sacct", "seff", "scp", "sbcast", "xargs", "envsubst", "dos2unix",
      "nvidia-cuda-mps-control", "dcgmi", "sacctmgr", "sinfo", "ssh-keygen", "getopts", "printenv"}
 )  # fmt: skip
-HOUSEKEEPING_MODULES: Final = frozenset({"compileall", "venv", "pip", "ensurepip", "virtualenv", "json.tool"})
+_HOUSEKEEPING_MODULES: Final = frozenset({"compileall", "venv", "pip", "ensurepip", "virtualenv", "json.tool"})
 _NO_WORK: Final = frozenset(
     {"module", "activate", "export", "assignment", "set", "directory", "print", "trap", "control", "ssh"}
 )
@@ -80,9 +80,19 @@ class Launch:
     certainty: int
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """The program and its arguments, without their quotes."""
-        return tuple(word.text for word in self.words)
+    def kind(self) -> CommandKind:
+        """What the program is for."""
+        return "mpirun" if self.started_by == "mpirun" else kind_of_words(self.words)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether srun starts it."""
+        return self.started_by == "srun"
+
+    def srun_value(self, *names: str) -> str | None:
+        """Return the value of the first of these flags that srun is given; None without one."""
+        values = {flag.name: flag.value for flag in self.srun}
+        return next((values[name] for name in names if name in values), None)
 
     @property
     def has_launcher(self) -> bool:
@@ -124,9 +134,9 @@ def _certainty(words: tuple[Word, ...]) -> int:
     if text_index is not None:
         return _certainty_of_text(texts[text_index])
     if kind == "python":
-        runs_module = "-m" in texts[:-1] and texts[texts.index("-m") + 1] in HOUSEKEEPING_MODULES
+        runs_module = "-m" in texts[:-1] and texts[texts.index("-m") + 1] in _HOUSEKEEPING_MODULES
         return _NO_LAUNCH if runs_module or gives_code(words) else _PYTHON
-    return _NO_LAUNCH if name in HOUSEKEEPING or "$" in texts[0] else _PROGRAM
+    return _NO_LAUNCH if name in _HOUSEKEEPING or "$" in texts[0] else _PROGRAM
 
 
 def _certainty_of_text(text: str) -> int:

@@ -20,9 +20,9 @@ from hpcddp.script.parse import Script
 Ranks = Literal["launcher", "own", "tasks", "alone"]
 """How the ranks of a node are started: by torchrun or accelerate; by the program itself, as one task; as tasks of srun;
 or not at all, because the batch script runs the program once."""
-Outcome = Literal["taken", "setup", "dropped", "open"]
-"""What became of a part of the script: ``taken`` into a field; ``setup``, a line of ``environment.setup``; ``dropped``,
-not needed for the reason in the row; ``open``, left to the user."""
+Outcome = Literal["taken", "setup line", "dropped", "to do"]
+"""What became of a part of the script: ``taken`` into a field; a line of ``environment.setup``; ``dropped``, not needed
+for the reason in the row; ``to do``, left to the user."""
 _CONTAINER: Final = ("environment", "container")
 _MASKED_NAME: Final = r"[A-Za-z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(?:_[A-Za-z0-9_]*)?"
 SECRET: Final = re.compile(rf"\b({_MASKED_NAME})=('[^']+'|\"[^\"$`]+\"|[^\s'\"$`;&|()]+)", re.IGNORECASE)
@@ -51,14 +51,14 @@ class Row:
         text: the part, as it is written; without the value of what may be a secret.
         outcome: what became of it.
         reason: the field and its value, or why it is dropped or open.
-        key: the key path of the field that it became; None for none.
+        field: the key path of the field that it became; None for none.
     """
 
     line: int
     text: str
     outcome: Outcome
     reason: str
-    key: Path | None = None
+    field: str | None = None
 
 
 @dataclass(slots=True)
@@ -82,15 +82,9 @@ class Draft:
 
     def tell(self, line: int, text: str, outcome: Outcome, reason: str, key: Path | None = None) -> None:
         """Add the row of a part of the script."""
-        self.rows.append(
-            Row(
-                line=line,
-                text=SECRET.sub(r"\1=...", text),
-                outcome=outcome,
-                reason=SECRET.sub(r"\1=...", reason),
-                key=key,
-            )
-        )
+        shown, why = (SECRET.sub(r"\1=...", part) for part in (text, reason))
+        field_name = None if key is None else dotted(key)
+        self.rows.append(Row(line=line, text=shown, outcome=outcome, reason=why, field=field_name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +113,9 @@ def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
     for line in script.directive_lines:
         if line.is_ignored:
             why = f"sbatch does not read it: it stands after the first command (line {script.first_command})"
-            draft.tell(line.number, line.text, "open", f"{why}; to have it, write it into the job file")
+            draft.tell(line.number, line.text, "to do", f"{why}; to have it, write it into the job file")
         elif not line.flags and line.problem is not None:
-            draft.tell(line.number, line.text, "open", f"sbatch refuses this line: it {line.problem}")
+            draft.tell(line.number, line.text, "to do", f"sbatch refuses this line: it {line.problem}")
         elif not line.flags:
             draft.tell(line.number, line.text, "dropped", "it has no flag of its own")
     flags: dict[str, Flag] = {}
@@ -129,7 +123,7 @@ def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
         flag = replace(read, name=_ALIASES.get(read.name, read.name))
         earlier = flags.get(flag.name)
         if flag.problem is not None and not flag.is_unknown:
-            draft.tell(flag.line, flag_text(flag), "open", f"sbatch refuses it: the line {flag.problem}")
+            draft.tell(flag.line, flag_text(flag), "to do", f"sbatch refuses it: the line {flag.problem}")
             continue
         if earlier is not None and flag.name == "mail-type":
             # sbatch adds them up (measured on Slurm 22.05.8).
@@ -256,7 +250,7 @@ def _tell_counts(flags: Mapping[str, Flag], counts: Counts, numbers_of_job: tupl
             reason = f"{reason}; {numbers}"
         outcome: Outcome = "taken"
         if counts.is_uneven and name in {"ntasks", "gpus"}:
-            outcome = "open"
+            outcome = "to do"
             reason = f"it is a number for all nodes, and the job file has {numbers}: change it, if that is not meant"
         draft.tell(flag.line, flag_text(flag), outcome, reason, key)
 
@@ -280,13 +274,13 @@ def _take_flag(flag: Flag, draft: Draft) -> None:
         take_field(flag, flag.line, text, draft)
     elif name == "array":
         sweep = "write a sweep with the values that each element takes in place of $SLURM_ARRAY_TASK_ID"
-        draft.tell(flag.line, text, "open", f"one job file is one run; {sweep}, for example sweep: {{seed: 0..9}}")
+        draft.tell(flag.line, text, "to do", f"one job file is one run; {sweep}, for example sweep: {{seed: 0..9}}")
     elif name == "export":
         draft.tell(flag.line, text, "dropped", REFUSED_FLAGS["export"])
         take_exported(flag, flag.line, draft)
     elif name in REFUSED_FLAGS:
         is_of_field = REFUSED_FLAGS[name].startswith("it has its own field")
-        draft.tell(flag.line, text, "open" if is_of_field else "dropped", REFUSED_FLAGS[name])
+        draft.tell(flag.line, text, "to do" if is_of_field else "dropped", REFUSED_FLAGS[name])
     else:
         note = "" if SBATCH.long_flags_of(name) else "sbatch itself does not have it: a plugin of your site must"
         draft.take(flag.line, text, ("resources", "sbatch", name), True if flag.value is None else flag.value, note)

@@ -60,23 +60,17 @@ class Command:
 
     Args:
         line: the number of its first line, from 1.
-        last_line: the number of its last line.
         assignments: the words NAME=VALUE in front of the program.
         words: the program and its arguments; ``for NAME in ...`` and ``case WORD in`` stay one command.
         redirections: the redirections, as they are written.
         end: the operator behind it: ``;``, ``&``, ``|``, ``|&``, ``&&``, ``||``; empty at the end of a line.
-        inside: the words of the compound commands that contain it, the outermost first: ``("for",)``.
-        openings: where these begin, as positions in the text.
     """
 
     line: int
-    last_line: int
     assignments: tuple[Word, ...]
     words: tuple[Word, ...]
     redirections: tuple[str, ...]
     end: str
-    inside: tuple[str, ...]
-    openings: tuple[int, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -310,8 +304,8 @@ class _Reader:
         self._commands: list[Command] = []
         self._statement_start: int | None = None
         self._compound: str | None = None
-        # The compound commands that are open, each with the word that closes it and the position where it begins.
-        self._open: list[tuple[str, str, int]] = []
+        # The words that open the compound commands that are open, each with the word that closes it.
+        self._open: list[tuple[str, str]] = []
         # The delimiters of the here-documents that begin behind this line, and whether tabs in front do not count.
         self._here_documents: list[tuple[str, bool]] = []
         # Where the last token of the statement ends; a comment is no token.
@@ -457,7 +451,7 @@ class _Reader:
     def _open_compound(self, opening: str, closing: str) -> None:
         if not self._open and not self._commands:
             self._compound = self._compound or opening
-        self._open.append(("function" if self._awaits_body else opening, closing, self._position))
+        self._open.append((opening, closing))
         self._continues = False
         self._awaits_body = False
 
@@ -517,13 +511,10 @@ class _Reader:
         self._commands.append(
             Command(
                 line=self._line_of(command.start),
-                last_line=self._line_of(command.end),
                 assignments=tuple(command.assignments),
                 words=tuple(command.words),
                 redirections=tuple(command.redirections),
                 end=operator,
-                inside=tuple(opening for opening, _, _ in self._open),
-                openings=tuple(position for _, _, position in self._open),
             )
         )
 

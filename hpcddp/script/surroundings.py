@@ -44,7 +44,7 @@ class Surroundings:
         """Sort in a statement in front of the launch."""
         if statement.problem is not None:
             why = f"hpcddp cannot read it: {statement.problem}"
-            self.draft.tell(statement.line, statement.text, "open", why)
+            self.draft.tell(statement.line, statement.text, "to do", why)
         elif _is_requeue(statement):
             self.draft.tell(statement.line, statement.text, "dropped", "hpcddp requeues the job")
         elif SECRET.search(statement.text):
@@ -71,7 +71,7 @@ class Surroundings:
         else:
             why = "it runs after the training, and a job file has no such lines"
             way_out = "write it into the program, or submit it as a job with --after"
-            self.draft.tell(statement.line, statement.text, "open", f"{why}: {way_out}")
+            self.draft.tell(statement.line, statement.text, "to do", f"{why}: {way_out}")
 
     def finish(self, line: int, *, needs_export: bool) -> None:
         """Set ``environment.setup``.
@@ -86,14 +86,14 @@ class Surroundings:
             # Also what a file that is sourced assigns.
             self._setup.insert(0, "set -a")
             why = "it exports the variables, which the tasks expand in the command"
-            self.draft.tell(line, "set -a", "setup", f"environment.setup; {why}", _SETUP)
+            self.draft.tell(line, "set -a", "setup line", f"environment.setup; {why}", _SETUP)
         if self._setup:
             self.draft.values[_SETUP] = self._setup
 
     def _add(self, line: int, text: str, note: str = "") -> None:
         self._setup.append(text)
         reason = f"environment.setup; {note}" if note else "environment.setup"
-        self.draft.tell(line, text, "setup", reason, _SETUP)
+        self.draft.tell(line, text, "setup line", reason, _SETUP)
 
     def _keep(self, statement: Statement) -> None:
         """Keep a statement as a setup line, as it is written."""
@@ -118,7 +118,7 @@ class Surroundings:
         why = "it may be a secret, which is not written into a file: export it in the shell in which you submit"
         command = statement.command
         if command is None or kind_of(command) not in {"export", "assignment"}:
-            self.draft.tell(statement.line, statement.text, "open", f"{why}, and name it in environment.pass_env")
+            self.draft.tell(statement.line, statement.text, "to do", f"{why}, and name it in environment.pass_env")
             return
         key = ("environment", "pass_env")
         passed = self.draft.values.setdefault(key, [])

@@ -99,7 +99,7 @@ def test_the_document_holds_the_rows(run: Run, script: Path) -> None:
         "field": "name",
         "reason": "name",
     }
-    assert {row["outcome"] for row in document["rows"]} == {"taken", "dropped", "open"}
+    assert {row["outcome"] for row in document["rows"]} == {"taken", "dropped", "to do"}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def rows_of(conversion: Conversion, outcome: str) -> list[str]:
 
 def to_do_of(conversion: Conversion) -> str:
     """Return why one part of a script is left to the user."""
-    (row,) = (row for row in conversion.rows if row.outcome == "open")
+    (row,) = (row for row in conversion.rows if row.outcome == "to do")
     return row.reason
 
 
@@ -141,12 +141,12 @@ def test_a_range_of_nodes_is_taken(nodes: str) -> None:
 def test_nodes_that_the_job_file_cannot_express_are_to_do(lines: list[str], nodes: str, reason: str) -> None:
     conversion = job_with(*(f"#SBATCH {line}" for line in lines))
     row = row_of(conversion, lines[0])
-    assert (str(conversion.job.spec.resources.nodes), row.outcome) == (nodes, "open")
+    assert (str(conversion.job.spec.resources.nodes), row.outcome) == (nodes, "to do")
     assert reason in row.reason
 
 
 def test_tasks_that_do_not_divide_over_the_nodes_have_one_row() -> None:
-    assert row_of(job_with("#SBATCH --nodes=2", "#SBATCH --ntasks=5"), "--ntasks=5").outcome == "open"
+    assert row_of(job_with("#SBATCH --nodes=2", "#SBATCH --ntasks=5"), "--ntasks=5").outcome == "to do"
 
 
 # Of each type that a field may have, in the spelling of the job file.
@@ -181,12 +181,12 @@ def test_without_srun_the_program_is_one_task_with_the_cpus_of_all() -> None:
 
 def test_without_srun_on_several_nodes_the_table_says_what_is_different() -> None:
     conversion = made_from("#!/bin/bash\n#SBATCH --nodes=2\npython train.py\n")
-    assert any("first node alone" in row.reason for row in conversion.rows if row.outcome == "open")
+    assert any("first node alone" in row.reason for row in conversion.rows if row.outcome == "to do")
 
 
 def test_a_value_that_no_field_can_have_is_left_open_with_the_reason() -> None:
     conversion = job_with("#SBATCH --mail-type=START,END", "#SBATCH --time=soon")
-    assert row_of(conversion, "--mail-type=START,END").outcome == "open"
+    assert row_of(conversion, "--mail-type=START,END").outcome == "to do"
     assert "no type of mail 'START'" in row_of(conversion, "--mail-type=START,END").reason
     assert "resources.time_limit" in row_of(conversion, "--time=soon").reason
     assert conversion.job.spec.resources.time_limit is None
@@ -201,7 +201,7 @@ def test_a_container_without_an_image_is_left_open() -> None:
 def test_directives_behind_the_first_command_are_left_open() -> None:
     conversion = made_from("#!/bin/bash\nset -e\n#SBATCH --nodes=8\nsrun python train.py\n")
     row = row_of(conversion, "#SBATCH --nodes=8")
-    assert (row.outcome, conversion.job.spec.resources.nodes) == ("open", 1)
+    assert (row.outcome, conversion.job.spec.resources.nodes) == ("to do", 1)
     assert "after the first command (line 2)" in row.reason
 
 
@@ -273,7 +273,7 @@ def test_words_that_a_shell_expands_get_a_shell_in_the_task() -> None:
 def test_a_loop_or_a_condition_around_the_program_is_left_open() -> None:
     text = "#!/bin/bash\nX=1\nif [ -d /data ]; then X=2; fi\nfor s in 1 2; do srun python t.py $s $X; done\n"
     conversion = made_from(text)
-    assert rows_of(conversion, "open") == ["for s in 1 2; do srun python t.py $s $X; done"]
+    assert rows_of(conversion, "to do") == ["for s in 1 2; do srun python t.py $s $X; done"]
     assert conversion.job.spec.environment.setup == ("set -a", "X=1", "if [ -d /data ]; then X=2; fi")
 
 
@@ -306,7 +306,7 @@ def test_an_assignment_in_front_of_the_program_is_exported_to_the_tasks() -> Non
 
 
 def test_a_line_for_another_scheduler_is_to_do() -> None:
-    assert rows_of(job_with("#PBS -l nodes=2", "# PBS", "#SLURM --nodes=2"), "open") == [
+    assert rows_of(job_with("#PBS -l nodes=2", "# PBS", "#SLURM --nodes=2"), "to do") == [
         "#PBS -l nodes=2", "#SLURM --nodes=2",
     ]  # fmt: skip
 
@@ -335,7 +335,7 @@ def test_the_directory_of_sbatch_is_that_of_the_program_and_of_the_setup_lines()
     assert conversion.job.spec.command == ("env", "-C", "/project", "python", "t.py")
     assert conversion.job.spec.environment.setup == ("cd /project", "source env.sh")
     rows = [(row.outcome, row.reason) for row in conversion.rows if row.text == "--chdir=/project"]
-    assert rows == [("setup", "environment.setup; a line changes the directory")]
+    assert rows == [("setup line", "environment.setup; a line changes the directory")]
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_the_directory_of_srun_is_a_setup_line(directory: str, line: str) -> Non
     conversion = made_from(f"#!/bin/bash\ncd /project\nsrun --chdir={directory} python t.py\n")
     setup = ("set -a", "cd /project", line, "export PROGRAM_DIRECTORY=$PWD")
     assert conversion.job.spec.environment.setup == setup
-    assert row_of(conversion, f"srun --chdir={directory}").outcome == "setup"
+    assert row_of(conversion, f"srun --chdir={directory}").outcome == "setup line"
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_the_directory_of_srun_is_a_setup_line(directory: str, line: str) -> Non
     [
         ("--export=ALL,SEED=3", ["dropped", "taken"], {"SEED": "3"}),
         ("--cpu-bind=cores -W 60 -l", ["taken", "dropped", "dropped"], {"SLURM_CPU_BIND": "cores"}),
-        ("--network=x --hint=y --export=ALL,A=$B", ["open", "open", "open"], {}),
+        ("--network=x --hint=y --export=ALL,A=$B", ["to do", "to do", "to do"], {}),
     ],
 )
 def test_each_flag_of_srun_has_a_row(flags: str, outcomes: list[str], variables: dict[str, str]) -> None:
@@ -394,7 +394,7 @@ def test_environments_are_fields_unless_a_setup_line_comes_first() -> None:
 
 def test_a_word_that_is_no_flag_is_shown_as_it_stands_there() -> None:
     conversion = made_from('#!/bin/bash\n#SBATCH --job-name= "two words"\nsrun python x.py\n')
-    assert row_of(conversion, "two words").outcome == "open"
+    assert row_of(conversion, "two words").outcome == "to do"
 
 
 @pytest.mark.parametrize("pipe", ["|", "2>&1 |", "|&"])

@@ -110,6 +110,7 @@ case $1 in
   (*) exit 1 ;;
 esac
 ( cd x; make )
+both() ( cd y )
 while read -r line; do echo "$line"; done < hosts
 """
 
@@ -117,7 +118,7 @@ while read -r line; do echo "$line"; done < hosts
 def test_compound_commands_are_one_statement_with_their_commands() -> None:
     script = parse_script(COMPOUND)
     assert [statement.compound for statement in script.statements] == [
-        "for", "if", "function", "function", "case", "(", "while",
+        "for", "if", "function", "function", "case", "(", "function", "while",
     ]  # fmt: skip
     assert [command.texts[:2] for command in script.commands] == [
         ("for", "h"),
@@ -132,6 +133,7 @@ def test_compound_commands_are_one_statement_with_their_commands() -> None:
         ("exit", "1"),
         ("cd", "x"),
         ("make",),
+        ("cd", "y"),
         ("read", "-r"),
         ("echo", "$line"),
     ]
