@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,6 @@ USAGE_ERROR: tuple[type[Any], ...] = typer.BadParameter.__bases__
 _PREFIX = "hpcddp:"
 # What click raises for a group of commands that is called without one; typer's copy of click exports it from no module.
 _HELP = "NoArgsIsHelpError"
-_NOT_A_CHOICE = re.compile("'(?P<value>[^']*)' is not one of (?P<known>.*)")
 
 
 class InterruptedCommandError(HpcddpError):
@@ -98,12 +96,7 @@ def _report_error(error: HpcddpError, *, as_json: bool) -> None:
 def _report_usage_error(error: ClickObject, arguments: Sequence[str], *, as_json: bool) -> None:
     message = _usage_message(error)
     see_help = _usage_hint(error, arguments)
-    hint = see_help
-    if hasattr(error, "option_name"):
-        # Of "there is no option --folow; did you mean --follow?" the second half.
-        _, _, way_out = message.partition("; ")
-        hint = _as_sentence(way_out) or see_help
-    document = {"error": {"kind": "usage", "message": message, "hint": hint}}
+    document = {"error": {"kind": "usage", "message": message, "hint": see_help}}
     if type(error).__name__ == _HELP:
         # The message is the help, which needs neither prefix nor hint.
         _report(document, message, None, as_json=as_json)
@@ -151,88 +144,21 @@ def _has_working_directory() -> bool:
     return True
 
 
-def _as_sentence(text: str) -> str:
-    if not text:
-        return ""
-    end = "" if text.endswith("?") else "."
-    return f"{text[0].upper()}{text[1:]}{end}"
-
-
 def _usage_message(error: ClickObject) -> str:
-    """Return the message of a wrong call, with the option, the field of the job or the value that was meant."""
-    from hpcddp.errors import nearest
-
-    option = getattr(error, "option_name", None)
-    if option is not None and error.ctx is not None:
-        names: list[str] = []
-        for parameter in error.ctx.command.params:
-            names += [name for name in parameter.opts if name.startswith("--")]
-        return f"there is no option {option}{_instead_of(option, names)}"
-    number_message = _number_message(error)
-    if number_message is not None:
-        return number_message
-    message = str(error.format_message()).replace("Value error, ", "")
-    no_choice = _NOT_A_CHOICE.search(message)
-    if no_choice is None:
-        return message
-    choices = re.findall("'([^']*)'", no_choice["known"])
-    nearest_choice = nearest(no_choice["value"], choices)
-    if not nearest_choice:
-        return message
-    return f"{message.removesuffix('.')}; did you mean {nearest_choice}?"
-
-
-def _instead_of(option: str, names: Sequence[str]) -> str:
-    """Return what to write in place of an option that there is not, as the end of a sentence.
-
-    Args:
-        option: as it was given, without a value.
-        names: the options of the command; one of a job has ``--set``.
-    """
-    from hpcddp.cli.field_options import field_options
-    from hpcddp.errors import nearest
-    from hpcddp.jobfile.document import path_of
-    from hpcddp.jobfile.job import ValueKind, find_key
+    """Return the message of a wrong call, with the option or the field of the job that was meant."""
+    from hpcddp.errors import did_you_mean
     from hpcddp.jobfile.messages import field_named
 
-    word = option.removeprefix("--")
-    field = field_named(word) if "--set" in names else None
-    option_of_field = next((known.name for known in field_options() if known.path == field), None)
-    nearest_option = option_of_field if option_of_field in names else nearest(option, names)
-    if field is not None and option_of_field not in names:
-        key_type = find_key(path_of(field))
-        if key_type is not None and key_type.kind is ValueKind.MAPPING:
-            field += ".NAME"
-        return f"; write --set {field}=VALUE, which is the field of the job file"
-    if nearest_option is not None:
-        return f"; did you mean {nearest_option}?"
-    if "--set" in names and option.startswith("--"):
-        return f"; if it is an option of sbatch, write --set resources.sbatch.{word}=VALUE"
-    return ""
-
-
-def _number_message(error: ClickObject) -> str | None:
-    """Return the message of a value that is not the number that an option takes; None for another error.
-
-    The sentences of click are kept; from 0.20 on typer has those of pydantic.
-    """
-    parameter = getattr(error, "param", None)
-    errors = getattr(error.__cause__, "errors", None)
-    if parameter is None or errors is None:
-        return None
-    (details, *_) = errors()
-    option = parameter.opts[0]
-    limits = details.get("ctx", {})
-    subject = f"{option} is {str(details['input'])[:_SHOWN]}"
-    match details["type"].partition("_"):
-        case ("int", _, _):
-            return f"{subject}, which is no integer; write one, such as 1"
-        case ("float", _, _):
-            return f"{subject}, which is no number; write one, such as 10"
-        case ("greater", _, "than_equal"):
-            return f"{subject}, and {limits['ge']:g} is the least; write {limits['ge']:g} or more"
-        case _:
-            return None
+    option = getattr(error, "option_name", None)
+    if option is None or error.ctx is None:
+        return str(error.format_message()).replace("Value error, ", "")
+    names: list[str] = []
+    for parameter in error.ctx.command.params:
+        names += parameter.opts
+    field = field_named(option.removeprefix("--")) if "--set" in names else None
+    if field is not None:
+        return f"there is no option {option}; write --set {field}=VALUE, which is the field of the job file"
+    return f"there is no option {option}; {did_you_mean(option, names, '--help --all lists all')}"
 
 
 def _usage_hint(error: ClickObject, arguments: Sequence[str]) -> str:

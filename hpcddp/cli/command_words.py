@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.core import TyperCommand
 
 from hpcddp.cli.help import ClickObject
 from hpcddp.cli.job_arguments import JobArguments, field_parameters, take_field_texts
+from hpcddp.errors import UserError
 
 # The keys of what a command keeps for its function (``typer.Context.meta``).
 _COMMAND = "hpcddp.command"
@@ -43,49 +45,40 @@ class CommandWords(TyperCommand):
 
     def parse_args(self, ctx: ClickObject, args: list[str]) -> list[str]:
         """Keep the words of the other command unchanged, and parse those before it."""
-        words = list(args)
-        if "--" in words:
-            dashes = words.index("--")
-            ctx.meta[_COMMAND] = tuple(words[dashes + 1 :])
-            words = words[:dashes]
-        elif not ctx.resilient_parsing:
-            start = self.start_of_command(words)
-            if start is not None:
-                ctx.meta[_COMMAND] = tuple(words_that_run(*words[start:]))
-                words = words[:start]
-        return super().parse_args(ctx, self.with_fields(words))
-
-    def start_of_command(self, words: Sequence[str]) -> int | None:
-        """Return where the other command begins without ``--``; None if it does not."""
-        # The first one is the run.
-        return next(iter(self.argument_indices(words)[1:]), None)
-
-    def with_fields(self, words: list[str]) -> list[str]:
-        """Return the words with options in place of what is none."""
-        return words
-
-    def takes_value(self) -> dict[str, bool]:
-        """Return the names of all options, and whether each takes a value."""
-        takes_value = {}
+        takes_value: dict[str, bool] = {}
         for parameter in self.params:
             if parameter.param_type_name == "option":
-                is_flag = getattr(parameter, "is_flag", False)
-                takes_value.update(dict.fromkeys(parameter.opts, not is_flag))
-        return takes_value
-
-    def argument_indices(self, words: Sequence[str]) -> list[int]:
-        """Return the indices of the words that are neither options nor values of options."""
-        takes_value = self.takes_value()
-        indices = []
-        is_value = False
-        for index, word in enumerate(words):
-            if is_value:
-                is_value = False
+                takes_value.update(dict.fromkeys(parameter.opts, not getattr(parameter, "is_flag", False)))
+        words: list[str] = []
+        arguments: list[str] = []
+        rest = iter(args)
+        for word in rest:
+            if word == "--":
+                ctx.meta[_COMMAND] = tuple(rest)
             elif word.startswith("-"):
-                is_value = takes_value.get(word, False)
+                words += self.option_words(word, rest, takes_value)
+            elif self.begins_command(word, arguments) and not ctx.resilient_parsing:
+                ctx.meta[_COMMAND] = self.command_from(word, list(rest), takes_value)
             else:
-                indices.append(index)
-        return indices
+                arguments.append(word)
+                words.append(word)
+        return super().parse_args(ctx, words)
+
+    def option_words(self, word: str, rest: Iterator[str], takes_value: Mapping[str, bool]) -> list[str]:
+        """Return the words of an option, with its value from the words behind it.
+
+        Args:
+            takes_value: the names of all options, and whether each takes a value.
+        """
+        return [word, *islice(rest, int(takes_value.get(word, False)))]
+
+    def begins_command(self, word: str, arguments: Sequence[str]) -> bool:  # noqa: ARG002  a subclass looks at the word
+        """Return whether a word begins the other command: the first argument is the run."""
+        return bool(arguments)
+
+    def command_from(self, word: str, rest: list[str], options: Container[str]) -> tuple[str, ...]:  # noqa: ARG002  as above
+        """Return the words of the other command."""
+        return (word, *rest)
 
 
 class JobCommand(CommandWords):
@@ -107,50 +100,42 @@ class JobCommand(CommandWords):
         """Return the words after the command's name in the first line of the help."""
         return ["[JOB]", "[OPTIONS]", "[-- COMMAND...]"]
 
-    def start_of_command(self, words: Sequence[str]) -> int | None:
-        """Return where a program stands; None if none does."""
-        return next((index for index in self.argument_indices(words) if is_program(words[index])), None)
+    def begins_command(self, word: str, arguments: Sequence[str]) -> bool:  # noqa: ARG002  click passes it
+        """Return whether a word is a program."""
+        return is_program(word)
 
-    def argument_indices(self, words: Sequence[str]) -> list[int]:
-        """Return the indices of the words that are neither options, of hpcddp or sbatch, nor their values."""
-        replaced = [index for index, _, count in _flags_of_sbatch(words, self.takes_value()) if count > 1]
-        values = {index + 1 for index in replaced}
-        return [index for index in super().argument_indices(words) if index not in values]
+    def command_from(self, word: str, rest: list[str], options: Container[str]) -> tuple[str, ...]:
+        """Return the words that call a program.
 
-    def with_fields(self, words: list[str]) -> list[str]:
-        """Return the words with ``--set`` in place of each flag of sbatch that is no option of this command."""
-        for index, assignments, count in reversed(list(_flags_of_sbatch(words, self.takes_value()))):
-            options = [word for assignment in assignments for word in ("--set", assignment)]
-            words = [*words[:index], *options, *words[index + count :]]
-        return words
+        Raises:
+            UserError: one of them is an option of hpcddp, which may not be meant for the program.
+        """
+        for argument in rest:
+            name = argument.partition("=")[0]
+            if name.startswith("--") and name in options:
+                raise UserError(
+                    f"{name} stands behind the program {word}, and hpcddp has an option of that name; write it before "
+                    f"{word}, or -- before {word} if the program shall get it"
+                )
+        return tuple(words_that_run(word, *rest))
 
+    def option_words(self, word: str, rest: Iterator[str], takes_value: Mapping[str, bool]) -> list[str]:
+        """Return the words of an option, with ``--set`` in place of a flag of sbatch that is no option."""
+        from hpcddp.jobfile.resources import field_of_flag, fields_of_gres
+        from hpcddp.jobfile.slurm_flags import SBATCH
 
-def _flags_of_sbatch(words: Sequence[str], options: Mapping[str, bool]) -> Iterator[tuple[int, list[str], int]]:
-    """Yield where a flag of sbatch stands that is no option, the fields that it sets, and the number of its words.
-
-    Args:
-        options: the options of the command, and whether each takes a value.
-    """
-    from hpcddp.jobfile.resources import field_of_flag, fields_of_gres
-    from hpcddp.jobfile.slurm_flags import SBATCH
-
-    is_value = False
-    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         flag = _flag_of(name)
-        if is_value or flag is None or name in options:
-            is_value = not is_value and options.get(word, False)
-            continue
+        if flag is None or name in takes_value:
+            return super().option_words(word, rest, takes_value)
         if not equals:
-            value = "true"
-            if flag in SBATCH.with_value:
-                value = next(iter(words[index + 1 :]), "")
-                is_value = True
-        if flag == "gres":
-            assignments = [f"resources.{field}={text}" for field, text in fields_of_gres(value)]
-        else:
-            assignments = [f"{field_of_flag(flag)}={value}"]
-        yield index, assignments, 1 + is_value
+            value = next(rest, "") if flag in SBATCH.with_value else "true"
+        if flag != "gres":
+            return ["--set", f"{field_of_flag(flag)}={value}"]
+        words = []
+        for field, text in fields_of_gres(value):
+            words += ["--set", f"resources.{field}={text}"]
+        return words
 
 
 def _flag_of(name: str) -> str | None:

@@ -230,7 +230,7 @@ def test_a_mail_that_slurm_would_not_send_is_refused(
         ("python train.py --lr 1", "python train.py --lr 1"),
         ("--time 20 --exclusive python train.py", "python train.py"),
         ("--ntasks-per-node 2 train.py", "python train.py"),
-        ("train.py --nodes 2 --lr=1", "python train.py --nodes 2 --lr=1"),
+        ("train.py --lr=1 -N 2", "python train.py --lr=1 -N 2"),
     ],
 )
 def test_the_first_word_that_is_a_program_begins_the_command(
@@ -240,6 +240,16 @@ def test_the_first_word_that_is_a_program_begins_the_command(
     (here / "program").write_text("#!/bin/sh\n")
     (here / "program").chmod(0o700)
     assert rendered(capsys, *shlex.split(words))["fields"]["command"]["value"] == command.split()
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--cluster=local", "--follow", "--time", "--nodes"])
+def test_an_option_behind_the_program_is_refused(
+    capsys: pytest.CaptureFixture[str], golden: GoldenMessages, option: str
+) -> None:
+    assert boundary.run(app, ["submit", "train.py", "--lr", "1", option]) == 2
+    message = golden.message(capsys.readouterr().err)
+    assert f"{option.partition('=')[0]} stands behind the program train.py" in message
+    assert "or -- before train.py" in message
 
 
 def test_a_job_file_is_no_program_whatever_its_mode_and_name(
