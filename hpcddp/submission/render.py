@@ -23,7 +23,6 @@ from hpcddp.submission.template import (
     NOT_IN_A_WORD,
     TemplateError,
     is_default_template,
-    notes_about_template,
     refuse_broken_shell,
     refuse_unread_directives,
     render_template,
@@ -82,10 +81,9 @@ def render_script(request: SubmitRequest) -> RenderedScript:
 
 
 def notes_about_script(request: SubmitRequest, script: RenderedScript) -> tuple[str, ...]:
-    """Return warnings about a template: changes that a copy lacks, and flags of the job that its script lacks."""
-    notes = notes_about_template(request.template)
+    """Return a warning about a template of the user's own: flags of the job that its script lacks."""
     if is_default_template(request.template) or request.cluster != "slurm":
-        return notes
+        return ()
     # Only a template of the user's own needs the reader of scripts.
     from hpcddp.script.directives import DIRECTIVE
     from hpcddp.script.parse import parse_script
@@ -96,12 +94,12 @@ def notes_about_script(request: SubmitRequest, script: RenderedScript) -> tuple[
     flags = [flag.name for flag in parse_script(lines).flags]
     missing = [f"--{flag}" for flag in flags if flag.removeprefix("no-") not in present]
     if not missing:
-        return notes
+        return ()
     note = (
         f"the template {request.template} makes a script without {listed(missing)}, for which sbatch takes its own "
         "defaults; write {{ super() | verbatim }} into the block head, or the directives that are missing"
     )
-    return (*notes, note)
+    return (note,)
 
 
 def _template_values(request: SubmitRequest, directives: Sequence[Directive]) -> dict[str, Any]:

@@ -1,11 +1,10 @@
-"""Templates of the script: the default one, and those of the user's own, which extend it or are copies of it.
+"""Templates of the script: the default one, and those of the user's own, which may extend it.
 
 They run in a sandboxed, strict environment of Jinja2, in which each value needs a filter that quotes it.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,6 @@ from jinja2 import (
     TemplateNotFound,
     TemplateSyntaxError,
     UndefinedError,
-    nodes,
 )
 from jinja2.loaders import split_template_path
 from jinja2.sandbox import SandboxedEnvironment
@@ -157,18 +155,6 @@ def render_template(name: str | None, values: Mapping[str, Any]) -> str:
         _explain(error, path, variables=values)
 
 
-def _root_of(path: Path) -> Path:
-    """Return the template at the top: the one that a template extends, directly or through others."""
-    environment = _environment(path.parent)
-    file = path
-    while True:
-        extends = environment.parse(_text_of(file)).find(nodes.Extends)
-        # The name may also be an expression, which only the rendering knows.
-        if extends is None or not isinstance(extends.template, nodes.Const):
-            return file
-        file = Path(environment.get_template(extends.template.value).filename or file)
-
-
 def refuse_broken_shell(text: str, template: str | None) -> None:
     """Refuse the script of a user's template that bash cannot parse; ``bash -n`` runs none of it.
 
@@ -203,31 +189,6 @@ def refuse_unread_directives(text: str, template: str | None) -> None:
             f"the command in line {script.first_command}, where sbatch reads no directives; write the command into the "
             "block environment, or behind all directives"
         )
-
-
-_CHANGE = re.compile(r"^\{# changed: (.+) #\}\r?$", re.MULTILINE)
-
-
-def notes_about_template(name: str | None) -> tuple[str, ...]:
-    """Return a warning about a template that is a copy of an older default template, and what has changed since.
-
-    Args:
-        name: the value of ``--template``; the template can be rendered.
-    """
-    if is_default_template(name):
-        return ()
-    root = _root_of(find_template(name))
-    present = _CHANGE.findall(_text_of(root))
-    changes = _CHANGE.findall(_text_of(find_template(None)))
-    missing = [change for change in changes if change not in present]
-    if not missing:
-        return ()
-    note = (
-        f"the template {root} does not have what has changed in the default template: {'; '.join(missing)}; "
-        f'extend that one ({{% extends "{_EXTENDABLE}" %}}), or take the changes over, each with its line '
-        "{# changed: ... #} (docs/templates.md)"
-    )
-    return (note,)
 
 
 def find_template(name: str | None) -> Path:

@@ -15,7 +15,7 @@ from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.packages import shipped_directory
 from hpcddp.slurm.directives import Directive, UnwritableValueError
 from hpcddp.submission.render import notes_about_script, render_script
-from hpcddp.submission.template import TemplateError, find_template, notes_about_template, render_template
+from hpcddp.submission.template import TemplateError, find_template, render_template
 from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
 from tests.submission.script_runner import LAUNCHERS
@@ -151,7 +151,6 @@ def test_a_template_extends_another_of_the_users_own(template: Path) -> None:
     )
     template.write_text('{% extends "site.sh.j2" %}\n{% block site %}\necho site\n{% endblock %}\n')
     assert "\necho site\n" in rendered(str(template))
-    assert notes_about_template(str(template)) == ()
 
 
 def test_a_template_of_the_same_name_as_the_default_one_extends_it(template: Path) -> None:
@@ -201,22 +200,6 @@ def test_a_template_of_something_that_is_no_script_is_refused(
     with pytest.raises(TemplateError) as caught:
         rendered(str(template))
     assert golden.message(caught.value).endswith("begin it with #!/bin/bash")
-
-
-def test_a_copy_of_an_older_default_template_is_told_what_has_changed(template: Path, golden: GoldenMessages) -> None:
-    default = (shipped_directory("templates") / "sbatch.sh.j2").read_text()
-    template.write_text(default)
-    assert notes_about_template(str(template)) == ()
-    template.write_bytes(default.replace("\n", "\r\n").encode())
-    assert notes_about_template(str(template)) == ()
-    change = "the job in the script holds only the fields that differ from their defaults"
-    template.write_text(default.replace(f"{{# changed: {change} #}}\n", ""))
-    (note,) = notes_about_template(str(template))
-    assert golden.message(note).startswith(f"the template {template} does not have ")
-    assert f": {change}; extend that one " in note
-    template.write_text(f"{EXTENDS}# {change}")
-    assert notes_about_template(str(template)) == ()
-    assert notes_about_template(None) == notes_about_template("sbatch") == ()
 
 
 COMMANDS = {
