@@ -19,8 +19,6 @@ from hpcddp.cli.output import echo
 from hpcddp.errors import printable
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from hpcddp.manage.follow import Display, JobPhase, Outcome, Output
     from hpcddp.run.directory import RunDirectory
     from hpcddp.run.events import Event
@@ -152,60 +150,58 @@ class PlainDisplay:
     """
 
     def __init__(self, steps_per_epoch: int | None, epochs: int, total_steps: int | None = None) -> None:
-        self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
         self._total_steps = total_steps or (steps_per_epoch or 0) * epochs
         self._last_line = time.monotonic()
         self._newest: MetricsLine | None = None
 
+    def _print(self, line: str) -> None:
+        echo(line, err=True)
+
     def job(self, state: JobPhase, why: str | None = None) -> None:
         """Print that the job's state has changed, or why it waits."""
-        echo(_JOB_LINES[state] if why is None else f"{_JOB_LINES[state]}: {why}", err=True)
+        self._print(_JOB_LINES[state] if why is None else f"{_JOB_LINES[state]}: {why}")
 
     def output(self, line: str) -> None:
         """Print a line of rank 0's output."""
-        echo(f"rank 0 | {line}", err=True)
+        self._print(f"rank 0 | {line}")
 
     def event(self, event: Event) -> None:
         """Print the line for an event, if it has one."""
         if (line := event_line(event)) is not None:
-            echo(line, err=True)
+            self._print(line)
 
     def step(self, record: MetricsLine) -> None:
         """Keep the record, and print it if the last line is at least ten seconds old."""
         self._newest = record
         if time.monotonic() - self._last_line >= _LINE_EVERY_S:
-            self._print(f"{self._where(record)}  {step_text(record)}".rstrip())
+            self._print_numbers(record, step_text(record))
 
     def evaluation(self, record: MetricsLine) -> None:
         """Print the newest training record with the evaluation."""
-        training = f"  {step_text(self._newest)}" if self._newest else ""
-        self._print(f"{self._where(record)}{training}  {evaluation_text(record)}")
+        training = f"{step_text(self._newest)}  " if self._newest else ""
+        self._print_numbers(record, f"{training}{evaluation_text(record)}")
 
-    def _where(self, record: MetricsLine) -> str:
-        epoch = epoch_of(record)
-        if epoch is None:
-            return f"step {record.step}"
-        total = f"/{self._total_steps}" if self._total_steps else ""
-        return f"epoch {epoch + 1}/{self._epochs}  step {record.step}{total}"
-
-    def _print(self, line: str) -> None:
+    def _print_numbers(self, record: MetricsLine, numbers: str) -> None:
+        """Print numbers behind the step and the epoch of a record."""
         self._last_line = time.monotonic()
-        echo(line, err=True)
+        where = f"step {record.step}"
+        # A function of the user's own may log what it likes.
+        epoch = record.number("epoch")
+        if epoch is not None:
+            total = f"/{self._total_steps}" if self._total_steps else ""
+            where = f"epoch {int(epoch) + 1}/{self._epochs}  {where}{total}"
+        self._print(f"{where}  {numbers}".rstrip())
 
 
-class BarDisplay:
-    """Draws a progress bar for the current epoch; each finished epoch becomes a line above it.
+class BarDisplay(PlainDisplay):
+    """Draws a bar of all steps; the lines that ``PlainDisplay`` prints, but for those of steps, stand above it.
 
-    Args:
-        steps_per_epoch: the optimizer steps of an epoch; None if not known.
-        epochs: the epochs of the training.
-        total_steps: the optimizer steps of the training; None is those of all its epochs.
+    The arguments are those of ``PlainDisplay``.
     """
 
     def __init__(self, steps_per_epoch: int | None, epochs: int, total_steps: int | None = None) -> None:
-        from rich.console import Console, Group
-        from rich.live import Live
+        from rich.console import Console
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -215,106 +211,53 @@ class BarDisplay:
             TimeRemainingColumn,
         )
 
-        self._steps_per_epoch = steps_per_epoch
-        self._epochs = epochs
-        self._total_steps = total_steps or (steps_per_epoch or 0) * epochs
-        self._progress: Progress = Progress(
-            TextColumn("{task.description}"),
+        super().__init__(steps_per_epoch, epochs, total_steps)
+        self._progress = Progress(
+            SpinnerColumn(),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             # Names of metrics may hold brackets.
-            TextColumn("{task.fields[numbers]}", markup=False),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
         )
-        self._waiting: Progress = Progress(SpinnerColumn(), TextColumn("{task.description}", markup=False))
-        self._live = Live(Group(self._progress, self._waiting), console=self._progress.console, refresh_per_second=10)
-        self._bar: TaskID | None = None
-        self._spinner: TaskID | None = None
+        self._bar = self._progress.add_task("", total=self._total_steps or None, visible=False)
         self._state: JobPhase | None = None
-        self._epoch: int | None = None
-        self._training = ""
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wait(None)
-        self._live.stop()
+        self._progress.stop()
+
+    def _print(self, line: str) -> None:
+        self._progress.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+
+    def _show(self, text: str, *, completed: int | None = None) -> None:
+        """Show a text beside the bar, and move it to a step; without a text no bar is there."""
+        self._progress.update(self._bar, description=printable(text), visible=bool(text), completed=completed)
 
     def job(self, state: JobPhase, why: str | None = None) -> None:
-        """Print that the job's state has changed; while it waits or has made no step, a spinner shows why."""
+        """Print that the job's state has changed; while it waits or has made no step, the bar says why."""
         if state != self._state:
             self._state = state
-            self._progress.console.print(_JOB_LINES[state], style="dim", highlight=False)
-        if state == "running":
-            why = why or "the ranks start: imports, data and the first step"
-        self._wait(None if state == "ended" or self._bar is not None else why)
-
-    def _wait(self, why: str | None) -> None:
-        """Show a spinner with a text; None removes it."""
-        if self._spinner is not None:
-            self._waiting.remove_task(self._spinner)
-            self._spinner = None
-        if why is not None:
-            self._spinner = self._waiting.add_task(printable(why))
+            self._print(_JOB_LINES[state])
+        if self._newest is None:
+            if state == "running":
+                why = "the ranks start: imports, data and the first step"
+            self._show(why or "")
 
     def output(self, line: str) -> None:
         """Print a line of rank 0's output above the bar."""
-        self._wait(None)
-        self._progress.console.print(printable(f"rank 0 | {line}"), highlight=False, markup=False, soft_wrap=True)
-
-    def event(self, event: Event) -> None:
-        """Print the line for an event, if it has one."""
-        if event.kind == "train":
-            self._wait(None)
-        if (line := event_line(event)) is not None:
-            # A word that is longer than the line, such as a path, is not broken.
-            style = "red" if event.kind == "failure" else ""
-            self._progress.console.print(
-                printable(line), style=style, highlight=False, markup=False, overflow="ignore", crop=False
-            )
+        if self._newest is None:
+            self._show("")
+        super().output(line)
 
     def step(self, record: MetricsLine) -> None:
-        """Move the bar of the record's epoch."""
-        self._wait(None)
-        epoch = epoch_of(record)
-        if self._bar is None or epoch != self._epoch:
-            self._keep_as_line()
-            self._epoch = epoch
-            title = "step" if epoch is None else f"epoch {epoch + 1}/{self._epochs}"
-            self._bar = self._progress.add_task(title, total=self._steps_per_epoch, numbers="")
-        self._training = step_text(record)
-        steps_before_epoch = 0
-        if self._steps_per_epoch:
-            # Counted from the end: only epochs before a change of the batch have other numbers of steps.
-            epochs_left = self._epochs - (epoch or 0)
-            steps_before_epoch = self._total_steps - epochs_left * self._steps_per_epoch
-        self._update(self._training, completed=record.step - steps_before_epoch)
-
-    def evaluation(self, record: MetricsLine) -> None:
-        """Show the evaluation next to the bar of its epoch."""
-        self._update(f"{self._training}  {evaluation_text(record)}".strip())
-
-    def _keep_as_line(self) -> None:
-        """Replace a finished bar by a line: a live display that is higher than the screen would be cut off."""
-        if self._bar is None:
-            return
-        task = self._progress.tasks[0]
-        self._progress.remove_task(self._bar)
-        self._progress.console.print(f"{task.description}  {task.fields['numbers']}", highlight=False, markup=False)
-
-    def _update(self, numbers: str, *, completed: float | None = None) -> None:
-        """Show numbers next to the bar, and move it to a step; None leaves it where it is."""
-        if self._bar is not None:
-            self._progress.update(self._bar, completed=completed, numbers=numbers)
-
-
-def epoch_of(record: MetricsLine) -> int | None:
-    """Return the epoch of a record; None without one: a function of the user's own may log what it likes."""
-    epoch = record.number("epoch")
-    return None if epoch is None else int(epoch)
+        """Move the bar."""
+        self._newest = record
+        self._show(step_text(record), completed=record.step)
 
 
 _EVALUATIONS: Final = {"val_loss": "val_loss {:.4f}", "val_accuracy": "val_accuracy {:.2%}"}

@@ -18,7 +18,7 @@ import typer
 
 from hpcddp.cli.options import RUN_ROOT, AsJson, RunRoot, complete_runs
 from hpcddp.cli.output import Role, echo, styled, write
-from hpcddp.errors import UserError, counted
+from hpcddp.errors import UserError
 
 if TYPE_CHECKING:
     from hpcddp.manage.overview import Filter, Overview
@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def status(  # noqa: PLR0913  each is an option
+def status(
     run: Annotated[
         str | None,
         typer.Argument(
@@ -77,10 +77,6 @@ def status(  # noqa: PLR0913  each is an option
         typer.Option(
             metavar="TIME", help="Show only runs submitted since: 90min, 12h, 7d, 2026-11-20 or 2026-11-20T08:00."
         ),
-    ] = None,
-    scan: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="First search DIR for runs, and add them to the index of --all."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
@@ -111,11 +107,8 @@ def status(  # noqa: PLR0913  each is an option
         chosen_states |= {_state(word) for word in text.split(",")}
     moment = None if since is None else _moment(since, time.time())
     wanted = Filter(states=frozenset(chosen_states), name=name, since=moment)
-    chooses_among_all = everything or scan is not None or not wanted.is_empty
-    if run is not None and chooses_among_all:
-        raise UserError(f"{run!r} names one run, and --all, --state, --name, --since and --scan choose among all runs")
-    if scan is not None:
-        _scan(scan)
+    if run is not None and (everything or not wanted.is_empty):
+        raise UserError(f"{run!r} names one run, and --all, --state, --name and --since choose among all runs")
     while True:
         overview = _look(run, run_root, everything=everything, wanted=wanted)
         ranking = None
@@ -168,17 +161,6 @@ def _complete_states(incomplete: str) -> list[str]:
     from hpcddp.slurm.job import State
 
     return [word for state in State if (word := str(state).replace(" ", "-")).startswith(incomplete)]
-
-
-def _scan(directory: Path) -> None:
-    from hpcddp.run.find import index_directory, scan
-
-    if not directory.is_dir():
-        raise UserError(f"--scan is {str(directory)!r}, which is not a directory; name one that holds runs")
-    if index_directory() is None:
-        raise UserError("the index has no place: HOME is not set; set it, or XDG_STATE_HOME")
-    runs = scan(directory)
-    echo(f"{counted(len(runs), 'run')} found under {directory.absolute()}", err=True)
 
 
 def _look(run: str | None, run_root: Path, *, everything: bool, wanted: Filter) -> Overview:

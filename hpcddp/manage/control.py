@@ -18,9 +18,8 @@ from hpcddp.manage.run_files import Job
 from hpcddp.manage.status import RunStatus, left_behind
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
-from hpcddp.run.files import user_name, write_errors_printed
+from hpcddp.run.files import write_errors_printed
 from hpcddp.run.job_file import read_job_file
-from hpcddp.run.job_records import RequeueRequest, request_requeue
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import resume_command, unfinished_result, write_result
 from hpcddp.run.sweep import Sweep, index_of, sweep_of
@@ -316,7 +315,8 @@ def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[fl
             "only the seconds that Slurm gives it to save its state"
         )
     attempt = run.attempt(status.files.attempt or 0)
-    _record_request(attempt, status)
+    # No budget counts a requeue that the run's user has requested.
+    attempt.requeue_request.touch(mode=0o600)
     for _ in range(_TRIES):
         commands.warn(job_id)
         if _is_acknowledged(attempt, sleep):
@@ -336,7 +336,7 @@ def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: Re
     attempt = status.run.attempt(status.files.attempt or 0)
     # Before the batch script has begun, there is no attempt that could count.
     if attempt.path.exists():
-        _record_request(attempt, status)
+        attempt.requeue_request.touch(mode=0o600)
     try:
         if not spec.requeue.left_to_slurm:
             commands.allow(job_id)
@@ -344,11 +344,6 @@ def _requeue_at_once(status: RunStatus, job_id: str, spec: JobSpec, commands: Re
     except HpcddpError:
         attempt.requeue_request.unlink(missing_ok=True)
         raise
-
-
-def _record_request(attempt: AttemptDirectory, status: RunStatus) -> None:
-    """Record in the attempt's directory that the run's user requested the requeue: no budget counts it."""
-    request_requeue(attempt, RequeueRequest(time=status.now, by=user_name()))
 
 
 def _live_job(status: RunStatus) -> str:

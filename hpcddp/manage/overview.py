@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hpcddp.errors import UserError
 from hpcddp.jobfile.placeholders import argument_text
-from hpcddp.manage.run_files import Job, RunFiles, lines_or_damage, read_run_files, record_or_damage
+from hpcddp.manage.run_files import Job, RecordReader, RunFiles, read_run_files, record_or_damage
 from hpcddp.manage.status import Ask, RunStatus, Statuses, statuses
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_event_log
@@ -69,7 +69,7 @@ def _files_of_elements(sweep: Sweep, indices: Iterable[int]) -> list[RunFiles]:
     submission, _ = record_or_damage(lambda: read_submission(sweep.directory))
     submitted = None if submission is None else submission.time
     event_log = sweep.directory.events
-    events, _ = lines_or_damage(event_log, lambda: read_event_log(event_log, TAIL_BYTES))
+    events = RecordReader().lines(event_log, lambda: read_event_log(event_log, TAIL_BYTES))
     files_of_elements = []
     for index in indices:
         job_id = sweep.job_id(index)

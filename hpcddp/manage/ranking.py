@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hpcddp.errors import UserError, nearest
 from hpcddp.manage.overview import SweepStatus
-from hpcddp.manage.run_files import lines_or_damage, record_or_damage
+from hpcddp.manage.run_files import RecordReader
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.evaluations import mode_of
 from hpcddp.run.metrics import MetricsLine, read_metrics
@@ -118,13 +118,13 @@ def _newest_value(status: RunStatus, metric: str) -> tuple[float | None, list[st
     log = status.run.metrics
     names: dict[str, None] = {}
     for tail_bytes in _TAILS_BYTES:
-        lines, _ = lines_or_damage(log, partial(read_metrics, log, tail_bytes))
+        lines = RecordReader().lines(log, partial(read_metrics, log, tail_bytes))
         for line in lines:
             names.update(dict.fromkeys(name for name in line.facts if line.number(name) is not None))
         lines_with_metric = [line for line in lines if metric in line.facts]
         if lines_with_metric:
             return lines_with_metric[-1].number(metric), [*names, metric]
-    result, _ = record_or_damage(lambda: read_result(status.run))
+    result = RecordReader().read(lambda: read_result(status.run))
     if result is not None:
         value = MetricsLine(step=0, facts=result.as_json()).number(metric)
         if value is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.format import duration_text
 from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.ranking import sort_key
-from hpcddp.manage.run_files import T, closed_directory_sentence, lines_or_damage, record_or_damage
+from hpcddp.manage.run_files import RecordReader, closed_directory_sentence
 from hpcddp.manage.run_metrics import RunMetrics, read_run_metrics
 from hpcddp.manage.status import RunStatus
 from hpcddp.run.code import Source, read_sources
@@ -406,16 +406,16 @@ def report_of(status: RunStatus) -> RunReport:
 
 def _report_of(status: RunStatus) -> RunReport:
     run = status.run
-    reader = _RecordReader(status.files.remarks)
-    events, events_damage = lines_or_damage(run.events, lambda: read_event_log(run.events))
-    reader.add_damage(events_damage)
+    event_reader = RecordReader()
+    events = event_reader.lines(run.events, lambda: read_event_log(run.events))
+    reader = RecordReader([*status.files.remarks, *event_reader.damage])
     spec = reader.read(lambda: read_submitted_job(run)) if run.job_file.exists() else None
     submission = reader.read(lambda: read_submission(run))
     sources: tuple[Source, ...] = reader.read(lambda: read_sources(run)) or ()
     attempts: list[AttemptRecords] = []
     hosts = {}
     has_gpus = spec is not None and spec.uses_gpus
-    missing = None if events_damage is None else "lines of its event log are damaged"
+    missing = "lines of its event log are damaged" if event_reader.damage else None
     for number in sorted(run.attempt_numbers()):
         directory = run.attempt(number)
         start = reader.read(partial(read_start, directory))
@@ -435,7 +435,7 @@ def _report_of(status: RunStatus) -> RunReport:
         attempts.append(_attempt_records(directory, start, queued=queued, ranks=_count_ranks(ranks, start, spec)))
     measured = reader.read(lambda: read_run_metrics(run.metrics)) or RunMetrics()
     metrics_lines: Lines[Event] = Lines(records=(), damaged=measured.damaged)
-    reader.add_damage(metrics_lines.sentence(run.metrics))
+    reader.add(metrics_lines.sentence(run.metrics))
     error = None
     # Its records may be unreadable.
     with suppress(HpcddpError):
@@ -463,29 +463,6 @@ def _report_of(status: RunStatus) -> RunReport:
         missing=missing,
         hosts=hosts,
     )
-
-
-class _RecordReader:
-    """Reads records of a run, and collects a sentence about each that cannot be read.
-
-    Args:
-        damage: the sentences that are known already.
-    """
-
-    def __init__(self, damage: Sequence[str]) -> None:
-        # The keys are the sentences, each once, in their order.
-        self.damage: dict[str, None] = dict.fromkeys(damage)
-
-    def read(self, read_record: Callable[[], T | None]) -> T | None:
-        """Return a record; None if it does not exist, or cannot be read."""
-        record, damage = record_or_damage(read_record)
-        self.add_damage(damage)
-        return record
-
-    def add_damage(self, sentence: str | None) -> None:
-        """Add a sentence; None if nothing is damaged."""
-        if sentence is not None:
-            self.damage[sentence] = None
 
 
 def _attempt_records(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -120,14 +120,38 @@ def record_or_damage(read: Callable[[], T | None]) -> tuple[T | None, str | None
         return None, error.message
 
 
-def lines_or_damage(path: Path, read: Callable[[], Lines[RecordT]]) -> tuple[tuple[RecordT, ...], str | None]:
-    """Return the lines of a log that can be read, and a sentence about the others, or None."""
-    lines, damage = record_or_damage(read)
-    if lines is None:
-        return (), damage
-    if exists(path) and not path.is_file():
-        return (), f"{path} is not a regular file, so nothing is read from it; move it away"
-    return lines.records, lines.sentence(path)
+class RecordReader:
+    """Reads records of a run, and collects a sentence about each that cannot be read: the others must still be shown.
+
+    Args:
+        damage: the sentences that are known already.
+    """
+
+    def __init__(self, damage: Iterable[str] = ()) -> None:
+        # The keys are the sentences, each once, in their order.
+        self.damage: dict[str, None] = dict.fromkeys(damage)
+
+    def read(self, read_record: Callable[[], T | None]) -> T | None:
+        """Return a record; None if it does not exist, or cannot be read."""
+        record, damage = record_or_damage(read_record)
+        self.add(damage)
+        return record
+
+    def lines(self, path: Path, read_log: Callable[[], Lines[RecordT]]) -> tuple[RecordT, ...]:
+        """Return the lines of a log that can be read."""
+        lines = self.read(read_log)
+        if lines is None:
+            return ()
+        if exists(path) and not path.is_file():
+            self.add(f"{path} is not a regular file, so nothing is read from it; move it away")
+            return ()
+        self.add(lines.sentence(path))
+        return lines.records
+
+    def add(self, sentence: str | None) -> None:
+        """Add a sentence; None if nothing is damaged."""
+        if sentence is not None:
+            self.damage[sentence] = None
 
 
 def recent_events(run: RunDirectory) -> list[Event]:
@@ -157,19 +181,28 @@ def read_run_files(run: RunDirectory, *, job: Job | None = None) -> RunFiles:
 
 def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
     attempt = run.newest_attempt()
-    submission, submission_damage = record_or_damage(lambda: read_submission(run))
-    start, start_damage = record_or_damage(lambda: newest_start(run))
+    reader = RecordReader()
+    submission = reader.read(lambda: read_submission(run))
+    start = reader.read(lambda: newest_start(run))
     result, result_damage = record_or_damage(lambda: read_result(run))
-    job_damage = _sentences(submission_damage, start_damage, result_damage)
+    reader.add(result_damage)
+    is_job_known = not reader.damage
     hosts = None
-    ranks_damage = None
     if attempt is not None:
         ranks, ranks_damage = record_or_damage(lambda: read_ranks(run.attempt(attempt)))
+        reader.add(ranks_damage)
         if ranks is not None or ranks_damage is not None:
             hosts = tuple(rank.host for rank in ranks or ())
-    plan, plan_damage = record_or_damage(lambda: read_plan(run))
-    events, events_damage = lines_or_damage(run.events, lambda: read_event_log(run.events, TAIL_BYTES))
-    metrics, metrics_damage = lines_or_damage(run.metrics, lambda: read_metrics(run.metrics, _METRICS_TAIL_BYTES))
+    plan = reader.read(lambda: read_plan(run))
+    events = reader.lines(run.events, lambda: read_event_log(run.events, TAIL_BYTES))
+    metrics = reader.lines(run.metrics, lambda: read_metrics(run.metrics, _METRICS_TAIL_BYTES))
+    if is_empty(run.job_file):
+        # The import is slow, and a whole one is not read here.
+        from hpcddp.run.job_file import read_submitted_job
+
+        reader.read(lambda: read_submitted_job(run))
+    if is_empty(run.events):
+        reader.add(f"{run.events} is damaged: it is empty; what happened before is not known")
     progress = None
     if metrics:
         attempt_began = 0.0 if start is None else start.time
@@ -187,29 +220,12 @@ def _read_run_files(run: RunDirectory, job: Job | None) -> RunFiles:
         total_steps=None if plan is None else plan.total_steps,
         progress=progress,
         hosts=hosts,
-        damaged=job_damage
-        + _sentences(ranks_damage, plan_damage, events_damage, metrics_damage, *_empty_file_damages(run)),
-        is_job_known=not job_damage,
+        damaged=tuple(reader.damage),
+        is_job_known=is_job_known,
         is_result_damaged=result_damage is not None,
         starts_over=starts_over_sentence,
         changes=() if submission is None else submission.changes,
     )
-
-
-def _empty_file_damages(run: RunDirectory) -> Iterator[str]:
-    """Yield a sentence for each file that is empty, and is never written so."""
-    if is_empty(run.job_file):
-        # The import is slow, and a whole one is not read here.
-        from hpcddp.run.job_file import read_submitted_job
-
-        _, job_file_damage = record_or_damage(lambda: read_submitted_job(run))
-        yield from _sentences(job_file_damage)
-    if is_empty(run.events):
-        yield f"{run.events} is damaged: it is empty; what happened before is not known"
-
-
-def _sentences(*damages: str | None) -> tuple[str, ...]:
-    return tuple(damage for damage in damages if damage is not None)
 
 
 def _newest_job(submission: SubmissionRecord | None, start: Start | None) -> Job | None:

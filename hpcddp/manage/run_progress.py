@@ -45,14 +45,6 @@ class RunProgress:
         return max(0.0, (total_steps - self.step) / self.steps_per_s - (now - self.time))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TimedLine:
-    """A line of metrics, and when it was written, in seconds since the epoch."""
-
-    line: MetricsLine
-    time: float
-
-
 def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0, written: float = 0.0) -> RunProgress | None:
     """Return how far a run is, or None before its first step.
 
@@ -64,23 +56,23 @@ def progress_of(metrics: Sequence[MetricsLine], *, since: float = 0.0, written: 
     timed_lines = []
     for line in metrics:
         if line.time is not None:
-            timed_lines.append(_TimedLine(line=line, time=line.time))
+            timed_lines.append((line.time, line))
         elif not line.evaluations():
             # Code of the user's own may log what it likes, and an evaluation has no time of its own.
-            timed_lines.append(_TimedLine(line=line, time=written))
-    loss_name = _loss_name([timed_line.line for timed_line in timed_lines])
-    lines_with_loss = [timed_line for timed_line in timed_lines if loss_name in timed_line.line.facts]
+            timed_lines.append((written, line))
+    loss_name = _loss_name([line for _, line in timed_lines])
+    lines_with_loss = [(time, line) for time, line in timed_lines if loss_name in line.facts]
     steps = lines_with_loss or timed_lines
     if not steps:
         return None
-    last = steps[-1]
-    samples_per_s, steps_per_s = _speed([step for step in steps if step.time >= since])
+    last_time, last = steps[-1]
+    samples_per_s, steps_per_s = _speed([(time, line) for time, line in steps if time >= since])
     return RunProgress(
-        step=last.line.step,
-        loss=last.line.number(loss_name),
+        step=last.step,
+        loss=last.number(loss_name),
         samples_per_s=samples_per_s,
         steps_per_s=steps_per_s,
-        time=last.time,
+        time=last_time,
     )
 
 
@@ -92,21 +84,21 @@ def _loss_name(lines: Sequence[MetricsLine]) -> str:
     return _LOSS_NAMES[0]
 
 
-def _speed(steps: Sequence[_TimedLine]) -> tuple[float | None, float | None]:
+def _speed(steps: Sequence[tuple[float, MetricsLine]]) -> tuple[float | None, float | None]:
     """Return samples and steps per second, evaluations and saves between them included."""
     if not steps:
         return None, None
-    first = steps[0]
-    last = steps[-1]
-    seconds = last.time - first.time
+    first_time, first = steps[0]
+    last_time, last = steps[-1]
+    seconds = last_time - first_time
     if seconds < _SHORTEST_S:
-        return last.line.number("samples_per_s"), None
-    steps_done = last.line.step - first.line.step
+        return last.number("samples_per_s"), None
+    steps_done = last.step - first.step
     steps_per_s = steps_done / seconds if steps_done > 0 else None
-    samples_before = first.line.number("samples_seen")
-    samples_after = last.line.number("samples_seen")
+    samples_before = first.number("samples_seen")
+    samples_after = last.number("samples_seen")
     if samples_before is None or samples_after is None:
-        return last.line.number("samples_per_s"), steps_per_s
+        return last.number("samples_per_s"), steps_per_s
     return (samples_after - samples_before) / seconds, steps_per_s
 
 

@@ -171,12 +171,12 @@ class AttemptDirectory:
     """The id of the step of Slurm that the tasks of this attempt are, such as ``123.0``."""
     requeue_file = _File("requeue")
     """The file that a program of the user's own creates to request a requeue."""
-    requeue_request = _File("requeue-requested.json")
+    requeue_request = _File("requeue-requested")
     """The run's user's request to save and requeue it."""
 
     def rank_world(self, rank: int) -> Path:
         """Return the file in which one rank of a command reports that its program has started a world of its own."""
-        return self.path / f"world-rank-{rank}.json"
+        return self.path / f"world-rank-{rank}"
 
     def rank_exit(self, rank: int) -> Path:
         """Return the record of how one rank's program ended."""

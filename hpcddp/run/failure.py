@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -286,32 +287,18 @@ def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
 
 
 def describe_failure(attempt: AttemptDirectory, records: Sequence[FailureRecord]) -> str:
-    """Return the first failing rank, its host, error and traceback, and the ranks that failed as a consequence.
+    """Return the sentence about the first failure, the end of its traceback, and where the rest is.
 
     Args:
         attempt: the attempt that has ended without a result.
         records: as ``read_failures`` returns them.
     """
     lines = [failure_sentence(attempt, records)]
-    named = _named(records)
-    if named:
-        first, *others = named
-        lines += [f"  {line}" for line in first.traceback.rstrip().splitlines()[-20:]]
-        ranks_of_same_error = [record.rank for record in others if record.headline == first.headline]
-        if ranks_of_same_error:
-            lines.append(f"the same on {_places(attempt, ranks_of_same_error)}")
-        other_errors = [record for record in others if record.headline != first.headline]
-        for record in other_errors[:_RANKS_NAMED]:
-            lines.append(f"also {record.place}: {record.label}{record.headline}")
-    waiting = [record.rank for record in records if record.waiting]
-    if waiting:
-        lines.append(f"{_places(attempt, waiting)} waited for the others; the stacks of all threads are in the logs")
-    secondary = [record for record in records if record.secondary]
-    if secondary:
-        ranks = _places(attempt, [record.rank for record in secondary])
-        lines.append(f"{ranks} failed as a consequence: {secondary[0].headline}")
+    for record in _named(records)[:1]:
+        lines += [f"  {line}" for line in record.traceback.rstrip().splitlines()[-20:]]
     lines += [damage for damage in damaged_failures(attempt) if damage != lines[0]]
-    lines.append(f"the logs of the ranks are in {attempt.path}")
+    command = shlex.join(["hpcddp", "logs", str(attempt.run.path), "--first-error"])
+    lines.append(f"the logs of the ranks are in {attempt.path}; {command} tells how the other ranks ended")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 A run is found from any directory by the index of this user's runs: one small file for each run that was submitted, in
 ``~/.local/state/hpcddp/runs/`` (XDG Base Directory Specification). The index says where runs were; the run directory
-itself decides whether a run is still there. ``hpcddp status --scan DIR`` writes the index anew.
+itself decides whether a run is still there.
 """
 
 from __future__ import annotations
@@ -319,10 +319,6 @@ def _indexed() -> list[Path]:
     return sorted(paths)
 
 
-# <root>/<name>/<run id> is three levels; a root may lie some levels below the directory that is scanned.
-_DEEPEST = 6
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexEntry(Record):
     """Where a run was submitted.
@@ -331,7 +327,7 @@ class IndexEntry(Record):
         run_dir: its directory, an absolute path.
     """
 
-    ADVICE: ClassVar[str] = "remove it; hpcddp status --scan DIR writes the index anew"
+    ADVICE: ClassVar[str] = "remove it, and name the run by its path"
 
     run_dir: str
 
@@ -362,32 +358,12 @@ def indexed_runs() -> list[RunDirectory]:
     return [RunDirectory(path) for _, path in _entries() if is_run(path)]
 
 
-def forget_missing_runs(below: Path | None = None) -> None:
-    """Remove the entries of runs that do not exist any more.
-
-    Args:
-        below: the directory that the runs were in; None is any.
-    """
+def forget_missing_runs(below: Path) -> None:
+    """Remove the entries of runs that were in a directory and do not exist any more."""
     for file, path in list(_entries()):
-        if not exists(path) and (below is None or path.is_relative_to(below)):
+        if not exists(path) and path.is_relative_to(below):
             with suppress(OSError):
                 file.unlink()
-
-
-def scan(directory: Path) -> list[RunDirectory]:
-    """Write every run of this user below a directory into the index, and remove the entries of runs that are gone.
-
-    Args:
-        directory: a run root, or a directory above some.
-
-    Returns:
-        The runs that were found.
-    """
-    forget_missing_runs()
-    runs = [RunDirectory(path) for path in _below(directory.absolute(), _DEEPEST)]
-    for run in runs:
-        add_to_index(run)
-    return runs
 
 
 def is_run(path: Path) -> bool:
@@ -401,19 +377,6 @@ def directories(path: Path) -> Iterator[Path]:
     """Yield the directories in a directory that are not hidden; none if it is closed to this user."""
     with suppress(OSError), os.scandir(path) as entries:
         yield from (Path(entry) for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-
-
-def _below(path: Path, levels: int) -> Iterator[Path]:
-    """Yield the run directories of this user at most some levels below a directory."""
-    for folder in directories(path):
-        if folder.is_symlink():
-            continue
-        if is_run(folder):
-            with suppress(OSError):
-                if folder.stat().st_uid == os.getuid():
-                    yield folder
-        elif levels > 1:
-            yield from _below(folder, levels - 1)
 
 
 def _entries() -> Iterator[tuple[Path, Path]]:

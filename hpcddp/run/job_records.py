@@ -1,8 +1,8 @@
 """Records that the processes of a job write for each other: of a run's newest submission, and of each attempt.
 
 ``submission.json`` is the submission, and ``plan.json`` the plan of a training. In the directory of an attempt:
-``start.json``, ``rendezvous.json``, ``ranks.json``, ``world-rank-N.json``, ``end-time.json``,
-``requeue-requested.json``, ``decision.json``, ``exit-rank-N.json``, and ``error-rank-N.json``, of which
+``start.json``, ``rendezvous.json``, ``ranks.json``, ``end-time.json``, ``decision.json``, ``exit-rank-N.json``, and
+``error-rank-N.json``, of which
 ``hpcddp.run.failure`` makes sentences.
 """
 
@@ -221,45 +221,6 @@ def read_address(attempt: AttemptDirectory) -> PublishedAddress | None:
         RecordError: the record is damaged.
     """
     return read_record(attempt.rendezvous, PublishedAddress)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequeueRequest(Record):
-    """A request of the run's user to save and requeue it; the file alone is the request, whatever it holds.
-
-    Args:
-        time: seconds since the epoch.
-        by: the user's name.
-    """
-
-    ADVICE: ClassVar[str] = "the run is requeued all the same"
-
-    time: float
-    by: str
-
-
-def request_requeue(attempt: AttemptDirectory, request: RequeueRequest) -> None:
-    """Write a request for another attempt: no budget counts such a requeue."""
-    write_record(attempt.requeue_request, request)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeparateWorld(Record):
-    """The program of a rank has started a world of its own; only whether the file is there is read.
-
-    Args:
-        launcher: the launcher that it has started.
-    """
-
-    ADVICE: ClassVar[str] = "it counts as long as it is there"
-
-    rank: int
-    launcher: str
-
-
-def report_separate_world(attempt: AttemptDirectory, world: SeparateWorld) -> None:
-    """Write that the program of a rank has started a world of its own."""
-    write_record(attempt.rank_world(world.rank), world)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

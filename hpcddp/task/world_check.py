@@ -23,7 +23,6 @@ from hpcddp.errors import UserError, counted, write_message
 from hpcddp.jobfile.launchers import Launcher, launcher_of
 from hpcddp.processes import children_of, command_line, environment_of
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.job_records import SeparateWorld, report_separate_world
 from hpcddp.slurm.rank_env import RankEnv
 
 _PROC: Final = Path("/proc")
@@ -92,8 +91,7 @@ class WorldMonitor:
             return
         self._separate_launcher = self._find_separate_launcher(pid)
         if self._separate_launcher is not None:
-            _, launcher = self._separate_launcher
-            report_separate_world(self._attempt, SeparateWorld(rank=self._env.rank, launcher=launcher.name))
+            self._attempt.rank_world(self._env.rank).touch(mode=0o600)
 
     def _check_and_end_launcher(self, launcher_pid: int) -> None:
         """Compare the records of the ranks; if the run fails, end this rank's launcher before the error goes on."""
@@ -142,7 +140,7 @@ class WorldMonitor:
         if self._separate_launcher is None:
             return
         _, launcher = self._separate_launcher
-        records = {path.name for path in self._attempt.path.glob("world-rank-*.json")}
+        records = {path.name for path in self._attempt.path.glob("world-rank-*")}
         if len(records) == 1 or self._attempt.rank_world(0).name not in records:
             return
         advice = launcher.advice

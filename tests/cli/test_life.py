@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -15,8 +14,7 @@ import pytest
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.record import write_record
-from hpcddp.run.result import Result
+from hpcddp.run.find import add_to_index
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import QueuedJob
 from tests.manage.runs import make, queued
@@ -172,31 +170,16 @@ def test_why_explains_the_last_run_unless_another_is_named(
     assert (document["state"], document["next"]) == ("failed", "hpcddp logs b-failed --first-error")
 
 
-class Person(io.StringIO):
-    """The input of a person at a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.usefixtures("root")
-def test_cancel_asks_before_it_ends_the_newest_run_that_is_alive(
+def test_cancel_ends_the_run_that_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     ended: list[object] = []
     monkeypatch.setattr(commands, "cancel", lambda job_ids, _: ended.append(job_ids))
     code, _, err = run(capsys, "cancel")
     assert (code, ended) == (2, [])
-    assert golden.message(err).startswith("hpcddp: no RUN is given; name the")
-    assert "or add --yes to cancel the newest" in err
-    assert err.endswith(", c-waits\n")
-    for answer in ("n\n", "\n", ""):
-        monkeypatch.setattr(sys, "stdin", Person(answer))
-        code, _, err = run(capsys, "cancel")
-        assert (code, ended) == (130, [])
-        assert err.startswith("Cancel digits, pending (c-waits)? [y/N]:")
-        assert err.endswith("nothing was cancelled\n")
-    code, out, _ = run(capsys, "cancel", "--yes")
+    assert "RUN" in err
+    code, out, _ = run(capsys, "cancel", "last")
     assert (code, ended) == (0, [["3"]])
     assert out.startswith("run c-waits is cancelled (job 3)")
     again = json.loads(run(capsys, "cancel", "c-waits", "--json")[1])
@@ -397,7 +380,7 @@ def test_status_chooses_runs_and_says_what_it_does_not_understand(
     assert out.startswith("no run matches --state under ")
 
 
-def test_a_scan_makes_runs_known_from_any_directory(
+def test_the_index_makes_runs_known_from_any_directory(
     root: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -408,20 +391,7 @@ def test_a_scan_makes_runs_known_from_any_directory(
     assert run(capsys, "why", "b-failed")[0] == 2
     nothing = f"there is no run under {Path.cwd()}/runs"
     assert run(capsys, "status")[1] == f"{nothing}\n"
-    code, _, err = run(capsys, "status", "--scan", str(root.parent), "--all")
-    assert (code, err.splitlines()[0]) == (0, f"3 runs found under {root.parent}")
+    add_to_index(RunDirectory(root / "digits" / "b-failed"))
     assert run(capsys, "why", "b-failed")[0] == 0
     sentence = golden.message(run(capsys, "status")[1], {str(Path.cwd()): "HERE"})
     assert sentence.startswith(f"{nothing}; hpcddp status --all shows ")
-    assert run(capsys, "status", "--scan", "nothing")[0] == 2
-
-
-def test_cancel_without_a_run_finds_none_among_runs_that_have_ended(
-    root: Path, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
-) -> None:
-    for ended in root.glob("*/*"):
-        write_record(ended / "result.json", Result(status="finished"))
-    code, out, _ = run(capsys, "cancel")
-    assert code == 0
-    assert golden.message(out).startswith(f"no run under {root} waits or runs, ")
-    assert out.endswith("nothing to cancel\n")

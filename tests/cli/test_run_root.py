@@ -16,13 +16,13 @@ from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
 
 JOB = "name: demo\nrun_root: of-the-job\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n"
-# Without a run each of these takes the newest one under the root; what it then says of a run that has failed.
+# Without a run each of these but cancel takes the newest one under the root; what it says of a run that has failed.
 SAYS_OF_A_RUN = {
     "status": "chosen-run  local  digits  failed",
     "logs": "of run chosen-run",
     "why": "chosen-run (digits)",
     "report": "chosen-run-report.html",
-    "cancel": "/chosen waits or runs",
+    "cancel": "run chosen-run has ended already",
     "shell": "run chosen-run is failed",
     "stacks": "run chosen-run is failed",
     "requeue": "the run chosen-run has ended",
@@ -105,7 +105,7 @@ def test_a_run_is_looked_for_there(
 ) -> None:
     failed_run(tmp_path / "chosen", "chosen-run")
     failed_run(here / "of-the-project", "other-run")
-    words = (command, "--run-root", chosen, *(("--yes",) if command == "cancel" else ()))
+    words = (command, "--run-root", chosen, *(("last",) if command == "cancel" else ()))
     said = run(capsys, *words, code=2 if command in {"requeue", "shell", "stacks"} else 0)
     assert SAYS_OF_A_RUN[command] in said
     assert "other-run" not in said

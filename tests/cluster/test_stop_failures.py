@@ -118,9 +118,7 @@ def test_the_first_failing_rank_and_its_host_are_named_and_not_those_that_follow
 ) -> None:
     tracked, _ = scenario_result
     assert "rank 1 on n4" in tracked.result["reason"]
-    log = tracked.run.batch_log.read_text()
-    assert 'raise ValueError("a bug in the user\'s model")' in log
-    assert "rank 0 on n3 failed as a consequence" in log
+    assert 'raise ValueError("a bug in the user\'s model")' in tracked.run.batch_log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from hpcddp.run.find import (
     index_directory,
     indexed_runs,
     run_of_job,
-    scan,
     token_of,
 )
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
@@ -301,19 +300,6 @@ def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) 
     with pytest.raises(NoRunError, match="matches '1121', and it is not"):
         find_run("1121", tmp_path / "elsewhere")
     assert find_run("last", tmp_path / "elsewhere") == runs[2]
-
-
-def test_a_scan_finds_runs_and_forgets_those_that_are_gone(runs: list[RunDirectory], tmp_path: Path) -> None:
-    gone = RunDirectory(tmp_path / "gone" / "run")
-    gone.attempts.mkdir(parents=True)
-    add_to_index(gone)
-    gone.attempts.rmdir()
-    gone.path.rmdir()
-    assert {run.path for run in scan(tmp_path)} == {run.path for run in runs}
-    directory = index_directory()
-    assert directory is not None
-    assert len(list(directory.iterdir())) == len(runs)
-    assert find_run("d09c", tmp_path / "elsewhere") == runs[1]
 
 
 def test_an_index_that_cannot_be_written_is_no_error(

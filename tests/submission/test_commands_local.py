@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.submit import print_outcome
+from hpcddp.manage.first_error import first_error
 from hpcddp.manage.follow import Outcome
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
@@ -274,7 +275,7 @@ def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path)
     assert result(run)["exit_code"] == 70
     assert "rank 1 on " in result(run)["reason"]
     assert result(run)["reason"].endswith("failed first: ValueError: my own mistake")
-    assert "failed as a consequence" in run.batch_log.read_text()
+    assert first_error(run.attempt(0)).secondary.startswith("ranks 0, 2 failed as a consequence")
     assert " failed: ValueError: my own mistake" in run.attempt(0).rank_log(1).read_text()
 
 
@@ -290,9 +291,9 @@ def test_the_same_mistake_on_two_ranks_is_no_consequence_of_one(tmp_path: Path) 
         """,
     )
     run = ended(submit(tmp_path, "--tasks-per-node", "2", *fails))
-    log = run.batch_log.read_text()
-    assert "failed as a consequence" not in log
-    assert "the same on rank 1" in log
+    error = first_error(run.attempt(0))
+    assert error.secondary == ""
+    assert error.others == (f"rank 1 on {socket.gethostname()}: ValueError: no such file",)
 
 
 def test_ranks_that_run_different_numbers_of_steps_are_told(tmp_path: Path) -> None:
