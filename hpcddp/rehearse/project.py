@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from hpcddp.errors import UserError
+from hpcddp.run.git import GitError, find_git
+from hpcddp.submission.code import LARGEST_COPY, copy_file, link_original
 
 _GIT_TIMEOUT_S: Final = 60.0
-_LARGEST_COPY: Final = 10 << 20
-"""Bytes; a larger file is a link in the copies."""
 _SUFFIXES: Final = frozenset({".cfg", ".ini", ".json", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"})
 """The files that are copied where git does not tell code from data."""
 
@@ -39,18 +37,9 @@ class Project:
         """Make a copy in a directory that does not exist yet."""
         target.mkdir(mode=0o700)
         for file in self.files:
-            source = self.directory / file
-            copy = target / file
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_symlink() or source.stat().st_size > _LARGEST_COPY:
-                copy.symlink_to(source)
-            else:
-                shutil.copy2(source, copy)
+            copy_file(self.directory, target, str(file))
         for link in self.links:
-            copy = target / link
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if not copy.exists():
-                copy.symlink_to(self.directory / link)
+            link_original(self.directory, target, str(link))
 
 
 def read_project(directory: Path, *, linked: Sequence[Path]) -> Project:
@@ -67,12 +56,22 @@ def read_project(directory: Path, *, linked: Sequence[Path]) -> Project:
         UserError: an entry to link does not exist or is outside of the directory.
     """
     links = tuple(_relative(link, directory) for link in linked)
-    files_of_git = _files_of_git(directory)
-    files = [
-        file
-        for file in (_files_like_code(directory) if files_of_git is None else files_of_git)
-        if not any(file.is_relative_to(link) for link in links)
-    ]
+    try:
+        names = find_git(directory, os.environ, timeout_s=_GIT_TIMEOUT_S).names("-co", "--exclude-standard")
+        # A tracked file may be deleted, and a submodule or another repository is a directory.
+        found = [Path(name) for name in names if (directory / name).is_file()]
+    except GitError:
+        found = list(_files_like_code(directory))
+    files = []
+    large = []
+    for file in found:
+        if any(file.is_relative_to(link) for link in links):
+            continue
+        if (directory / file).stat().st_size > LARGEST_COPY:
+            large.append(file)
+        else:
+            files.append(file)
+    links = (*links, *large)
     kept = {path.parts[0] for path in (*files, *links)}
     left_out = sorted(entry.name for entry in directory.iterdir() if entry.name not in kept and entry.name != ".git")
     return Project(directory=directory, files=tuple(files), links=links, left_out=tuple(left_out))
@@ -87,20 +86,6 @@ def _relative(link: Path, directory: Path) -> Path:
             f"--link is {link}, which is not below {directory}; a program finds it by its absolute path without --link"
         )
     return path.relative_to(directory)
-
-
-def _files_of_git(directory: Path) -> list[Path] | None:
-    """Return the files that git tracks or does not ignore; None outside of a repository, or without git."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    try:
-        done = subprocess.run(command, cwd=directory, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0:
-        return None
-    names = [Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name]
-    # A tracked file may be deleted, and a submodule or another repository is a directory.
-    return [name for name in dict.fromkeys(names) if (directory / name).is_file()]
 
 
 def _files_like_code(directory: Path) -> Iterator[Path]:

@@ -155,7 +155,10 @@ def changes_since(record: CodeRecord) -> list[str]:
         return []
     tree = read_working_tree(find_git(Path(record.root), os.environ, timeout_s=_TIMEOUT_S), record.commit)
     if tree.diff is None:
-        raise CodeError(f"the code cannot be compared with that of the submission: {tree.unknown}")
+        raise CodeError(
+            f"the code cannot be compared with that of the submission: {tree.unknown}",
+            hint="Resume the run with --code now, or with --set environment.code=live.",
+        )
     now = changed_code(tree)
     return sorted(name for name in {**record.changes, **now} if record.changes.get(name) != now.get(name))
 

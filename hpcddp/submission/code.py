@@ -29,7 +29,8 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.git import Git, GitError, find_git, read_working_tree
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 
-_LARGEST_UNTRACKED: Final = 10 << 20
+LARGEST_COPY: Final = 10 << 20
+"""Bytes; a larger file is data, and a link in a copy."""
 _NEVER_LINKED: Final = frozenset({".git", "__pycache__"})
 _PROGRAMS: Final = (".py", ".sh")
 
@@ -129,7 +130,7 @@ def _list_files(git: Git, run_root: Path) -> ProjectFiles:
     for name in untracked:
         if _is_below(name.removesuffix("/"), never_copied):
             continue
-        if (root / name).lstat().st_size > _LARGEST_UNTRACKED:
+        if (root / name).lstat().st_size > LARGEST_COPY:
             links.append(name)
         else:
             files.append(name)
@@ -248,9 +249,9 @@ def _fill_copy(copy: Path, record: CodeRecord, files: ProjectFiles) -> None:
         # The tasks work there: in a directory of the copy also where git ignores it, or knows no file in it.
         (copy / name).mkdir(parents=True)
         for name in files.files:
-            _copy_file(root, copy, name)
+            copy_file(root, copy, name)
         for name in files.links:
-            _link(root, copy, name)
+            link_original(root, copy, name)
     except OSError as error:
         raise SubmissionError(
             f"environment.code is snapshot, and {root / name} cannot be copied to {copy} ({error.strerror}); correct "
@@ -264,7 +265,7 @@ def _fill_copy(copy: Path, record: CodeRecord, files: ProjectFiles) -> None:
         )
 
 
-def _copy_file(root: Path, copy: Path, name: str) -> None:
+def copy_file(root: Path, copy: Path, name: str) -> None:
     """Copy a file or a link; a link to a place in the project leads to its place in the copy."""
     source = root / name
     target = copy / name
@@ -279,7 +280,7 @@ def _copy_file(root: Path, copy: Path, name: str) -> None:
         shutil.copy(source, target)
 
 
-def _link(root: Path, copy: Path, name: str) -> None:
+def link_original(root: Path, copy: Path, name: str) -> None:
     """Make a link to the original of what git ignores; what the copy has as a directory gets links in it."""
     source = root / name
     target = copy / name
@@ -287,7 +288,7 @@ def _link(root: Path, copy: Path, name: str) -> None:
         return
     if target.is_dir() and not target.is_symlink():
         for child in source.iterdir():
-            _link(root, copy, f"{name}/{child.name}")
+            link_original(root, copy, f"{name}/{child.name}")
     elif os.path.lexists(source) and not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source)

@@ -74,7 +74,7 @@ def test_only_its_owner_sees_the_copy(project: Path, run: RunDirectory) -> None:
 def test_large_data_that_git_does_not_track_is_a_link(
     project: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcddp.submission.code._LARGEST_UNTRACKED", 10)
+    monkeypatch.setattr("hpcddp.submission.code.LARGEST_COPY", 10)
     write_files(project, {"big.bin": "x" * 11, "small.bin": "x" * 9, "train.py": "x" * 99})
     copy = copied(request_in(project, "snapshot"), run)
     assert [(copy / name).is_symlink() for name in ("big.bin", "small.bin", "train.py")] == [True, False, False]

@@ -123,6 +123,19 @@ def test_frozen_code_that_has_changed_does_not_run(tmp_path: Path, golden: Golde
     assert submitted.begin().number == 1
 
 
+def test_code_that_cannot_be_compared_is_told_and_frozen_code_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], golden: GoldenMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, frozen, copied = (Submitted(tmp_path / code, code) for code in ("live", "frozen", "snapshot"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for submitted in (live, copied):
+        assert submitted.begin().number == 0
+        assert_facts(capfd.readouterr().err, "warning:", "cannot be compared", "git was not found")
+    with pytest.raises(CodeError, match="git was not found") as error:
+        frozen.begin()
+    golden.message(f"{error.value} {error.value.hint}")
+
+
 def test_an_edit_does_not_reach_a_copy_and_is_told(tmp_path: Path) -> None:
     submitted = Submitted(tmp_path, "snapshot")
     submitted.edit("version 1")
