@@ -106,9 +106,13 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
         surroundings.read_before(statement)
     behind = [*_read_around(script.statements[launch_index], launch.command, surroundings)]
     _take_srun_flags(launch, surroundings)
-    if launch.command.assignments:
-        words = " ".join(word.written for word in launch.command.assignments)
-        surroundings.read_line(line, f"export {words}")
+    starter = launch.in_front_of_srun
+    assignments = (*launch.command.assignments, *(word for word in starter if re.match(r"\w+=", word.text)))
+    if assignments:
+        surroundings.read_line(line, f"export {' '.join(word.written for word in assignments)}")
+    others = " ".join(word.written for word in starter if word not in assignments)
+    if others not in {"", "env"}:
+        draft.tell(line, others, "to do", "hpcddp calls srun itself, and no other program does")
     command = _take_launch(launch, read_counts(flags, launch), surroundings, flags)
     for statement in [*behind, *script.statements[launch_index + 1 :]]:
         surroundings.read_after(statement)
@@ -302,9 +306,9 @@ def _command_of(launch: Launch, parts: LauncherWords | None, surroundings: Surro
     elif program[0].text.endswith(".py"):
         text = f"python -u {text}"
     no_python = "--no_python" if parts.command.launcher == "accelerate" else "--no-python"
-    kept = (word.text for word in parts.options if word.text not in {*MODULE_OPTIONS, no_python})
-    head = (word.text for word in parts.head)
-    return (*prefix, *head, *kept, no_python, "bash", "-c", f"{change}exec {text}")
+    kept = [word for word in parts.options if word.text not in {*MODULE_OPTIONS, no_python}]
+    words = (word.text for word in (*parts.head, *kept))
+    return (*prefix, *words, no_python, "bash", "-c", f"{change}exec {text}")
 
 
 def _launch_problems(counts: Counts, ranks: Ranks, command: tuple[str, ...], inputs: list[str]) -> Iterator[str]:

@@ -47,6 +47,7 @@ _STEP: Final = 3
 _PYTHON: Final = 2
 _PROGRAM: Final = 1
 _NO_LAUNCH: Final = 0
+_BEFORE_SRUN: Final = frozenset({"env", "timeout", "nice", "numactl", "stdbuf", "taskset"})
 _MPIRUN_VALUES: Final = frozenset(
     {"-np", "-n", "-N", "-c", "-x", "-H", "-host", "-hosts", "-hostfile", "-machinefile", "-f", "-ppn", "-bind-to",
      "-map-by", "-rank-by", "-npernode", "-env", "-genv"}
@@ -70,6 +71,8 @@ class Launch:
         command: the command, as it stands in the script.
         words: the program and its arguments.
         started_by: what starts the program.
+        srun: the flags of srun.
+        in_front_of_srun: the program that starts srun, with its arguments: ``timeout 23h``, ``env A=1``.
         certainty: how certain it is that this starts the ranks; 0 if it does not.
     """
 
@@ -77,6 +80,7 @@ class Launch:
     words: tuple[Word, ...]
     started_by: StartedBy = "shell"
     srun: tuple[Flag, ...] = ()
+    in_front_of_srun: tuple[Word, ...] = ()
     certainty: int
 
     @property
@@ -103,12 +107,20 @@ class Launch:
 def launch_of(command: Command) -> Launch:
     """Return what a command starts; ``certainty`` says whether that can be the ranks."""
     words = program_words(command.words)
-    kind = kind_of_words(words)
+    texts = [word.text for word in words]
+    start = texts.index("srun") if "srun" in texts and texts[0] in _BEFORE_SRUN else 0
+    kind = kind_of_words(words[start:])
     if kind == "srun":
-        flags, program = split_srun(words)
+        flags, program = split_srun(words[start:])
         program = program_words(program)
-        certainty = _certainty_of_step(program)
-        return Launch(command=command, words=program, started_by="srun", srun=tuple(flags), certainty=certainty)
+        return Launch(
+            command=command,
+            words=program,
+            started_by="srun",
+            srun=tuple(flags),
+            in_front_of_srun=words[:start],
+            certainty=_certainty_of_step(program),
+        )
     if kind == "mpirun":
         program = program_words(_behind_mpirun(words))
         return Launch(command=command, words=program, started_by="mpirun", certainty=_certainty_of_step(program))
@@ -202,14 +214,13 @@ def split_launcher(words: tuple[Word, ...]) -> LauncherWords | None:
     if launcher is None or launcher.options is None:
         return None
     command = launcher.options
-    names = [PurePosixPath(text).name for text in texts]
-    head = next((index for index, name in enumerate(names, 1) if name in _LAUNCHER_NAMES), 1)
+    head = next((index for index, text in enumerate(texts, 1) if PurePosixPath(text).name in _LAUNCHER_NAMES), 1)
     start = len(words) - len(command.arguments)
     if command.launcher == "accelerate":
         # The job file does not split its options from its program.
-        scripts = (index for index in range(head, len(texts)) if texts[index].endswith(".py"))
-        modules = (index + 1 for index in range(head, len(texts)) if texts[index] in MODULE_OPTIONS)
-        start = min([*scripts, *modules], default=head)
+        start = head
+        while start < len(texts) and not (texts[start].endswith(".py") or texts[start - 1] in MODULE_OPTIONS):
+            start += 1
     options: list[Word] = []
     world: list[Word] = []
     position = head
@@ -255,7 +266,8 @@ _KINDS: Final[Mapping[str, CommandKind]] = MappingProxyType(
         "srun": "srun",
     }
 )  # fmt: skip
-_IN_FRONT: Final = frozenset({"exec", "nohup", "time", "command", "builtin"})
+# -p is an option of time and of command.
+_IN_FRONT: Final = frozenset({"exec", "nohup", "time", "command", "builtin", "-p"})
 
 
 def kind_of(command: Command) -> CommandKind:

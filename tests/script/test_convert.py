@@ -311,6 +311,23 @@ def test_a_line_for_another_scheduler_is_to_do() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("starter", "setup", "to_do"),
+    [
+        ("env SEED=1", ("export SEED=1",), []),
+        ("timeout 23h", (), ["timeout 23h"]),
+        ("nice -n 5", (), ["nice -n 5"]),
+    ],
+)
+def test_srun_is_found_behind_the_program_that_starts_it(
+    starter: str, setup: tuple[str, ...], to_do: list[str]
+) -> None:
+    conversion = made_from(f"#!/bin/bash\n#SBATCH -n 2\n{starter} srun python t.py\n")
+    spec = conversion.job.spec
+    assert (spec.command, spec.tasks, spec.environment.setup) == (("python", "t.py"), 2, setup)
+    assert [text for text in rows_of(conversion, "to do") if text != "--ntasks=2"] == to_do
+
+
 def test_a_script_that_submits_itself_again_does_not_from_its_job() -> None:
     assert rows_of(job_with("sbatch --dependency=afterany:$SLURM_JOB_ID $0"), "dropped")
 

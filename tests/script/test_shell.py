@@ -31,6 +31,7 @@ def commands(text: str) -> list[Command]:
         ("for h in a b; do echo; done", "control"),
         ("srun -n 4 python x.py", "srun"),
         ("exec srun python x.py", "srun"),
+        ("time -p srun python x.py", "srun"),
         ("OMP_NUM_THREADS=1 torchrun x.py", "torchrun"),
         ("python -m torch.distributed.run x.py", "torchrun"),
         ("python3 -u -m torch.distributed.launch --nproc_per_node $N x.py", "torchrun"),
