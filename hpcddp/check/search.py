@@ -9,8 +9,8 @@ from typing import Final
 
 from hpcddp.check import job_rules
 from hpcddp.check.finding import Finding, Hit, Rule, Subject
-from hpcddp.jobfile.document import DocumentError, path_of, read_document, read_text
-from hpcddp.jobfile.problems import Problem
+from hpcddp.jobfile.document import path_of, read_document, read_text
+from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.submission.request import SubmitRequest
 
 
@@ -52,8 +52,8 @@ def findings_of(
 def _lines_of_keys(text: str) -> Mapping[tuple[str, ...], int]:
     """Return the line of every key path of a job file; none of one that is not YAML."""
     try:
-        return read_document(text).lines
-    except DocumentError:
+        return read_document(text).source.lines
+    except JobFileError:
         return {}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,22 +38,6 @@ class NoSlurmError(InitError):
     Attributes:
         reason: how that shows.
     """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Texts:
-    """Files to write.
-
-    Args:
-        writes_job: whether the job file is written; an existing one is kept.
-    """
-
-    profile_file: Path
-    profile: str
-    job_file: Path
-    job: str
-    writes_job: bool
-    next_command: str
 
 
 def register(app: typer.Typer) -> None:
@@ -124,13 +108,8 @@ def init(
         _write_local_job(job_file, error.reason, dry_run=dry_run, as_json=as_json)
         return
     choice = choose(facts, partition=partition, account=account, qos=qos)
-    texts = _write(name, file, job_file, facts, choice, dry_run=dry_run)
-    if as_json:
-        echo(json.dumps(_document(name, facts, choice, texts, dry_run=dry_run), indent=2))
-    elif dry_run:
-        write(texts.profile, nl=False)
-    else:
-        echo("\n".join(_summary(facts, choice, texts)))
+    document = _write_profile(name, file, job_file, facts, choice, dry_run=dry_run)
+    _print(document, _summary(facts, choice, document), dry_run=dry_run, as_json=as_json)
 
 
 def _checked(name: str) -> str:
@@ -197,29 +176,38 @@ def _write_local_job(job_file: Path, reason: str, *, dry_run: bool, as_json: boo
     is_new = not os.path.lexists(job_file)
     if is_new and not dry_run:
         _save(job_file, text, "--job names another file")
-    next_command = f"hpcddp submit {quoted_file} --cluster local --follow"
+    document = {
+        "profile": None,
+        "written": False,
+        "no_cluster": reason,
+        "job_file": str(job_file),
+        "job_file_written": is_new and not dry_run,
+        "text": text,
+        "next": f"hpcddp submit {quoted_file} --cluster local --follow",
+    }
+    lines = [f"cluster        none: {reason}", _job_file_line(document), f"next           {document['next']}"]
+    _print(document, lines, dry_run=dry_run, as_json=as_json)
+
+
+def _job_file_line(document: Mapping[str, Any]) -> str:
+    kept = "" if document["job_file_written"] else ", which was there and is kept"
+    return f"job file       {document['job_file']}{kept}"
+
+
+def _print(document: Mapping[str, Any], lines: Iterable[str], *, dry_run: bool, as_json: bool) -> None:
+    """Print what was written: a document for programs, or what a dry run would write, or a summary."""
     if as_json:
-        document = {
-            "profile": None,
-            "written": False,
-            "no_cluster": reason,
-            "job_file": str(job_file),
-            "job_file_written": is_new and not dry_run,
-            "text": text,
-            "next": next_command,
-        }
         echo(json.dumps(document, indent=2))
     elif dry_run:
-        write(text, nl=False)
+        write(document["text"], nl=False)
     else:
-        kept = "" if is_new else ", which was there and is kept"
-        echo(f"cluster        none: {reason}")
-        echo(f"job file       {job_file}{kept}")
-        echo(f"next           {next_command}")
+        echo("\n".join(lines))
 
 
-def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: Choice, *, dry_run: bool) -> _Texts:
-    """Write the profile, and the first job file if there is none."""
+def _write_profile(
+    name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: Choice, *, dry_run: bool
+) -> dict[str, Any]:
+    """Write the profile, and the first job file if there is none, and return what ``--json`` prints."""
     from hpcddp.jobfile.profiles import DEFAULT_PROFILE
     from hpcddp.site.profile_writer import first_job, profile_text
 
@@ -228,20 +216,25 @@ def _write(name: str, file: Path, job_file: Path, facts: ClusterFacts, choice: C
     if not is_new and name != DEFAULT_PROFILE:
         # A job file that is kept does not name this profile.
         words += ["--set", f"profile={name}"]
-    words.append("--follow")
-    texts = _Texts(
-        profile_file=file,
-        profile=profile_text(name, facts, choice),
-        job_file=job_file,
-        job=first_job(str(job_file), name, facts, runs_in=choice.runs_in),
-        writes_job=is_new,
-        next_command=shlex.join(words),
-    )
-    if is_new and not dry_run:
-        _save(job_file, texts.job, "--job names another file")
+    text = profile_text(name, facts, choice)
     if not dry_run:
-        _save(file, texts.profile, "XDG_CONFIG_HOME names another directory, and --dry-run prints it", below=True)
-    return texts
+        if is_new:
+            job = first_job(str(job_file), name, facts, runs_in=choice.runs_in)
+            _save(job_file, job, "--job names another file")
+        _save(file, text, "XDG_CONFIG_HOME names another directory, and --dry-run prints it", below=True)
+    given = {"partition": choice.partition, "account": choice.account, "qos": choice.qos}
+    return {
+        "profile": name,
+        "profile_file": str(file),
+        "written": not dry_run,
+        "job_file": str(job_file),
+        "job_file_written": is_new and not dry_run,
+        "given": {key: value[0] for key, value in given.items() if value is not None},
+        "runs_in": choice.runs_in,
+        "cluster": facts.model_dump(mode="json"),
+        "text": text,
+        "next": shlex.join([*words, "--follow"]),
+    }
 
 
 def _save(file: Path, text: str, way_out: str, *, below: bool = False) -> None:
@@ -261,7 +254,7 @@ def _save(file: Path, text: str, way_out: str, *, below: bool = False) -> None:
         raise InitError(f"{file} cannot be written ({error.strerror}); {way_out}") from None
 
 
-def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str]:
+def _summary(facts: ClusterFacts, choice: Choice, document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that summarise the cluster and the written files."""
     from hpcddp.slurm.controller import visible_differences
 
@@ -274,13 +267,12 @@ def _summary(facts: ClusterFacts, choice: Choice, texts: _Texts) -> Iterator[str
         yield f"site's rules   {', '.join(facts.submit_plugins)}: they may change or refuse any job"
     if facts.disable_root_jobs and facts.user == "root":
         yield "root           is not allowed to submit jobs here"
-    yield f"profile        {texts.profile_file}"
-    kept = "" if texts.writes_job else ", which was there and is kept"
-    yield f"job file       {texts.job_file}{kept}"
+    yield f"profile        {document['profile_file']}"
+    yield _job_file_line(document)
     if choice.runs_in is None:
         yield "next           no partition is open to you: ask your site, or name one with --partition"
     else:
-        line = f"next           {texts.next_command}"
+        line = f"next           {document['next']}"
         idle = _idle(facts.partitions[choice.runs_in])
         if idle is not None:
             line += f", which waits while {choice.runs_in} is {idle}"
@@ -333,22 +325,6 @@ def _accounts_line(facts: ClusterFacts) -> str:
         return "needed, and none of yours is known"
     names = [f"{name} (default)" if name == accounts.default else name for name in accounts.names]
     return f"needed: {', '.join(names)}"
-
-
-def _document(name: str, facts: ClusterFacts, choice: Choice, texts: _Texts, *, dry_run: bool) -> dict[str, object]:
-    given = {"partition": choice.partition, "account": choice.account, "qos": choice.qos}
-    return {
-        "profile": name,
-        "profile_file": str(texts.profile_file),
-        "written": not dry_run,
-        "job_file": str(texts.job_file),
-        "job_file_written": texts.writes_job and not dry_run,
-        "given": {key: value[0] for key, value in given.items() if value is not None},
-        "runs_in": choice.runs_in,
-        "cluster": facts.model_dump(mode="json"),
-        "text": texts.profile,
-        "next": texts.next_command,
-    }
 
 
 def write_job_of_script(script: Path, job_file: Path | None, *, force: bool, dry_run: bool, as_json: bool) -> None:

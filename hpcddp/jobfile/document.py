@@ -10,7 +10,7 @@ import errno
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
@@ -133,58 +133,6 @@ def neighbour(path: FilePath) -> FilePath | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """A parsed YAML value.
-
-    Args:
-        value: None, a bool, an int, a float, a str, or a list or dict of such values.
-        lines: the line, counted from 1, of every key path.
-        written: the numbers, booleans and nulls as they were written, by key path.
-        faults: errors of single keys; the other keys are valid.
-    """
-
-    value: Any
-    lines: dict[Path, int] = field(default_factory=dict)
-    written: dict[Path, str] = field(default_factory=dict)
-    faults: tuple[DocumentError, ...] = ()
-
-
-def read_document(text: str, *, most_values: int | None = None, may_be_empty: bool = False) -> Document:
-    """Read one YAML mapping, such as a job file.
-
-    Args:
-        most_values: how many values it may hold; None for any number.
-        may_be_empty: whether a text without a value is an empty mapping.
-
-    Raises:
-        DocumentError: the text is not YAML, not one document, not a mapping, or has too many values.
-    """
-    document = _Builder(text, most_values=most_values).build()
-    if document.value is None:
-        if may_be_empty:
-            return Document(value={})
-        raise DocumentError("is empty; write at least name, batch.global_batch_size and train")
-    if not isinstance(document.value, dict):
-        raise DocumentError("is not a mapping at its top level; write keys with values, as in name: my-job", line=1)
-    return document
-
-
-def read_value(text: str) -> Document:
-    """Read one YAML value, a scalar or a flow collection, as ``--set`` takes it.
-
-    Args:
-        text: the text after the equals sign; empty is null.
-
-    Raises:
-        DocumentError: the text is not one YAML value.
-    """
-    document = _Builder(text).build()
-    if document.faults:
-        raise document.faults[0]
-    return document
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A source of values: a file, an option or the command line.
 
@@ -195,8 +143,8 @@ class Source:
         written: numbers, booleans and nulls as they were written.
     """
 
-    origin: str
-    file: str
+    origin: str = ""
+    file: str = ""
     lines: Mapping[Path, int] = field(default_factory=dict)
     written: Mapping[Path, str] = field(default_factory=dict)
 
@@ -209,14 +157,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """The values of one source, which are merged with those of others.
+class Document:
+    """The values of one source.
 
     Args:
         faults: errors of single keys; the other keys are valid.
     """
 
-    values: dict[str, Any]
+    value: Any
     source: Source
     faults: tuple[DocumentError, ...] = ()
 
@@ -226,26 +174,48 @@ class Layer:
         return [fault.problem(self.source.file) for fault in self.faults]
 
 
-def read_layer(
-    text: str, *, origin: str, file: str, most_values: int | None = None, may_be_empty: bool = False
-) -> Layer:
-    """Read the text of a job file, a profile, or a project's file.
+def read_document(
+    text: str, *, origin: str = "", file: str = "", most_values: int | None = None, may_be_empty: bool = False
+) -> Document:
+    """Read one YAML mapping: a job file, a profile, or a project's file.
 
     Args:
         origin: the origin of its values in ``render --json``.
         file: its name in errors.
         most_values: how many values it may hold; None for any number.
-        may_be_empty: whether it may hold no value at all.
+        may_be_empty: whether a text without a value is an empty mapping.
 
     Raises:
-        JobFileError: the text is not a document.
+        JobFileError: the text is not YAML, not one document, not a mapping, or has too many values.
     """
     try:
-        document = read_document(text, most_values=most_values, may_be_empty=may_be_empty)
+        document = _Builder(text, Source(origin=origin, file=file), most_values=most_values).build()
     except DocumentError as error:
         raise JobFileError.of([error.problem(file)]) from None
-    source = Source(origin=origin, file=file, lines=document.lines, written=document.written)
-    return Layer(values=document.value, source=source, faults=document.faults)
+    if document.value is None and may_be_empty:
+        return replace(document, value={})
+    if document.value is None:
+        sentence = "is empty; write at least name, batch.global_batch_size and train"
+        raise JobFileError.of([Problem(file=file, sentence=sentence)])
+    if not isinstance(document.value, dict):
+        sentence = "is not a mapping at its top level; write keys with values, as in name: my-job"
+        raise JobFileError.of([Problem(file=file, line=1, sentence=sentence)])
+    return document
+
+
+def read_value(text: str) -> Document:
+    """Read one YAML value, a scalar or a flow collection, as ``--set`` takes it.
+
+    Args:
+        text: the text after the equals sign; empty is null.
+
+    Raises:
+        DocumentError: the text is not one YAML value.
+    """
+    document = _Builder(text, Source()).build()
+    if document.faults:
+        raise document.faults[0]
+    return document
 
 
 DEEPEST = 20
@@ -255,8 +225,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class _Builder:
     """Builds the tree from the events of the parser."""
 
-    def __init__(self, text: str, *, most_values: int | None = None) -> None:
+    def __init__(self, text: str, source: Source, *, most_values: int | None = None) -> None:
         self._events = _parse(text)
+        self._source = source
         self._values = 0
         self._most_values = most_values
         self._lines: dict[Path, int] = {}
@@ -267,7 +238,7 @@ class _Builder:
         next(self._events)  # the stream begins
         start = next(self._events)
         if not isinstance(start, events.DocumentStartEvent):
-            return Document(value=None)
+            return Document(value=None, source=self._source)
         if start.version not in {None, (1, 2)}:
             raise DocumentError("requires another YAML version; remove the %YAML line: job files are YAML 1.2", line=1)
         root = self._node(next(self._events), ())
@@ -275,7 +246,8 @@ class _Builder:
         after = next(self._events)
         if isinstance(after, events.DocumentStartEvent):
             raise DocumentError("begins a second document; write one job in one file", line=_line(after))
-        return Document(value=root, lines=self._lines, written=self._written, faults=tuple(self._faults))
+        source = replace(self._source, lines=self._lines, written=self._written)
+        return Document(value=root, source=source, faults=tuple(self._faults))
 
     def _node(self, event: Event, path: Path) -> object:
         self._refuse_extras(event, path)

@@ -105,14 +105,14 @@ def _read(path: Path, text: str, file: str, *, origin: str = OVERRIDE) -> Overri
     if not word:
         raise DocumentError('has no value; write one, null to leave the field out, or "" for an empty text')
     document = read_value(text)
-    written = document.written.get(())
+    written = document.source.written.get(())
     if document.value is None and not _NULL.fullmatch(word):
         raise DocumentError("contains a comment and no value; put double quotes around the value")
     if isinstance(document.value, str) and document.value != word and word[:1] not in {'"', "'"}:
         raise DocumentError("contains more than one value; put double quotes around the value")
     if isinstance(document.value, dict | list) and word[:1] not in {"{", "["}:
         raise DocumentError("is a mapping or list without brackets; write {...} or [...], or quote the value")
-    scalars = {(*path, *below): spelling for below, spelling in document.written.items()}
+    scalars = {(*path, *below): spelling for below, spelling in document.source.written.items()}
     if written is not None:
         scalars[path] = written
     value = document.value
@@ -203,7 +203,7 @@ def _read_axis(key: str, text: str) -> list[Any]:
     try:
         document = read_value(f"[{text}]")
     except DocumentError:
-        document = Document(value=None)
+        document = Document(value=None, source=Source())
     values = document.value
     if not isinstance(values, list):
         raise DocumentError(
@@ -211,7 +211,7 @@ def _read_axis(key: str, text: str) -> list[Any]:
         )
     if len(values) == 1 and isinstance(values[0], list) and not _takes_lists(key):
         return _read_axis(key, text.strip()[1:-1])
-    spellings = [document.written.get((str(index),)) for index in range(len(values))]
+    spellings = [document.source.written.get((str(index),)) for index in range(len(values))]
     if is_placeholder(key):
         return list(expand_ranges(map(_for_command, values, spellings)))
     if _is_variable(path_of(key)):

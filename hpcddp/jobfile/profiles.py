@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from hpcddp.errors import did_you_mean
 from hpcddp.jobfile.cluster import FACTS, ClusterFacts
-from hpcddp.jobfile.document import Layer, Source, dotted, read_layer, read_text
+from hpcddp.jobfile.document import Document, Source, dotted, read_document, read_text
 from hpcddp.jobfile.messages import error_path
 from hpcddp.jobfile.problems import JobFileError, Problem, shown
 
@@ -21,7 +21,7 @@ JOB_KEYS = ("run_root", "resources", "environment", "checkpoint", "requeue", "la
 """The fields of a job file that may have default settings."""
 
 
-def _read_settings(file: FilePath, *, origin: str, kind: str, another_key: str, anew: str) -> Layer:
+def _read_settings(file: FilePath, *, origin: str, kind: str, another_key: str, anew: str) -> Document:
     """Read a file with default settings.
 
     Args:
@@ -38,12 +38,12 @@ def _read_settings(file: FilePath, *, origin: str, kind: str, another_key: str, 
     text = read_text(file)
     if isinstance(text, Problem):
         raise JobFileError.of([text])
-    layer = read_layer(text, origin=origin, file=str(file), may_be_empty=True)
+    document = read_document(text, origin=origin, file=str(file), may_be_empty=True)
     keys = (*JOB_KEYS, another_key)
-    foreign_keys = [_foreign_key(key, layer.source, kind, keys) for key in layer.values if key not in keys]
-    if layer.faults or foreign_keys:
-        raise JobFileError.of([*layer.problems, *foreign_keys])
-    return layer
+    foreign_keys = [_foreign_key(key, document.source, kind, keys) for key in document.value if key not in keys]
+    if document.faults or foreign_keys:
+        raise JobFileError.of([*document.problems, *foreign_keys])
+    return document
 
 
 def _foreign_key(key: str, source: Source, kind: str, keys: Sequence[str]) -> Problem:
@@ -71,7 +71,7 @@ class Profile:
     """
 
     name: str
-    settings: Layer
+    settings: Document
     cluster: ClusterFacts | None
 
 
@@ -104,7 +104,7 @@ def read_profile(name: str | None, profiles: FilePath | None, named_in: Source |
         raise JobFileError.of([_missing(name, profiles, named_in)])
     anew = f"write it anew with hpcddp init {profile_name}"
     settings = _read_settings(file, origin=f"profile {profile_name}", kind="a profile", another_key=FACTS, anew=anew)
-    facts = settings.values.pop(FACTS, None)
+    facts = settings.value.pop(FACTS, None)
     try:
         cluster = None if facts is None else ClusterFacts.model_validate(facts)
     except ValidationError as error:
@@ -148,7 +148,7 @@ def find_project_file(directory: FilePath, *, home: FilePath | None) -> FilePath
     return _first_that_exists(_places(directory, home))
 
 
-def read_project(file: FilePath, *, directory: FilePath, user_id: int) -> Layer:
+def read_project(file: FilePath, *, directory: FilePath, user_id: int) -> Document:
     """Read a project's file.
 
     Args:

@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from hpcddp.jobfile.cluster import ClusterFacts
-from hpcddp.jobfile.document import MOST_VALUES, Layer, Path, Source, dotted, path_of, read_layer, read_text
+from hpcddp.jobfile.document import MOST_VALUES, Document, Path, Source, dotted, path_of, read_document, read_text
 from hpcddp.jobfile.field_facts import facts_of
 from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, PROFILE_PATTERN, UNNAMED_JOB
 from hpcddp.jobfile.job import JobSpec, field_paths, leaf_paths
@@ -92,26 +92,26 @@ def load_job(
         JobFileError: with every problem of the files and the overrides.
     """
     if path is None:
-        layer = Layer(values={}, source=Source(origin=JOB_FILE, file=f"the {COMMAND_LINE}"))
+        document = Document(value={}, source=Source(origin=JOB_FILE, file=f"the {COMMAND_LINE}"))
     elif isinstance(path, FilePath):
-        layer = _read_file(path)
+        document = _read_file(path)
     else:
-        layer = Layer(values=dict(path), source=Source(origin=JOB_FILE, file="the job"))
+        document = Document(value=dict(path), source=Source(origin=JOB_FILE, file="the job"))
 
     sets, problems = _read_command_line(overrides, options)
-    problems += layer.problems
+    problems += document.problems
     merged = MergedValues()
     profile: Profile | None = None
     try:
-        profile = _merge_defaults(merged, layer, sets, defaults)
+        profile = _merge_defaults(merged, document, sets, defaults)
     except JobFileError as error:
         problems += error.problems
-    merged.merge(layer.values, layer.source)
+    merged.merge(document.value, document.source)
     if path is None:
         _name_after_command(merged, sets)
-    wrong = [fault.path for fault in layer.faults]
+    wrong = [fault.path for fault in document.faults]
     wrong += [tuple(problem.key.split(".")) for problem in problems if problem.key]
-    return _resolve(merged, layer.source, sets, problems, wrong, profile, environment=defaults.environment)
+    return _resolve(merged, document.source, sets, problems, wrong, profile, environment=defaults.environment)
 
 
 _OPTIMIZER: Final = ("train", "optimizer", "name")
@@ -198,14 +198,14 @@ def _resolve(
     )
 
 
-def _read_file(path: FilePath) -> Layer:
+def _read_file(path: FilePath) -> Document:
     text = read_text(path)
     if isinstance(text, Problem):
         raise JobFileError.of([text])
     if text.startswith("#!"):
         raise JobFileError.of([Problem(file=str(path), line=1, sentence=_script_sentence(path, text))])
     try:
-        return read_layer(text, origin=JOB_FILE, file=str(path), most_values=MOST_VALUES)
+        return read_document(text, origin=JOB_FILE, file=str(path), most_values=MOST_VALUES)
     except JobFileError:
         if _DIRECTIVE.search(text):
             raise JobFileError.of([Problem(file=str(path), sentence=_script_sentence(path, text))]) from None
@@ -229,13 +229,14 @@ def _script_sentence(path: FilePath, text: str) -> str:
 
 
 def _merge_defaults(
-    merged: MergedValues, job_file: Layer, sets: Sequence[Override], defaults: DefaultSettings
+    merged: MergedValues, job_file: Document, sets: Sequence[Override], defaults: DefaultSettings
 ) -> Profile | None:
     """Merge the profile, then the project's file, and return the profile."""
-    project = Layer(values={}, source=job_file.source)
+    project = Document(value={}, source=job_file.source)
     if defaults.project is not None:
         project = read_project(defaults.project, directory=defaults.directory, user_id=defaults.user_id)
-    naming = [(layer.values["profile"], layer.source) for layer in (project, job_file) if "profile" in layer.values]
+    files = (project, job_file)
+    naming = [(file.value["profile"], file.source) for file in files if "profile" in file.value]
     naming += [(override.value, override.source) for override in sets if override.path == ("profile",)]
     name, source = naming[-1] if naming else (None, job_file.source)
     profile: Profile | None = None
@@ -243,8 +244,8 @@ def _merge_defaults(
     if name is None or (isinstance(name, str) and re.fullmatch(PROFILE_PATTERN, name, re.ASCII)):
         profile = read_profile(name, defaults.profiles, source)
     if profile is not None:
-        merged.merge(profile.settings.values, profile.settings.source)
-    merged.merge(project.values, project.source)
+        merged.merge(profile.settings.value, profile.settings.source)
+    merged.merge(project.value, project.source)
     return profile
 
 
@@ -302,7 +303,7 @@ def shared_run_root(defaults: DefaultSettings) -> str | None:
         JobFileError: a file with default settings cannot be used.
     """
     merged = MergedValues()
-    no_job_file = Layer(values={}, source=Source(origin=JOB_FILE, file=""))
+    no_job_file = Document(value={}, source=Source(origin=JOB_FILE, file=""))
     _merge_defaults(merged, no_job_file, (), defaults)
     if problems := list(expand_paths(merged, defaults.environment, no_job_file.source)):
         raise JobFileError.of(problems)

@@ -74,7 +74,7 @@ def _with_examples(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
         patched.drop(path)
         example = example_of(path)
         if example is not None:
-            patched.assign(path, example, Source(origin="", file=""))
+            patched.assign(path, example, Source())
     try:
         return JobSpec.model_validate(patched.value)
     except ValidationError:

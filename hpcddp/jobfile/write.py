@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Self
 
 from hpcddp.errors import UserError
-from hpcddp.jobfile.document import Layer, read_layer, read_scalar
+from hpcddp.jobfile.document import Document, read_document, read_scalar
 from hpcddp.jobfile.fields import Section
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.merge import JOB_FILE, MergedValues
@@ -135,8 +135,8 @@ def parse_from_script(text: str) -> JobSpec:
         DamagedJobError: the text was changed and is not a valid job.
     """
     try:
-        layer = _read_resolved(text)
-        version = layer.values.pop(_VERSION, None)
+        document = _read_resolved(text)
+        version = document.value.pop(_VERSION, None)
         if not isinstance(version, str):
             raise DamagedJobError.because(
                 f"{_VERSION} is missing, so that the values of the fields that the script leaves out are unknown"
@@ -146,7 +146,7 @@ def parse_from_script(text: str) -> JobSpec:
                 f"the script was rendered by hpcddp {version}, and hpcddp {__version__}, which runs it, may have other "
                 f"defaults; render it again, or run it with hpcddp {version}"
             )
-        return _check_resolved(layer)
+        return _check_resolved(document)
     except JobFileError as error:
         problem = error.problems[0]
         place = "it"
@@ -159,18 +159,18 @@ def parse_from_script(text: str) -> JobSpec:
         raise DamagedJobError.because(f"{place} {fault}") from None
 
 
-def _read_resolved(text: str) -> Layer:
+def _read_resolved(text: str) -> Document:
     """Read the YAML of a resolved job, unchecked."""
-    return read_layer(text, origin=JOB_FILE, file=RESOLVED)
+    return read_document(text, origin=JOB_FILE, file=RESOLVED)
 
 
-def _check_resolved(layer: Layer) -> JobSpec:
+def _check_resolved(document: Document) -> JobSpec:
     """Return the job in a document, without a check of the elements of a sweep."""
     merged = MergedValues()
-    merged.merge(layer.values, layer.source)
-    spec, problems = check_values(merged, layer.source, [fault.path for fault in layer.faults], elements=False)
-    if layer.faults or problems or spec is None:
-        raise JobFileError.of([*layer.problems, *problems])
+    merged.merge(document.value, document.source)
+    spec, problems = check_values(merged, document.source, [fault.path for fault in document.faults], elements=False)
+    if document.faults or problems or spec is None:
+        raise JobFileError.of([*document.problems, *problems])
     return spec
 
 

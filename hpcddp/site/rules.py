@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hpcddp.errors import UserError, counted, did_you_mean
+from hpcddp.errors import counted, did_you_mean
 from hpcddp.jobfile.cluster import Cluster, ClusterFacts, NodeKind, Partition
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.jobfile.merge import DEFAULT
+from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.units import TimeLimit
 
@@ -22,21 +23,10 @@ Finding = tuple[str, str]
 """The key path of an error, and the message."""
 
 
-class SiteError(UserError):
-    """The cluster, according to the profile, cannot run the job.
-
-    Attributes:
-        findings: the key path and the message of each error.
-    """
+class SiteError(JobFileError):
+    """The cluster, according to the profile, cannot run the job."""
 
     kind = "site"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the document that ``--json`` prints, with a list of what was found."""
-        document = super().as_json()
-        broken: tuple[Finding, ...] = self.values.get("findings", ())
-        document["error"]["problems"] = [{"key": key, "sentence": sentence} for key, sentence in broken]
-        return document
 
 
 def check_site(job: ResolvedJob, cluster: Cluster, environment: Mapping[str, str]) -> None:
@@ -61,7 +51,8 @@ def check_site(job: ResolvedJob, cluster: Cluster, environment: Mapping[str, str
         f"Profile {job.profile} knows {facts.name} as of {facts.looked_at}; if it has changed: "
         f"hpcddp init {job.profile} --force"
     )
-    raise SiteError("\n".join(lines), hint=hint, findings=tuple(broken))
+    problems = [Problem(file=job.origins.get(key, DEFAULT), key=key, sentence=sentence) for key, sentence in broken]
+    raise SiteError("\n".join(lines), hint=hint, problems=problems)
 
 
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.jobfile.document import DocumentError, read_document, read_value
+from hpcddp.jobfile.problems import JobFileError
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 
@@ -10,7 +11,7 @@ from tests.messages import GoldenMessages
 def test_every_key_path_knows_its_line() -> None:
     document = read_document("a: 1\n# a comment\nb:\n  c: [x,\n    y]\n  d: {e: 2}\n")
     assert document.value == {"a": 1, "b": {"c": ["x", "y"], "d": {"e": 2}}}
-    assert document.lines == {
+    assert document.source.lines == {
         ("a",): 1,
         ("b",): 3,
         ("b", "c"): 4,
@@ -22,7 +23,7 @@ def test_every_key_path_knows_its_line() -> None:
 
 
 def test_numbers_are_remembered_as_they_were_written() -> None:
-    assert read_document("a: 010\nb: '010'\n").written == {("a",): "010"}
+    assert read_document("a: 010\nb: '010'\n").source.written == {("a",): "010"}
 
 
 def test_block_scalars_and_quotes_are_texts() -> None:
@@ -63,15 +64,16 @@ def test_block_scalars_and_quotes_are_texts() -> None:
 def test_what_is_no_job_file_is_refused(
     text: str, line: int | None, facts: tuple[str, ...], golden: GoldenMessages
 ) -> None:
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(JobFileError) as caught:
         read_document(text)
-    assert caught.value.line == line
-    assert_facts(golden.message(caught.value.sentence), *facts)
+    (problem,) = caught.value.problems
+    assert problem.line == line
+    assert_facts(golden.message(problem.sentence), *facts)
 
 
 def test_a_bomb_of_aliases_is_refused_at_its_first_alias() -> None:
     bomb = "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\n"
-    with pytest.raises(DocumentError, match="is an alias"):
+    with pytest.raises(JobFileError, match="is an alias"):
         read_document(bomb)
 
 

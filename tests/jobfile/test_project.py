@@ -152,7 +152,7 @@ def test_a_file_that_somebody_else_has_put_above_or_here_is_refused(tmp_path: Pa
     with pytest.raises(JobFileError) as here:
         read_project(file, directory=tmp_path, user_id=owner + 1)
     assert_facts(golden.message(here.value), "belongs to another user", "is here", "make it your own")
-    assert read_project(file, directory=tmp_path / "a", user_id=owner).values == {}
+    assert read_project(file, directory=tmp_path / "a", user_id=owner).value == {}
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])

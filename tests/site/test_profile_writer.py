@@ -69,7 +69,7 @@ def read_profile_from(written: str) -> Profile:
 
 def test_nothing_is_said_that_the_site_does_not_need(tmp_path: Path, golden: GoldenMessages) -> None:
     profile = read_back(tmp_path, text(university()))
-    assert profile.settings.values == {"resources": None}
+    assert profile.settings.value == {"resources": None}
     said = golden.message(text(university()).partition("cluster:\n")[0])
     assert "# partition: batch " in said
     assert ": 100 nodes of 64 CPUs, 250G, 3-00:00:00 " in said
@@ -81,7 +81,7 @@ def test_nothing_is_said_that_the_site_does_not_need(tmp_path: Path, golden: Gol
 
 def test_what_is_asked_for_stands_there(tmp_path: Path) -> None:
     said = text(university(), partition="gpu.v100", account="grant", qos="long")
-    given = read_back(tmp_path, said).settings.values["resources"]
+    given = read_back(tmp_path, said).settings.value["resources"]
     assert given == {"partition": "gpu.v100", "account": "grant", "qos": "long"}
     assert "  partition: gpu.v100                 # as requested" in said
 
