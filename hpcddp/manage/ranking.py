@@ -20,12 +20,6 @@ from hpcddp.run.result import read_result
 _TAILS_BYTES: Final = (16 * 1024, 1024 * 1024)
 
 
-class RankingError(UserError):
-    """A sweep that cannot be sorted by a metric."""
-
-    kind = "ranking"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """The elements of a sweep, the best first; those without a value come last, in their order in the sweep.
@@ -66,13 +60,13 @@ def rank_only(lines: Sequence[RunStatus | SweepStatus], metric: str) -> Ranking:
     """Return the ranking of the only sweep that a command is about; the arguments are those of ``rank``.
 
     Raises:
-        RankingError: not exactly one run was named, or it is not a sweep; or as ``rank``.
+        UserError: not exactly one run was named, or it is not a sweep; or as ``rank``.
     """
     if len(lines) != 1:
-        raise RankingError("--sort sorts the runs of one sweep; name it: hpcddp status SWEEP --sort METRIC")
+        raise UserError("--sort sorts the runs of one sweep; name it: hpcddp status SWEEP --sort METRIC")
     (only,) = lines
     if isinstance(only, RunStatus):
-        raise RankingError(f"--sort sorts the runs of one sweep, and {only.run.run_id} is one run; leave --sort out")
+        raise UserError(f"--sort sorts the runs of one sweep, and {only.run.run_id} is one run; leave --sort out")
     return rank(only, metric)
 
 
@@ -83,7 +77,7 @@ def rank(sweep: SweepStatus, metric: str) -> Ranking:
         metric: a name in ``metrics.jsonl`` or ``result.json``.
 
     Raises:
-        RankingError: the elements have metrics, and not this one.
+        UserError: the elements have metrics, and not this one.
     """
     # The names are the keys, in the order in which they are found.
     metric_names: dict[str, None] = {}
@@ -94,7 +88,7 @@ def rank(sweep: SweepStatus, metric: str) -> Ranking:
     if metric_names and metric not in metric_names:
         near = nearest(metric, metric_names)
         instead = f"did you mean {near}? They" if near else "they"
-        raise RankingError(
+        raise UserError(
             f"--sort is {metric!r}, which no element of the sweep {sweep.sweep.sweep_id} has written; {instead} have "
             f"{', '.join(sorted(metric_names))}"
         )

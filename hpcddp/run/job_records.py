@@ -155,21 +155,6 @@ class Refusal(Record):
     why: str
 
 
-def read_refusal(run: RunDirectory, job_id: str | None) -> str | None:
-    """Return why a job was refused before, or None if it was not.
-
-    Raises:
-        RecordError: the record is damaged.
-    """
-    refusal = read_record(run.refusal(job_id), Refusal)
-    return None if refusal is None else refusal.why
-
-
-def write_refusal(run: RunDirectory, job_id: str | None, why: str) -> None:
-    """Write why a job is refused."""
-    write_record(run.refusal(job_id), Refusal(why=why))
-
-
 def read_start(attempt: AttemptDirectory) -> Start | None:
     """Return who started an attempt, or None if it has no record yet.
 
@@ -236,20 +221,6 @@ class AskedEnd(Record):
 
     end_time: float | None
     time: float
-
-
-def write_asked_end(attempt: AttemptDirectory, end: AskedEnd) -> None:
-    """Write the end of the job for the other ranks."""
-    write_record(attempt.end_time, end)
-
-
-def read_asked_end(attempt: AttemptDirectory) -> AskedEnd | None:
-    """Return the end of the job by rank 0's newest question, or None before it has asked.
-
-    Raises:
-        RecordError: the record is damaged.
-    """
-    return read_record(attempt.end_time, AskedEnd)
 
 
 _RANKS_ADVICE: Final = "without it the hosts of the ranks are not known; everything else works"

@@ -19,9 +19,9 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, append_event, newest_saved_step, read_events
 from hpcddp.run.failure import cancelled_at
 from hpcddp.run.files import exists
-from hpcddp.run.job_records import Start, read_refusal, write_refusal
+from hpcddp.run.job_records import Refusal, Start
 from hpcddp.run.ownership import RunDirectoryError, conflict, is_alive
-from hpcddp.run.record import RecordError
+from hpcddp.run.record import RecordError, read_record, write_record
 from hpcddp.run.result import BY_USER, FINISHED, read_result, resume_command, unfinished_result, write_result
 from hpcddp.run.sweep import ManifestError, read_sweep
 from hpcddp.slurm import commands
@@ -94,13 +94,14 @@ def refuse_second_job(run: RunDirectory, previous: Start | None, start: Start) -
     if previous is not None and previous.job_id != start.job_id:
         previous_is_alive = _is_alive(run, previous)
     # A job that was refused once stays refused: after a requeue it would look like a requeue of the run's own job.
-    why = read_refusal(run, start.job_id) or conflict(previous, start, previous_alive=previous_is_alive)
+    refusal = read_record(run.refusal(start.job_id), Refusal)
+    why = conflict(previous, start, previous_alive=previous_is_alive) if refusal is None else refusal.why
     if why is None:
         return
     if previous is not None and previous.job_id == start.job_id:
         # A full disk must not keep this job waiting beside the other one.
         with suppress(OSError):
-            write_refusal(run, start.job_id, why)
+            write_record(run.refusal(start.job_id), Refusal(why=why))
     raise RunDirectoryError(f"the run directory {run.path} is taken: {why}; use another run id or run_root")
 
 

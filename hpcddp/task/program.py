@@ -34,14 +34,12 @@ from hpcddp.run.job_records import (
     FailureRecord,
     ProgramExit,
     StopNotice,
-    read_asked_end,
     reserve_exit,
-    write_asked_end,
     write_exit,
 )
 from hpcddp.run.metrics_log import METRICS_FILE
 from hpcddp.run.ownership import FencedError, raise_if_fenced
-from hpcddp.run.record import RecordError
+from hpcddp.run.record import RecordError, read_record, write_record
 from hpcddp.slurm.job import ask_end, slurm_job_id
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.deadline import ASK_EVERY_S, Deadline, EndTime, KnownEnd, moved_sentence
@@ -410,7 +408,7 @@ def _end_time(env: RankEnv, attempt: AttemptDirectory, environment: Mapping[str,
         answer = ask_end(job_id)
         if answer is not None and env.world_size > 1:
             with suppress(OSError):
-                write_asked_end(attempt, AskedEnd(end_time=answer.end_time, time=answer.time))
+                write_record(attempt.end_time, AskedEnd(end_time=answer.end_time, time=answer.time))
         return answer
 
     if env.rank == 0:
@@ -420,7 +418,7 @@ def _end_time(env: RankEnv, attempt: AttemptDirectory, environment: Mapping[str,
 
 def _recorded_end(attempt: AttemptDirectory) -> KnownEnd | None:
     try:
-        asked = read_asked_end(attempt)
+        asked = read_record(attempt.end_time, AskedEnd)
     except RecordError:
         return None
     return None if asked is None else KnownEnd(end_time=asked.end_time, time=asked.time)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from hpcddp.errors import UserError
 from hpcddp.manage.overview import SweepStatus, overview_of
 from hpcddp.manage.overview_text import elements_table
-from hpcddp.manage.ranking import RankingError, is_smaller_better, rank
+from hpcddp.manage.ranking import is_smaller_better, rank
 from hpcddp.manage.report import reports_of
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
@@ -96,7 +97,7 @@ def test_the_result_counts_where_the_metrics_do_not_have_it(tmp_path: Path) -> N
 
 def test_an_unknown_metric_is_refused_with_the_names_that_there_are(tmp_path: Path, golden: GoldenMessages) -> None:
     sweep = sweep_of(tmp_path, ({"a": 1}, [{"step": 1, "loss": 0.1, "note": "x"}, {"step": 1, "val_accuracy": 0.5}]))
-    with pytest.raises(RankingError) as caught:
+    with pytest.raises(UserError) as caught:
         rank(sweep, "val_acuracy")
     message = golden.message(caught.value)
     assert "--sort is 'val_acuracy'" in message

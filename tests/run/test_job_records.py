@@ -11,21 +11,20 @@ from hpcddp.run.files import read_json, write_json
 from hpcddp.run.job_records import (
     Decision,
     Rank,
+    Refusal,
     Start,
     SubmissionRecord,
     newest_start,
     read_decision,
     read_ranks,
-    read_refusal,
     read_submission,
     write_decision,
     write_ranks,
-    write_refusal,
     write_start,
     write_submission_record,
 )
 from hpcddp.run.ownership import identity
-from hpcddp.run.record import RecordError
+from hpcddp.run.record import RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
 
 DECISION = Decision(attempt=0, step=3, reason=StopReason.WARNED, cause="preemption", saved=True, save_s=0.5, time=1.0)
@@ -43,8 +42,9 @@ def test_ranks_a_refusal_a_start_and_a_submission_are_read_as_they_were_written(
     ranks = (Rank(host="n1", gpu="GPU-1"), Rank(host="n2", launcher="torchrun"))
     write_ranks(attempt, ranks)
     assert read_ranks(attempt) == ranks
-    write_refusal(run, "7", "it belongs to another job 7")
-    assert read_refusal(run, "7") == "it belongs to another job 7"
+    refusal = Refusal(why="it belongs to another job 7")
+    write_record(run.refusal("7"), refusal)
+    assert read_record(run.refusal("7"), Refusal) == refusal
     start = Start(job_id=None, host="n1", time=1.5, is_local=True, pid=12)
     write_start(attempt, start)
     assert newest_start(run) == start
