@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpcddp.api import plans_of, read_job
-from hpcddp.cli.command_words import is_program, words_that_run
 from hpcddp.cli.options import AsJson, Overrides
 from hpcddp.cli.output import echo
 from hpcddp.errors import UserError
@@ -132,39 +130,16 @@ _Answer = tuple[dict[str, Any], str]
 """The document of ``--json``, and the text."""
 
 
-_FIELD_OF: Final = {
-    "--global-batch": "batch.global_batch_size",
-    "--world-size": "resources.tasks_per_node",
-    "--max-per-device": "batch.max_per_device_batch_size",
-    "--grad-accum": "batch.grad_accum_steps",
-    "--per-device": "batch.per_device_batch_size",
-    "--tail": "batch.tail",
-    "--split": "batch.split",
-    "--epochs": "train.epochs",
-    "--base-lr": "learning_rate.base",
-    "--base-batch": "learning_rate.base_global_batch_size",
-    "--rule": "learning_rate.rule",
-    "--optimizer": "train.optimizer.name",
-}
-"""The field of the job file that an option corresponds to; that of the world size is for a job on one node."""
-
-
 def _plan_job(
     job_file: Path,
     overrides: Sequence[str] | None,
     samples: int | None,
     given: Mapping[str, Any],
 ) -> _Answer:
-    if is_program(str(job_file)):
-        raise UserError(
-            f"{job_file} is a program, not a job file; write numbers, as in: hpcddp plan --global-batch 256 "
-            f"--world-size 4, or run it: {shlex.join(['hpcddp', 'submit', '--', *words_that_run(str(job_file))])}"
-        )
     if given:
-        settings = [f"--set {_FIELD_OF[option]}={value}" for option, value in given.items()]
         raise UserError(
             f"{', '.join(given)} cannot be given together with the job file {job_file}, which states the same; "
-            f"leave the job file out, or change it with --set, for example {' '.join(settings)}"
+            "leave the job file out, or change it with --set"
         )
     from hpcddp.batch.explain import explain_range
 

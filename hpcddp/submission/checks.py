@@ -22,7 +22,6 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import PYTHON, find_launcher, program_of_python
 from hpcddp.jobfile.merge import DEFAULT
 from hpcddp.jobfile.placeholders import RUN_PLACEHOLDERS, as_text, placeholders_of, words_outside_shell_texts
-from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.sweep import assignment, element_spec, field_of
 from hpcddp.jobfile.units import format_duration
@@ -526,29 +525,10 @@ def cpus_for_gpus(request: SubmitRequest) -> Iterator[str]:
     spec = request.job.spec
     if request.cluster == "local" or not spec.uses_gpus or request.job.origins.get(_CPUS) != DEFAULT:
         return
-    cpus = _cpus_of_a_gpu(request.job)
-    if cpus == 1:
-        return
-    way = (
-        f"add --cpus-per-task {cpus}, which is what the nodes have for each GPU"
-        if cpus
-        else f"add --cpus-per-task {_SOME_CPUS}, or the CPUs of a node divided by its GPUs (sinfo -o '%P %c %G')"
+    yield (
+        f"{_CPUS} is not given, so that each GPU has 1 CPU for the training and its data loader; add --cpus-per-task "
+        f"{_SOME_CPUS}, or the CPUs of a node divided by its GPUs (sinfo -o '%P %c %G')"
     )
-    yield f"{_CPUS} is not given, so that each GPU has 1 CPU for the training and its data loader; {way}"
-
-
-def _cpus_of_a_gpu(job: ResolvedJob) -> int | None:
-    """Return how many CPUs the nodes of the job's partitions have for each GPU; None if that is not known."""
-    if job.cluster is None:
-        return None
-    named = (job.spec.resources.partition or "").split(",")
-    partitions = [
-        partition
-        for name, partition in job.cluster.partitions.items()
-        if name in named or (named == [""] and partition.default)
-    ]
-    kinds = [kind for partition in partitions for kind in partition.kinds if kind.gpus]
-    return min((kind.cpus // kind.gpus for kind in kinds), default=None)
 
 
 def notes_about(request: SubmitRequest) -> tuple[str, ...]:

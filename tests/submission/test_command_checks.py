@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpcddp.jobfile.cluster import ClusterFacts
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.overrides import sweep_overrides
 from hpcddp.jobfile.read import load_job
@@ -157,19 +155,14 @@ def test_what_a_shell_or_nobody_expands_is_not_told(words: tuple[str, ...]) -> N
     assert unexpanded_notes(*words) == []
 
 
-def cpu_notes(cluster: ClusterFacts | None = None, **resources: object) -> list[str]:
+def cpu_notes(**resources: object) -> list[str]:
     job = load_job({"name": "a", "command": ["true"], "resources": {"gpus_per_node": 4, **resources}})
-    return list(cpus_for_gpus(request_of(replace(job, cluster=cluster))))
+    return list(cpus_for_gpus(request_of(job)))
 
 
 def test_gpus_whose_ranks_have_one_cpu_by_default_are_told_with_a_number(golden: GoldenMessages) -> None:
     (note,) = cpu_notes()
     assert "add --cpus-per-task 8, or" in golden.message(note)
-    kind = {"nodes": 2, "cpus": 64, "mem_mb": 1, "gpus": 4}
-    facts = ClusterFacts.model_validate({"name": "c", "partitions": {"gpu": {"default": True, "kinds": [kind]}}})
-    (note,) = cpu_notes(facts)
-    assert "add --cpus-per-task 16, which" in golden.message(note)
-    assert cpu_notes(facts, partition="gpu") == [note]
 
 
 def test_who_says_how_many_cpus_or_has_no_gpu_is_told_nothing() -> None:
