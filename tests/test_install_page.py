@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import app
-from hpcddp.doctor.install.machine import Finding
+from hpcddp.doctor.install import Finding
 from scripts.command_pages import all_commands
 
 ROOT = Path(__file__).parents[1]

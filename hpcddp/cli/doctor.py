@@ -19,7 +19,7 @@ from hpcddp.cli.options import RUN_ROOT, AsJson, JobFile, Overrides, RunRoot
 from hpcddp.cli.output import echo
 
 if TYPE_CHECKING:
-    from hpcddp.doctor.install.machine import Finding
+    from hpcddp.doctor.install import Finding
     from hpcddp.jobfile.job import JobSpec
 
 doctor = typer.Typer(
@@ -193,8 +193,7 @@ def _findings(run_root: Path, job: JobSpec | None, *, wait_s: float) -> Iterator
         job: the job; None examines this machine alone.
         wait_s: how long the job may wait for its nodes, in seconds.
     """
-    from hpcddp.doctor.install.machine import examine_machine
-    from hpcddp.doctor.install.nodes import examine_nodes
+    from hpcddp.doctor.install import examine_machine, examine_nodes
 
     for finding in examine_machine(run_root, os.environ):
         warns_of_run_root = finding.name == "run root" and finding.verdict == "warning"

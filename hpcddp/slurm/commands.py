@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from hpcddp.errors import HpcddpError, UserError, did_you_mean
 from hpcddp.processes import signal_name
@@ -423,12 +423,13 @@ def test_script(script: str, *, environment: Mapping[str, str], options: Sequenc
     return _reason(completed).removeprefix("sbatch: ")
 
 
-def start_srun(words: Sequence[str], *, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start srun outside of a job, with pipes for its input, output and errors; the caller ends it.
+def start_srun(words: Sequence[str], *, environment: Mapping[str, str], errors: IO[str]) -> subprocess.Popen[str]:
+    """Start srun outside of a job, with pipes for its input and output; the caller ends it.
 
     Args:
         words: its options, then the program and its arguments.
         environment: its environment; ``SLURM_CONF`` selects the cluster.
+        errors: the file that gets its errors.
 
     Raises:
         SlurmMissingError: srun is not installed here.
@@ -440,7 +441,7 @@ def start_srun(words: Sequence[str], *, environment: Mapping[str, str]) -> subpr
             env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=errors,
             encoding="utf-8",
             errors="replace",
         )

@@ -15,7 +15,7 @@ from tests.cluster.sandbox import Sandbox
 from tests.waiting import wait_until
 
 ONE_PACKAGE = pytest.mark.depends_on(
-    "hpcddp/doctor/install", "hpcddp/slurm", "hpcddp/task/rendezvous.py", "tests/cluster/test_doctor_install.py"
+    "hpcddp/doctor/install.py", "hpcddp/slurm", "hpcddp/task/rendezvous.py", "tests/cluster/test_doctor_install.py"
 )
 COMMAND = (*HPCDDP, "doctor", "install", "--on-nodes", "--set", "resources.nodelist=n[1-2]", "--json")
 
@@ -71,7 +71,7 @@ def test_a_node_with_a_file_system_and_a_clock_of_its_own_is_named_for_both(sand
         "import runpy, time\n"
         "real = time.time\n"
         "time.time = lambda: real() - 60\n"
-        "runpy.run_module('hpcddp.doctor.install.nodes', run_name='__main__')\n"
+        "runpy.run_module('hpcddp.doctor.install', run_name='__main__')\n"
     )
     late = f'exec "$1" -P -u {tmp_path}/late.py "$6"'
     cover = f"""exec unshare --mount sh -c 'mount -t tmpfs tmpfs {runs} && {late}' sh "$@\""""
