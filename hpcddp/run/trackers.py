@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from hpcddp.packages import is_installed
-from hpcddp.run.record import Record, read_record, write_record
+from hpcddp.run.record import Record, read_record
 
 if TYPE_CHECKING:
     from hpcddp.jobfile.sections import Trackers
@@ -52,8 +52,3 @@ def read_position(path: Path) -> TrackerPosition:
         RecordError: the record is damaged.
     """
     return read_record(path, TrackerPosition) or TrackerPosition()
-
-
-def write_position(path: Path, position: TrackerPosition) -> None:
-    """Write what was sent to a tracker."""
-    write_record(path, position)

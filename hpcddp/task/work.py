@@ -12,7 +12,6 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Timer
@@ -22,7 +21,7 @@ from hpcddp.errors import HpcddpError, UserError, counted, printable
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.launchers import OWN, World
 from hpcddp.jobfile.placeholders import fill_run_placeholders
-from hpcddp.run.directory import AttemptDirectory, RunDirectory
+from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import is_full
 from hpcddp.run.job_records import Rank, read_start, write_ranks
 from hpcddp.run.metrics_log import METRICS_FILE
@@ -362,20 +361,6 @@ def _run_command(inputs: TaskInputs) -> None:
 _TRACKERS_AFTER_STOP_S: Final = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CommandRun:
-    """The run of a command, for its trackers."""
-
-    spec: JobSpec
-    run: RunDirectory
-    attempt: int
-    is_main: bool
-
-    def print_on_rank_0(self, text: str) -> None:
-        """Print one line."""
-        write_to_stderr(f"hpcddp: {text}\n")
-
-
 def _start_trackers(inputs: TaskInputs) -> Callable[[ProgramEnding], None]:
     """Start the trackers that the job of a command names, on rank 0; return what to call when the program has ended."""
     if inputs.env.rank or not inputs.spec.trackers.use:
@@ -383,8 +368,10 @@ def _start_trackers(inputs: TaskInputs) -> Callable[[ProgramEnding], None]:
     from hpcddp.train.tracking.opening import start_trackers
     from hpcddp.train.tracking.protocol import AttemptEnding
 
-    run = _CommandRun(spec=inputs.spec, run=inputs.attempt.run, attempt=inputs.attempt.number, is_main=True)
-    tracking = start_trackers(run, first_step=None)
+    def print_line(text: str) -> None:
+        write_to_stderr(f"hpcddp: {text}\n")
+
+    tracking = start_trackers(inputs.spec, inputs.attempt, first_step=None, print_line=print_line)
 
     def end(ending: ProgramEnding) -> None:
         most_s = math.inf if ending == "finished" else _TRACKERS_AFTER_STOP_S

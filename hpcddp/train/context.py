@@ -20,6 +20,7 @@ from hpcddp.stop.deadline import Deadline, KnownEnd
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import TrainingError
+from hpcddp.train.tracking.opening import Tracking, start_trackers
 
 
 def never_stop() -> StopReason:
@@ -108,6 +109,17 @@ class TrainContext:
         """Print one line, on rank 0 only."""
         if self.is_main:
             self.write_line(text)
+
+    def tracking(self, *, first_step: int | None) -> Tracking:
+        """Start the trackers of the attempt, on rank 0, for a block that they learn the ending of.
+
+        Args:
+            first_step: as for ``start_trackers``.
+        """
+        attempt = self.run.attempt(self.attempt)
+        if not self.is_main:
+            return Tracking(None, attempt, self.print_on_rank_0)
+        return start_trackers(self.spec, attempt, first_step=first_step, print_line=self.print_on_rank_0)
 
     def metrics_file(self, *, open_s: float = METRICS_OPEN_S) -> MetricsFile:
         """Return the metrics file of the run, which an attempt that no longer owns the run must not write."""

@@ -27,7 +27,7 @@ from hpcddp.train.checkpoint.checkpointer import Checkpointer, Stateful
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import UserCodeError
 from hpcddp.train.stopper import RunStopper
-from hpcddp.train.tracking.opening import Tracking, tracked
+from hpcddp.train.tracking.opening import Tracking
 from hpcddp.train.user_code import load_function
 
 _NOTHING: Mapping[str, Any] = {}
@@ -138,7 +138,7 @@ def run_entrypoint(context: TrainContext) -> None:
         # At once, as ``hpcddp.log`` does: the function may use both.
         metrics = context.metrics_file(open_s=0.0)
         append_event(context.run.events, kind="train", time=context.now(), attempt=context.attempt, reason=name)
-    with tracked(context, first_step=None) as tracking:
+    with context.tracking(first_step=None) as tracking:
         returned = function(_context_for(context, metrics, tracking))
         # Freeing DDP after its process group is destroyed can deadlock, so it is freed before.
         gc.collect()

@@ -20,7 +20,7 @@ from hpcddp.processes import wait_until
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.errors import StoppedError
 from hpcddp.train.tracking import opening
-from hpcddp.train.tracking.protocol import AttemptEnding, StartMessage
+from hpcddp.train.tracking.protocol import AttemptEnding
 from tests.distributed.training import evaluations, job_document
 from tests.messages import GoldenMessages
 from tests.train.conftest import Training
@@ -257,7 +257,7 @@ def test_numpy_is_loaded_before_the_trackers_start(tmp_path: Path) -> None:
         import hpcddp.train.tracking.__main__ as process
 
         class Thread:
-            def __init__(self, name, inputs, *, connect, warn): self.name = name
+            def __init__(self, name, inputs): self.name = name
             def start(self): print(self.name, "numpy" in sys.modules, flush=True)
             def end(self, ending): pass
             def join(self, most_s): pass
@@ -266,12 +266,12 @@ def test_numpy_is_loaded_before_the_trackers_start(tmp_path: Path) -> None:
         process.main()
         """
     )
-    config = {"name": "digits"}
-    message = StartMessage(
-        names=("wandb",), run=str(tmp_path), attempt=0, first_step=0, appended_from=None, config=config, settings={}
-    )
+    message = {
+        "names": ["wandb"], "run": str(tmp_path), "attempt": 0, "first_step": 0, "appended_from": None,
+        "config": {"name": "digits"}, "settings": {},
+    }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", code], input=f"{message.as_json()}\nFINISHED\n", capture_output=True, text=True,
+        [sys.executable, "-c", code], input=f"{json.dumps(message)}\nFINISHED\n", capture_output=True, text=True,
         timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout == "wandb True\n"
@@ -280,7 +280,7 @@ def test_numpy_is_loaded_before_the_trackers_start(tmp_path: Path) -> None:
 def test_trackers_of_a_killed_rank_say_nothing_about_the_end(training: Training, server: str) -> None:
     job = {**JOB, "trackers": {"use": ["mlflow"], "tracking_uri": server}}
     training.run.attempt(0).path.mkdir(parents=True)
-    with opening.tracked(training.context(**job), first_step=0) as tracking:
+    with training.context(**job).tracking(first_step=0) as tracking:
         process, tracking._process = tracking._process, None
         assert process is not None
         training.run.metrics.write_text('{"step": 1, "loss": 0.5}\n')
@@ -294,7 +294,7 @@ def test_attempt_that_another_one_has_overtaken_shows_nothing_more(training: Tra
     before = {path: path.stat().st_mtime_ns for path in training.run.tensorboard.iterdir()}
     memory = training.run.tracker("tensorboard").read_text()
     training.run.attempt(2).path.mkdir()
-    with opening.tracked(training.context(attempt=1, **JOB), first_step=0):
+    with training.context(attempt=1, **JOB).tracking(first_step=0):
         pass
     assert training.run.tracker("tensorboard").read_text() == memory
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
@@ -318,7 +318,7 @@ def test_damaged_decision_does_not_hide_that_the_ranks_stopped(training: Trainin
     decision.parent.mkdir(parents=True)
     decision.write_text('{"attempt": 0, "st')
     stopped = StoppedError("", step=4, reason=StopReason.TERMINATED, outcome=None)
-    with pytest.raises(StoppedError), opening.tracked(context, first_step=None):
+    with pytest.raises(StoppedError), context.tracking(first_step=None):
         raise stopped
 
 
@@ -330,7 +330,7 @@ def test_records_of_a_function_of_ones_own_are_shown_once(training: Training) ->
     for attempt in (0, 1):
         training.run.attempt(attempt).path.mkdir(parents=True)
         with (
-            opening.tracked(training.context(attempt=attempt, trackers={}), first_step=None),
+            training.context(attempt=attempt, trackers={}).tracking(first_step=None),
             training.run.metrics.open("a") as file,
         ):
             file.writelines(json.dumps({"step": step + attempt, "loss": 7 + attempt}) + "\n" for step in (2, 3))
@@ -352,7 +352,7 @@ def test_what_a_program_of_ones_own_logs_is_shown_under_the_names_of_trackers(tr
         b'{"step": 2, "\\ud800": 1, "\\u001b[2J": 1, "": 1, "../up": 1, "a@b": 1}', b'{"step": 3, "loss": 1}',
         b'{"step": 2, "test_accuracy": 0.25}', b'{"step": 4, "loss"',
     ]  # fmt: skip
-    with opening.tracked(training.context(trackers=settings), first_step=None):
+    with training.context(trackers=settings).tracking(first_step=None):
         training.run.metrics.write_bytes(b"\n".join(lines))
     expected = {
         "train/loss": [(1, 3.0), (2, 2.0), (3, 1.0)],
@@ -369,7 +369,7 @@ def test_tracker_that_is_tried_again_gets_what_it_misses_once(
 ) -> None:
     training.run.attempt(0).path.mkdir(parents=True)
     training.run.metrics.write_text('{"step": 9, "loss": 9}\n')
-    with opening.tracked(training.context(trackers={}), first_step=None):
+    with training.context(trackers={}).tracking(first_step=None):
         with training.run.metrics.open("a") as file:
             file.write('{"step": 5, "loss": 5}\n')
         wait_until(lambda: '"step": 9' in memory_of(training), timeout_s=60, poll_s=0.1)

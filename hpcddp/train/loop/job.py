@@ -38,7 +38,6 @@ from hpcddp.train.loop.state import TrainingProgress, make_checkpointer, progres
 from hpcddp.train.model.models import count_parameters
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision, set_up_backends
-from hpcddp.train.tracking.opening import tracked
 from hpcddp.version import __version__
 
 __all__ = ["TrainContext", "run_training"]
@@ -106,7 +105,7 @@ def _train_from(context: TrainContext, checkpoint: Checkpoint | None) -> None:
     if context.is_main:
         metrics = _open_files(setting, replica, progress)
     loop = make_loop(setting, replica, checkpointer, metrics, progress)
-    with tracked(context, first_step=progress.step):
+    with context.tracking(first_step=progress.step):
         try:
             progress = loop.run()
         finally:

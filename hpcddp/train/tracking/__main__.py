@@ -1,25 +1,28 @@
 """Process of the trackers: read ``metrics.jsonl`` until the attempt has ended, in a thread for each tracker.
 
-The first line of its standard input is a ``StartMessage``, the second one the name of the ending. If the second line is
-missing, rank 0 was killed, and the ending is not known.
+The first line of its standard input is the message of ``start_trackers``, the second one the name of the ending. If the
+second line is missing, rank 0 was killed, and the ending is not known.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
+from hpcddp.jobfile.sections import Trackers
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import LONGEST_LINE, open_regular
 from hpcddp.run.metrics import EVALUATION_PREFIXES, MetricsLine, curve_name
 from hpcddp.run.ownership import FencedError, raise_if_fenced
 from hpcddp.run.record import parse_lines
-from hpcddp.train.tracking.protocol import AttemptEnding, Point, StartMessage, Tracker, TrackerInputs
+from hpcddp.train.tracking.protocol import AttemptEnding, Point, Tracker, TrackerInputs, TrackerState
 
 # Rank 0 waits for less time. On a cluster no process outlives the job step.
 _LONGEST_END_S: Final = 120.0
@@ -116,22 +119,12 @@ class TrackerThread(threading.Thread):
     Args:
         name: name of the tracker.
         inputs: the run, and what the tracker has got of it.
-        connect: opens the tracker; called in this thread.
     """
 
-    def __init__(
-        self,
-        name: str,
-        inputs: TrackerInputs,
-        *,
-        connect: Callable[[TrackerInputs], Tracker],
-        warn: Callable[[str], None],
-    ) -> None:
+    def __init__(self, name: str, inputs: TrackerInputs) -> None:
         super().__init__(name=f"hpcddp-{name}", daemon=True)
         self._tracker_name = name
         self._inputs = inputs
-        self._connect = connect
-        self._warn = warn
         self._appended_from = inputs.appended_from
         self._ended = threading.Event()
         self._ending: AttemptEnding | None = None
@@ -159,7 +152,9 @@ class TrackerThread(threading.Thread):
         self._inputs.state.load()
         try:
             raise_if_fenced(self._inputs.run, self._inputs.attempt)
-            tracker = self._connect(self._inputs)
+            tracker: Tracker = importlib.import_module(f"hpcddp.train.tracking.{self._tracker_name}").connect(
+                self._inputs
+            )
             while not self._ended.wait(_LOOK_EVERY_S):
                 self._write_new(tracker, reader)
             self._write_new(tracker, reader)
@@ -188,7 +183,7 @@ class TrackerThread(threading.Thread):
                 self._appended_from = max(reader.offset, self._appended_from)
         if reader.damaged and not self._warned_of_damage:
             self._warned_of_damage = True
-            self._warn(f"warning: {self._inputs.run.metrics} has damaged lines, which {self._tracker_name} leaves out")
+            _warn(f"warning: {self._inputs.run.metrics} has damaged lines, which {self._tracker_name} leaves out")
 
     def _is_new(self, point: Point) -> bool:
         state = self._inputs.state
@@ -205,21 +200,18 @@ class TrackerThread(threading.Thread):
         later = "what it misses is in metrics.jsonl, and the next attempt tries again"
         if reason != self._warned:
             consequence = later if is_last else "it is tried again at the end"
-            self._warn(f"warning: {self._tracker_name} failed ({reason}); the training goes on, {consequence}")
+            _warn(f"warning: {self._tracker_name} failed ({reason}); the training goes on, {consequence}")
         self._warned = reason
 
 
 def main() -> None:
     """Run the trackers to the end of the attempt."""
-    message = StartMessage.from_json(sys.stdin.readline())
+    message = json.loads(sys.stdin.readline())
     # Without numpy, W&B puts a module in its place that is loaded when it is first used. That fails while the thread of
     # another tracker imports numpy.
     with suppress(ImportError):
         importlib.import_module("numpy")
-    threads = [
-        TrackerThread(name, message.inputs(name), connect=_connector(name, message.first_step), warn=_warn)
-        for name in message.names
-    ]
+    threads = [TrackerThread(name, _inputs_of(name, message)) for name in message["names"]]
     for thread in threads:
         thread.start()
     word = sys.stdin.readline().strip()
@@ -232,13 +224,17 @@ def main() -> None:
     os._exit(0)
 
 
-def _connector(name: str, first_step: int | None) -> Callable[[TrackerInputs], Tracker]:
-    def connect(inputs: TrackerInputs) -> Tracker:
-        module = importlib.import_module(f"hpcddp.train.tracking.{name}")
-        tracker: Tracker = module.connect(inputs, first_step)
-        return tracker
-
-    return connect
+def _inputs_of(name: str, message: Mapping[str, Any]) -> TrackerInputs:
+    run = RunDirectory(Path(message["run"]))
+    return TrackerInputs(
+        run=run,
+        attempt=message["attempt"],
+        settings=Trackers.model_validate(message["settings"]),
+        config=message["config"],
+        state=TrackerState(run.tracker(name)),
+        first_step=message["first_step"],
+        appended_from=message["appended_from"],
+    )
 
 
 def _warn(text: str) -> None:

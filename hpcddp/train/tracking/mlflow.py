@@ -53,7 +53,7 @@ class Mlflow:
             self._client.set_terminated(self._run_id, status=_STATUS[ending])
 
 
-def connect(inputs: TrackerInputs, _first_step: int | None) -> Mlflow:
+def connect(inputs: TrackerInputs) -> Mlflow:
     """Create the MLflow run, or continue the one of an earlier attempt."""
     uri = inputs.settings.tracking_uri
     if (uri or os.environ.get("MLFLOW_TRACKING_URI", "")).startswith("file:"):
@@ -71,7 +71,7 @@ def connect(inputs: TrackerInputs, _first_step: int | None) -> Mlflow:
 
 def _create_run(client: MlflowClient, inputs: TrackerInputs) -> str:
     tags = {"hpcddp.run_id": inputs.run.run_id, "hpcddp.run_directory": str(inputs.run.path)}
-    experiment = _experiment(client, inputs.settings.project or inputs.job)
+    experiment = _experiment(client, inputs.project)
     run_id: str = client.create_run(experiment, run_name=inputs.run.run_id, tags=tags).info.run_id
     params = iter([Param(key, str(value)[:_LONGEST_VALUE]) for key, value in _flat(inputs.config, "")])
     while block := list(islice(params, _MOST_PARAMS)):

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Self
 
 from hpcddp.jobfile.document import Path as KeyPath
 from hpcddp.jobfile.job import JobSpec, secret_paths
 from hpcddp.packages import is_installed
-from hpcddp.run.directory import RunDirectory
+from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.job_records import read_decision
 from hpcddp.run.record import RecordError
 from hpcddp.run.trackers import PACKAGES, chosen
 from hpcddp.stop.listener import signals_held
 from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.train.errors import StoppedError
-from hpcddp.train.tracking.protocol import AttemptEnding, StartMessage
+from hpcddp.train.tracking.protocol import AttemptEnding
 
 # How long an attempt waits for its trackers at the end, in seconds. After a stop, the state and the decision are saved,
 # so Slurm may end the job meanwhile. The wait then includes the start of another W&B process, if the signal ended the
@@ -39,44 +40,33 @@ _COMMAND: Final = (sys.executable, "-P", "-m", "hpcddp.train.tracking")
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@]*@")
 
 
-class TrackedRun(Protocol):
-    """A run with trackers, as one rank of an attempt knows it; a ``TrainContext`` is one."""
-
-    @property
-    def spec(self) -> JobSpec:
-        """The job."""
-
-    @property
-    def run(self) -> RunDirectory:
-        """The run's directory."""
-
-    @property
-    def attempt(self) -> int:
-        """The number of the attempt."""
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this rank writes the run's files."""
-
-    def print_on_rank_0(self, text: str) -> None:
-        """Print one line, on rank 0 only."""
-
-
 class Tracking:
     """The trackers of one attempt.
 
+    As a context it tells them how its block ended.
+
     Args:
-        context: the run and this rank.
         process: the process of the trackers; None without trackers.
+        attempt: the attempt, which owns the run.
+        print_line: prints a line.
     """
 
-    def __init__(self, context: TrackedRun, process: subprocess.Popen[bytes] | None) -> None:
-        self._context = context
+    def __init__(
+        self, process: subprocess.Popen[bytes] | None, attempt: AttemptDirectory, print_line: Callable[[str], None]
+    ) -> None:
         self._process = process
+        self._attempt = attempt
+        self._print_line = print_line
 
     def stop(self) -> None:
         """Let the trackers finish after a stop, with the ending that follows from the decision."""
-        self.end(_ending_of_stop(self._context))
+        decision = None
+        with contextlib.suppress(RecordError):
+            decision = read_decision(self._attempt)
+        ending = AttemptEnding.STOPPED
+        if decision and (decision.cause == Cause.CANCELLED or decision.reason is StopReason.INTERRUPTED):
+            ending = AttemptEnding.CANCELLED
+        self.end(ending)
 
     def end(self, ending: AttemptEnding, *, most_s: float = math.inf) -> None:
         """Let the trackers finish, and kill them if they take too long. Later calls do nothing.
@@ -94,73 +84,63 @@ class Tracking:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            self._context.print_on_rank_0("warning: the trackers have not taken everything in time")
+            self._print_line("warning: the trackers have not taken everything in time")
         else:
             if process.returncode:
-                self._context.print_on_rank_0(
-                    f"warning: the process of the trackers ended with exit code {process.returncode}"
-                )
+                self._print_line(f"warning: the process of the trackers ended with exit code {process.returncode}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Tell the trackers how the block ended."""
+        if error is None:
+            self.end(AttemptEnding.FINISHED)
+        elif isinstance(error, StoppedError):
+            self.stop()
+        else:
+            self.end(AttemptEnding.FAILED)
 
 
-@contextlib.contextmanager
-def tracked(context: TrackedRun, *, first_step: int | None) -> Iterator[Tracking]:
-    """Run the trackers while the block runs, on rank 0, and tell them how it ended.
+def start_trackers(
+    spec: JobSpec, attempt: AttemptDirectory, *, first_step: int | None, print_line: Callable[[str], None]
+) -> Tracking:
+    """Start the trackers of an attempt, on the rank that writes the run's files; none if they cannot be started.
 
     Args:
-        context: the run, which this attempt owns, and this rank.
+        attempt: the attempt, which owns the run.
         first_step: optimizer steps done if ``metrics.jsonl`` has no later records at the start; None if it may have.
+        print_line: prints a line.
     """
-    tracking = start_trackers(context, first_step=first_step)
-    try:
-        yield tracking
-    except StoppedError:
-        tracking.stop()
-        raise
-    except BaseException:
-        tracking.end(AttemptEnding.FAILED)
-        raise
-    tracking.end(AttemptEnding.FINISHED)
-
-
-def start_trackers(context: TrackedRun, *, first_step: int | None) -> Tracking:
-    """Start the trackers of an attempt, on rank 0; arguments as for ``tracked``."""
-    return Tracking(context, _start(context, first_step))
-
-
-def _start(context: TrackedRun, first_step: int | None) -> subprocess.Popen[bytes] | None:
-    """Return the process of the trackers; None on other ranks than 0, without trackers, or if it cannot be started."""
-    if not context.is_main:
-        return None
-    spec = context.spec
-    names = tuple(name for name in chosen(spec.trackers) if _usable(name, context.print_on_rank_0))
+    names = [name for name in chosen(spec.trackers) if _usable(name, print_line)]
     if not names:
-        return None
+        return Tracking(None, attempt, print_line)
     appended_from = None
     if first_step is None:
         appended_from = 0
         with contextlib.suppress(OSError):
-            appended_from = context.run.metrics.stat().st_size
-    message = StartMessage(
-        names=names,
-        run=str(context.run.path),
-        attempt=context.attempt,
-        first_step=first_step,
-        appended_from=appended_from,
-        config=config_of(spec),
-        settings=spec.trackers.model_dump(mode="json"),
-    )
+            appended_from = attempt.run.metrics.stat().st_size
+    message = {
+        "names": names,
+        "run": str(attempt.run.path),
+        "attempt": attempt.number,
+        "first_step": first_step,
+        "appended_from": appended_from,
+        "config": config_of(spec),
+        "settings": spec.trackers.model_dump(mode="json"),
+    }
     try:
         # The process inherits the mask, so that signals to the job do not end it.
         with signals_held():
             process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, bufsize=0)
     except OSError as error:
-        context.print_on_rank_0(f"warning: the trackers cannot be started ({error}); the training goes on without")
-        return None
-    line = memoryview(f"{message.as_json()}\n".encode())
+        print_line(f"warning: the trackers cannot be started ({error}); the training goes on without")
+        return Tracking(None, attempt, print_line)
+    line = memoryview(f"{json.dumps(message)}\n".encode())
     with contextlib.suppress(BrokenPipeError):
         while process.stdin is not None and line:
             line = line[process.stdin.write(line) :]
-    return process
+    return Tracking(process, attempt, print_line)
 
 
 def _usable(name: str, print_line: Callable[[str], None]) -> bool:
@@ -188,12 +168,3 @@ def _without_secrets(values: Mapping[str, Any], above: KeyPath) -> dict[str, Any
         if path not in secret_paths():
             shown[key] = _without_secrets(value, path) if isinstance(value, Mapping) else value
     return shown
-
-
-def _ending_of_stop(context: TrackedRun) -> AttemptEnding:
-    decision = None
-    with contextlib.suppress(RecordError):
-        decision = read_decision(context.run.attempt(context.attempt))
-    if decision and (decision.cause == Cause.CANCELLED or decision.reason is StopReason.INTERRUPTED):
-        return AttemptEnding.CANCELLED
-    return AttemptEnding.STOPPED

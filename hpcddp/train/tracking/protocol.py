@@ -1,18 +1,18 @@
-"""Protocol of a tracker, what is passed to it, its record, and the message that starts the process of the trackers."""
+"""Protocol of a tracker, what is passed to it, and its record."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from hpcddp.jobfile.sections import Trackers
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.record import RecordError
-from hpcddp.run.trackers import TrackerPosition, read_position, write_position
+from hpcddp.run.record import RecordError, write_record
+from hpcddp.run.trackers import TrackerPosition, read_position
 
 
 class TrackerState:
@@ -33,7 +33,10 @@ class TrackerState:
 
     def load(self) -> None:
         """Take the state that was saved last."""
-        saved = _saved(self._path)
+        saved = TrackerPosition()
+        # A tracker that begins anew is better than a training that does not begin.
+        with suppress(RecordError):
+            saved = read_position(self._path)
         self.run_id: str | None = saved.run_id
         self.step: int = saved.step
         self.evaluated_step: int = saved.evaluated_step
@@ -72,15 +75,7 @@ class TrackerState:
         """Write the state to the file."""
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         position = TrackerPosition(run_id=self.run_id, step=self.step, evaluated_step=self.evaluated_step)
-        write_position(self._path, position)
-
-
-def _saved(path: Path) -> TrackerPosition:
-    try:
-        return read_position(path)
-    except RecordError:
-        # A tracker that begins anew is better than a training that does not begin.
-        return TrackerPosition()
+        write_record(self._path, position)
 
 
 class AttemptEnding(Enum):
@@ -118,20 +113,27 @@ class TrackerInputs:
     """What a tracker gets when it starts.
 
     Args:
-        job: name of the job.
+        attempt: the attempt that begins; it owns the run.
         settings: ``trackers`` of the job.
         config: the resolved job without possible secrets.
         state: what earlier attempts have sent.
-        appended_from: as ``StartMessage`` has it.
+        first_step: optimizer steps done if ``metrics.jsonl`` has no later records; None if it may have.
+        appended_from: the bytes of ``metrics.jsonl`` before the attempt, where code of the user's own writes it; None
+            in the built-in training.
     """
 
     run: RunDirectory
     attempt: int
-    job: str
     settings: Trackers
     config: Mapping[str, Any]
     state: TrackerState
+    first_step: int | None
     appended_from: int | None
+
+    @property
+    def project(self) -> str:
+        """The project of the tracker: the one that the job names, else the job's name."""
+        return self.settings.project or str(self.config["name"])
 
 
 class Tracker(Protocol):
@@ -142,48 +144,3 @@ class Tracker(Protocol):
 
     def close(self, ending: AttemptEnding) -> None:
         """Report how the attempt ended, and close the tracker."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartMessage:
-    """The message that starts the process of the trackers: which of them, and the run that they show.
-
-    Args:
-        names: names of the trackers.
-        attempt: the attempt that begins; it owns the run.
-        first_step: optimizer steps done if ``metrics.jsonl`` has no later records; None if it may have.
-        appended_from: the bytes of ``metrics.jsonl`` before the attempt, where code of the user's own writes it; None
-            in the built-in training.
-        config: the resolved job without possible secrets.
-        settings: ``trackers`` of the job.
-    """
-
-    names: tuple[str, ...]
-    run: str
-    attempt: int
-    first_step: int | None
-    appended_from: int | None
-    config: Mapping[str, Any]
-    settings: Mapping[str, Any]
-
-    def as_json(self) -> str:
-        """Return the message as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, line: str) -> Self:
-        """Return the message that ``as_json`` wrote."""
-        return cls(**json.loads(line))
-
-    def inputs(self, name: str) -> TrackerInputs:
-        """Return the inputs of the tracker ``name``."""
-        run = RunDirectory(Path(self.run))
-        return TrackerInputs(
-            run=run,
-            attempt=self.attempt,
-            job=self.config["name"],
-            settings=Trackers.model_validate(self.settings),
-            config=self.config,
-            state=TrackerState(run.tracker(name)),
-            appended_from=self.appended_from,
-        )

@@ -66,10 +66,10 @@ class TensorBoard:
             stream.write(block.getvalue())
 
 
-def connect(inputs: TrackerInputs, first_step: int | None) -> TensorBoard:
+def connect(inputs: TrackerInputs) -> TensorBoard:
     """Open a new event file, which replaces the steps after ``first_step`` in earlier files."""
-    if first_step is not None:
-        inputs.state.rewind(first_step)
+    if inputs.first_step is not None:
+        inputs.state.rewind(inputs.first_step)
     return TensorBoard(inputs, inputs.state.step)
 
 

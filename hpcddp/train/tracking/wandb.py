@@ -41,10 +41,9 @@ class WeightsAndBiases:
         self._run.finish(exit_code=ending.value)
 
 
-def connect(inputs: TrackerInputs, _first_step: int | None) -> WeightsAndBiases:
+def connect(inputs: TrackerInputs) -> WeightsAndBiases:
     """Open the W&B run, the same one for all attempts."""
     state = inputs.state
-    settings = inputs.settings
     if wandb.run is not None:
         # SIGTERM may have ended W&B's process; teardown then fails when it writes to it.
         with contextlib.suppress(OSError, SystemExit):
@@ -57,8 +56,8 @@ def connect(inputs: TrackerInputs, _first_step: int | None) -> WeightsAndBiases:
     run = wandb.init(
         id=state.run_id,
         resume="allow",
-        project=settings.project or inputs.job,
-        entity=settings.entity,
+        project=inputs.project,
+        entity=inputs.settings.entity,
         name=inputs.run.run_id,
         config=dict(inputs.config),
         dir=str(inputs.run.path),
