@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_over_ranks, refuse_single_sample
-from hpcddp.batch.refusals import (
+from hpcddp.batch.plan import (
+    BatchPlan,
     PlanError,
+    plan_batch,
     refuse_accumulated_global_loss,
     refuse_below_one,
+    refuse_single_over_ranks,
+    refuse_single_sample,
     refuse_unequal_micro_batches,
 )
 from hpcddp.batch.scaling import Scaling, scaling_of_job

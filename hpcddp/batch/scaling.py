@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError
 from hpcddp.jobfile.batch_rules import ADAM_FAMILY, as_written, batch_ratio, scaling_findings
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.sections import LearningRate, Optimizer, Rule

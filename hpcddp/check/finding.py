@@ -324,7 +324,7 @@ os.dup2(2, 1)
 sys.path.insert(0, directory)
 import torch
 from hpcddp.train.errors import ModelError
-from hpcddp.train.model.models import build_model
+from hpcddp.train.model.replica import build_model
 try:
     with torch.device("meta"):
         build_model(name, json.loads(arguments), int(classes))

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcddp.batch.job import has_batch_norm
-from hpcddp.batch.plan import refuse_single_over_ranks, refuse_single_sample
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError, refuse_single_over_ranks, refuse_single_sample
 from hpcddp.check.finding import Example, Hit, Rule, Severity, Subject, split_message
 from hpcddp.errors import counted
 from hpcddp.jobfile.cluster import Partition

@@ -183,7 +183,7 @@ def _plan_numbers(given: Mapping[str, Any], overrides: Sequence[str] | None, sam
 
 def _scaling(given: Mapping[str, Any]) -> Scaling | None:
     """Return the scaled ``--base-lr``; None where no rate is given."""
-    from hpcddp.batch.refusals import refuse_below_one
+    from hpcddp.batch.plan import refuse_below_one
     from hpcddp.batch.scaling import scaling_of
     from hpcddp.jobfile.sections import LearningRate, Optimizer
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from hpcddp.batch.explain import explain
 from hpcddp.batch.job import plan_numbers
-from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_sample
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import BatchPlan, PlanError, plan_batch, refuse_single_sample
 from hpcddp.batch.sampler import share_of
 from tests.messages import GoldenMessages
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from hpcddp.batch.explain import explain
 from hpcddp.batch.job import plan_numbers, split_notes
-from hpcddp.batch.plan import plan_batch, refuse_single_sample
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError, plan_batch, refuse_single_sample
 from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
 from tests.messages import GoldenMessages
 

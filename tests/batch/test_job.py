@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from hpcddp.batch.job import plan_job, plan_numbers
-from hpcddp.batch.plan import plan_batch
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError, plan_batch
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.resources import Resources
 from hpcddp.jobfile.sections import Batch, LearningRate, Optimizer, Train

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hpcddp.batch.explain import explain
 from hpcddp.batch.job import batch_variables, plan_job
-from hpcddp.batch.plan import plan_batch
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError, plan_batch
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.sweep import element_spec

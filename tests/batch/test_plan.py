@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.plan import BatchPlan, plan_batch, refuse_single_over_ranks, refuse_single_sample
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import BatchPlan, PlanError, plan_batch, refuse_single_over_ranks, refuse_single_sample
 from hpcddp.jobfile.sections import Tail
 from tests.messages import GoldenMessages
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.batch.order import KeyedOrder
-from hpcddp.batch.plan import plan_batch
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError, plan_batch
 from hpcddp.batch.sampler import GlobalBatches, share_of
 from hpcddp.jobfile.sections import Tail
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError
 from hpcddp.batch.scaling import ScaledRule, scale, scaled_hyperparameters, scaling_of
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.resources import Resources

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hpcddp.train.data.digits import load as load_digits
+from hpcddp.train.data.builtin import load_digits
 
 SLOW_S = 0.02
 

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 import hpcddp
 from hpcddp.doctor.errors import DoctorError
-from hpcddp.doctor.loss.batches import Batch
-from hpcddp.doctor.loss.call import Loss
-from hpcddp.doctor.loss.examination import Diagnosis, as_json, examine, explain
-from hpcddp.doctor.loss.verdict import Verdict
+from hpcddp.doctor.loss.call import Batch, Loss
+from hpcddp.doctor.loss.examination import Diagnosis, Verdict, as_json, examine, explain
 from tests.doctor import sample_losses
 from tests.messages import GoldenMessages
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpcddp.doctor.loss.batches import Batch, plain_batches
-from hpcddp.doctor.loss.call import Loss
-from hpcddp.doctor.loss.verdict import Verdict, judge
+from hpcddp.doctor.loss.call import Batch, Loss, plain_batches
+from hpcddp.doctor.loss.examination import Verdict, judge
 from tests.doctor import sample_losses
 from tests.examples import examples
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.submission import checks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.events import read_events
 from hpcddp.stop.reasons import StopReason

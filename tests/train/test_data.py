@@ -19,10 +19,9 @@ from PIL import Image
 
 from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.sections import Train
-from hpcddp.train.data.digits import load as load_digits
+from hpcddp.train.data.builtin import SyntheticImages, load_digits
+from hpcddp.train.data.loader import Data
 from hpcddp.train.data.opening import fingerprint, open_data, tensor_bytes
-from hpcddp.train.data.parts import Data
-from hpcddp.train.data.synthetic import SyntheticImages
 from hpcddp.train.errors import DataError, TrainingError
 from tests.messages import GoldenMessages
 
@@ -53,7 +52,9 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
 
 def test_the_digits_are_read_without_scikit_learn() -> None:
-    code = "import sys; from hpcddp.train.data.digits import load; load(); print('sklearn' in sys.modules)"
+    code = (
+        "import sys; from hpcddp.train.data.builtin import load_digits; load_digits(); print('sklearn' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

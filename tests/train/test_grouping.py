@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError
 from hpcddp.train.errors import ResumeError, UserCodeError
 from tests.distributed.training import steps
 from tests.messages import GoldenMessages

@@ -12,10 +12,9 @@ from PIL import Image
 from torchvision import datasets, transforms
 
 from hpcddp.jobfile.sections import Train
-from hpcddp.train.data.imagefolder import to_inputs
-from hpcddp.train.data.loader import Keyed
+from hpcddp.train.data.builtin import to_inputs
+from hpcddp.train.data.loader import Data, Keyed
 from hpcddp.train.data.opening import open_data
-from hpcddp.train.data.parts import Data
 from hpcddp.train.errors import DataError
 from hpcddp.train.randomness import SampleKeys
 from tests.messages import GoldenMessages

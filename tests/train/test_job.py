@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.events import accounts_of, read_events
 from hpcddp.run.job_records import write_plan_record

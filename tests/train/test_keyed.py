@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcddp.train.data.loader import Batches, Keyed, Placement
-from hpcddp.train.data.parts import Data
+from hpcddp.train.data.loader import Batches, Data, Keyed, Placement
 from hpcddp.train.randomness import SampleKeys
 from tests.distributed.own_code import FewDigits, noisy_digits
 from tests.distributed.training import result

@@ -14,9 +14,8 @@ import torch
 
 from hpcddp.batch.plan import plan_batch
 from hpcddp.batch.sampler import GlobalBatches
-from hpcddp.train.data.loader import Batches, Placement, choose_workers, micro_batch_keys
-from hpcddp.train.data.parts import Data
-from hpcddp.train.data.synthetic import SyntheticImages
+from hpcddp.train.data.builtin import SyntheticImages
+from hpcddp.train.data.loader import Batches, Data, Placement, choose_workers, micro_batch_keys
 from hpcddp.train.randomness import SampleKeys
 from tests.distributed.own_code import few_digits
 from tests.waiting import wait_until

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.errors import ModelError
 from hpcddp.train.losses.declared import zero_of
-from hpcddp.train.model.models import build_model, check_model_input
 from hpcddp.train.model.objective import mean_loss
+from hpcddp.train.model.replica import build_model, check_model_input
 from hpcddp.train.precision import Precision
 from tests.messages import GoldenMessages
 

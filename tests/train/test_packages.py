@@ -17,25 +17,25 @@ PROJECT = Path(__file__).parents[2]
 
 
 def load_digits() -> object:
-    from hpcddp.train.data.digits import load
+    from hpcddp.train.data.builtin import load_digits as load
 
     return load()
 
 
 def load_imagefolder() -> object:
-    from hpcddp.train.data.imagefolder import load
+    from hpcddp.train.data.builtin import load_imagefolder as load
 
     return load(data_dir=PROJECT, augment=True, image_size=224, resize=None)
 
 
 def load_cifar10() -> object:
-    from hpcddp.train.data.cifar10 import load
+    from hpcddp.train.data.builtin import load_cifar10 as load
 
     return load(data_dir=PROJECT, augment=True)
 
 
 def build_model() -> object:
-    from hpcddp.train.model.models import build_model
+    from hpcddp.train.model.replica import build_model
 
     return build_model("resnet18", {}, 10)
 

@@ -28,8 +28,7 @@ from hpcddp.train.errors import TrainingError
 from hpcddp.train.loop.agreement import Agreed, PendingAgreement, StepPart, Votes
 from hpcddp.train.loop.job import parameters_sha256
 from hpcddp.train.loop.schedule import Schedule
-from hpcddp.train.model.models import place_model
-from hpcddp.train.model.replica import build_optimizer, set_learning_rate
+from hpcddp.train.model.replica import build_optimizer, place_model, set_learning_rate
 from hpcddp.train.precision import Precision, set_up_backends
 from hpcddp.train.randomness import keyed_seed
 from tests.messages import GoldenMessages

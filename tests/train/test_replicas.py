@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.train.errors import ModelError, ResumeError, UserCodeError
 from hpcddp.train.model.normalisation import NativeSyncBatchNorm, SyncBatchNorm, choose_batch_norm

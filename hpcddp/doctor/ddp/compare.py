@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hpcddp.batch.plan import plan_batch
-from hpcddp.batch.refusals import PlanError
+from hpcddp.batch.plan import PlanError, plan_batch
 from hpcddp.doctor.errors import ComparisonError, percent
 from hpcddp.errors import counted
 from hpcddp.jobfile.field_facts import AS_IN_JOB, facts_of

@@ -34,10 +34,9 @@ from hpcddp.run.files import write_json
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.train.buffers import buffers_restored
 from hpcddp.train.context import TrainContext
-from hpcddp.train.data.loader import Batches, micro_batch_keys
-from hpcddp.train.data.parts import MicroBatch
+from hpcddp.train.data.loader import Batches, MicroBatch, micro_batch_keys
 from hpcddp.train.loop.agreement import PendingAgreement
-from hpcddp.train.loop.assembly import Setting, derive_setting, make_replica
+from hpcddp.train.loop.job import Setting, derive_setting, make_replica
 from hpcddp.train.loop.step import Stepper
 from hpcddp.train.model.normalisation import local_batch_norms
 from hpcddp.train.model.replica import Replica

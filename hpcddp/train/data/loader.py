@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, cast
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -15,12 +16,57 @@ from hpcddp.batch.sampler import GlobalBatches, GroupTable, share_of
 from hpcddp.jobfile.datasets import is_in_memory
 from hpcddp.jobfile.fields import is_reference
 from hpcddp.stop.listener import signals_held
-from hpcddp.train.data.parts import Data, MapStyle, MicroBatch
 from hpcddp.train.data.workers import lost_worker, register_workers, start_worker
 from hpcddp.train.errors import DataError, UserCodeError
 from hpcddp.train.precision import kept_in
 from hpcddp.train.randomness import SampleKeys, SampleSeeding
 from hpcddp.train.user_code import describe
+
+MicroBatch: TypeAlias = tuple[Tensor, Tensor]
+"""Inputs ``[n, ...]`` and integer labels ``[n]``."""
+
+
+class MapStyle(Protocol):
+    """A map-style data set of PyTorch: a length, and samples by their index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+def unchanged(inputs: Tensor) -> Tensor:
+    """Return the inputs."""
+    return inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """The training and validation parts of a data set.
+
+    Args:
+        name: as the job file has it.
+        train: the training part, map-style.
+        val: the validation part, map-style.
+        classes: K, number of classes.
+        fingerprint: hex digest that identifies the training data.
+        groups: groups of the training samples if the batch counts groups; None = it counts samples.
+        to_inputs: makes inputs of a model of the batched inputs of samples, on the device they are on. Images of a
+            folder leave the loader processes as bytes.
+    """
+
+    name: str
+    train: Any
+    val: Any
+    classes: int
+    fingerprint: str
+    groups: GroupTable | None = None
+    to_inputs: Callable[[Tensor], Tensor] = unchanged
+
+    @property
+    def units(self) -> int:
+        """Number of units that the batch counts in the training part: groups if there are any, else samples."""
+        return len(self.train) if self.groups is None else len(self.groups)
+
 
 # Of a batch of images, [n, C, H, W].
 _IMAGE_DIMENSIONS: Final = 4

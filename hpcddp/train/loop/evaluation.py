@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from hpcddp.batch.split import ceil_div
 from hpcddp.stop.reasons import StopReason
-from hpcddp.train.data.loader import Batches, Placement
-from hpcddp.train.data.parts import Data
+from hpcddp.train.data.loader import Batches, Data, Placement
 from hpcddp.train.model.objective import all_logits
 from hpcddp.train.model.replica import Replica
 from hpcddp.train.precision import Precision

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hpcddp.batch.plan import BatchPlan
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.buffers import copy_buffers, restore_buffers
-from hpcddp.train.data.parts import MicroBatch
+from hpcddp.train.data.loader import MicroBatch
 from hpcddp.train.errors import UserCodeError
 from hpcddp.train.loop.agreement import StepPart
 from hpcddp.train.loop.schedule import Position
