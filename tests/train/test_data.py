@@ -8,7 +8,6 @@ import pickle
 import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from PIL import Image
 
 from hpcddp.jobfile.datasets import DATASETS
 from hpcddp.jobfile.sections import Train
+from hpcddp.train.data import builtin
 from hpcddp.train.data.builtin import SyntheticImages, load_digits
 from hpcddp.train.data.loader import Data
 from hpcddp.train.data.opening import fingerprint, open_data, tensor_bytes
@@ -297,9 +297,9 @@ def test_wrong_argument_of_a_data_set_is_refused(
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_the_module_of_a_data_set_takes_the_arguments_of_its_row(name: str) -> None:
+def test_the_loader_of_a_data_set_takes_the_arguments_of_its_row(name: str) -> None:
     dataset = DATASETS[name]
-    parameters = inspect.signature(import_module(f"hpcddp.train.data.{name}").load).parameters
+    parameters = inspect.signature(getattr(builtin, f"load_{name}")).parameters
     assert parameters.keys() == dataset.arguments.keys() | ({"data_dir"} if dataset.is_in_files else set())
 
 

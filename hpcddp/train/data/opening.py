@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -36,7 +36,7 @@ def open_data(train: Train) -> Data:
         DataError: the data is missing, damaged, or not what the job says.
         UserCodeError: the user's data set failed.
     """
-    to_inputs = unchanged
+    to_inputs: Callable[[Tensor], Tensor] = unchanged
     if is_reference(train.dataset):
         both = load_own(train.dataset, train.dataset_args)
     else:
