@@ -11,7 +11,6 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from hpcddp.check.finding import Edit, Example, Hit, Rule, Severity, Subject
-from hpcddp.check.launches import last_flag
 from hpcddp.jobfile.slurm_flags import SBATCH, SRUN
 from hpcddp.jobfile.units import TimeLimit, UnitError
 from hpcddp.script.directives import DirectiveLine, Flag
@@ -155,7 +154,7 @@ _MINUTES_AND_SECONDS: Final = re.compile("[0-9]+:[0-9]{1,2}")
 
 def _time_unit(subject: Subject) -> Iterator[Hit]:
     """Yield time limits that are minutes, where a reader may see hours."""
-    flag = last_flag(subject.script, "time")
+    flag = subject.script.last_flag("time")
     if flag is None or flag.value is None:
         return
     if _MINUTES.fullmatch(flag.value):
@@ -182,11 +181,11 @@ _ONE_ELEMENT: Final = re.compile("[0-9]+(?:%[0-9]+)?")
 
 def _output_of_an_array(subject: Subject) -> Iterator[Hit]:
     """Yield a file that all elements of a job array write to."""
-    array = last_flag(subject.script, "array")
+    array = subject.script.last_flag("array")
     if array is None or array.value is None or _ONE_ELEMENT.fullmatch(array.value):
         return
     for name in ("output", "error"):
-        flag = last_flag(subject.script, name)
+        flag = subject.script.last_flag(name)
         if flag is None or flag.value is None or flag.value == "/dev/null" or _ELEMENT.search(flag.value):
             continue
         yield Hit(
@@ -204,9 +203,9 @@ _LETTERS: Final = frozenset("%AabJjNnrSstux")
 def _output_pattern(subject: Subject) -> Iterator[Hit]:
     """Yield patterns of output files that sbatch does not replace, or not by what they stand for."""
     script = subject.script
-    has_array = last_flag(script, "array") is not None
+    has_array = script.last_flag("array") is not None
     for name in ("output", "error"):
-        flag = last_flag(script, name)
+        flag = script.last_flag(name)
         letters = [] if flag is None or flag.value is None else _PATTERN.findall(flag.value)
         unknown = [letter for letter in letters if letter not in _LETTERS]
         if flag is not None and unknown:
@@ -231,11 +230,11 @@ def _output_directory(subject: Subject) -> Iterator[Hit]:
     script = subject.script
     if subject.slurm_version >= _MAKES_DIRECTORIES:
         return
-    chdir = last_flag(script, "chdir")
+    chdir = script.last_flag("chdir")
     base = subject.directory if chdir is None or chdir.value is None else subject.directory / chdir.value
     missing: dict[str, Flag] = {}
     for name in ("output", "error"):
-        flag = last_flag(script, name)
+        flag = script.last_flag(name)
         if flag is None or flag.value is None or _EXPANSION.search(flag.value):
             continue
         # As far as the name holds no pattern of sbatch.
@@ -256,8 +255,8 @@ def _output_directory(subject: Subject) -> Iterator[Hit]:
 def _truncated_log(subject: Subject) -> Iterator[Hit]:
     """Yield a log that a requeue empties."""
     script = subject.script
-    requeue = last_flag(script, "requeue", "no-requeue")
-    mode = last_flag(script, "open-mode")
+    requeue = script.last_flag("requeue", "no-requeue")
+    mode = script.last_flag("open-mode")
     if requeue is None or requeue.name != "requeue" or (mode is not None and mode.value == "append"):
         return
     text = script.lines[requeue.line - 1]

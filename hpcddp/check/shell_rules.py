@@ -8,13 +8,41 @@ from itertools import pairwise
 from typing import Final
 
 from hpcddp.check.finding import Edit, Example, Hit, Rule, Severity, Subject
-from hpcddp.check.launches import LAUNCHERS, count_in, flag_count, last_flag, launches_of
 from hpcddp.script.directives import Flag, signal_name
-from hpcddp.script.launch import Launch
+from hpcddp.script.launch import Launch, launch_of
 from hpcddp.script.parse import Script
 from hpcddp.script.shell import Command
 from hpcddp.script.syntax import BASH_SYNTAX, script_error
 from hpcddp.submission.shell_commands import launcher_of_a_node
+
+# Kinds of commands that start the ranks of one node.
+_LAUNCHERS: Final = frozenset({"torchrun", "accelerate"})
+_WORK: Final = _LAUNCHERS | {"deepspeed", "mpirun", "python"}
+# The module that copies the data to the nodes.
+_OWN_STEP: Final = "hpcddp.supervise"
+
+
+def _launches_of(script: Script) -> list[Launch]:
+    """Return the commands that start the work of a script, in order: steps of srun, launchers, Python programs."""
+    return [launch for command in script.commands if _is_work(launch := launch_of(command))]
+
+
+def _is_work(launch: Launch) -> bool:
+    if not launch.certainty or any(word.text == _OWN_STEP for word in launch.words):
+        return False
+    return launch.is_step or launch.kind in _WORK
+
+
+def _flag_count(script: Script, *names: str) -> int | None:
+    """Return the number that a flag of sbatch gives, the smaller one of a range; None without a number."""
+    flag = script.last_flag(*names)
+    return None if flag is None else _count_in(flag.value)
+
+
+def _count_in(value: str | None) -> int | None:
+    """Return the number at the beginning of a value, such as ``2`` of ``2-4``; None without one."""
+    number = (value or "").partition("-")[0].partition(":")[0]
+    return int(number) if number.isascii() and number.isdecimal() else None
 
 
 def _bash_syntax(subject: Subject) -> Iterator[Hit]:
@@ -39,10 +67,10 @@ _INHERITED_AGAIN: Final = (23, 11)
 def _step_cpus(subject: Subject) -> Iterator[Hit]:
     """Yield steps that do not get the CPUs of the job."""
     script = subject.script
-    cpus = flag_count(script, "cpus-per-task")
+    cpus = _flag_count(script, "cpus-per-task")
     if cpus is None or cpus == 1 or _CPUS_VARIABLE in script.text or subject.slurm_version >= _INHERITED_AGAIN:
         return
-    for launch in launches_of(script):
+    for launch in _launches_of(script):
         if not launch.is_step or launch.srun_value(*_STATES_CPUS) is not None or _may_state_cpus(script, launch):
             continue
         line = launch.command.line
@@ -64,25 +92,25 @@ def _may_state_cpus(script: Script, launch: Launch) -> bool:
 
 def _tasks_per_node(script: Script, launch: Launch) -> int | None:
     """Return how many tasks of a step srun starts on each node; None if that is not known."""
-    nodes = count_in(launch.srun_value("nodes")) or flag_count(script, "nodes") or 1
-    of_step = count_in(launch.srun_value("ntasks-per-node", "tasks-per-node"))
+    nodes = _count_in(launch.srun_value("nodes")) or _flag_count(script, "nodes") or 1
+    of_step = _count_in(launch.srun_value("ntasks-per-node", "tasks-per-node"))
     tasks_of_step = launch.srun_value("ntasks")
     if of_step is not None:
         return of_step
     if tasks_of_step is not None:
-        tasks = count_in(tasks_of_step)
+        tasks = _count_in(tasks_of_step)
         return None if tasks is None else -(-tasks // nodes)
-    of_job = flag_count(script, "ntasks-per-node", "tasks-per-node")
+    of_job = _flag_count(script, "ntasks-per-node", "tasks-per-node")
     if of_job is not None:
         return of_job
-    tasks = flag_count(script, "ntasks")
+    tasks = _flag_count(script, "ntasks")
     return None if tasks is None else -(-tasks // nodes)
 
 
 def _launcher_in_each_task(subject: Subject) -> Iterator[Hit]:
     """Yield a launcher of the ranks of a node that srun starts several times on each node."""
     script = subject.script
-    for launch in launches_of(script):
+    for launch in _launches_of(script):
         launcher = launcher_of_a_node([word.text for word in launch.words], {}) if launch.is_step else None
         tasks = _tasks_per_node(script, launch)
         if launcher is None or tasks is None or tasks == 1:
@@ -98,12 +126,12 @@ def _launcher_in_each_task(subject: Subject) -> Iterator[Hit]:
 def _launcher_on_one_node(subject: Subject) -> Iterator[Hit]:
     """Yield a launcher that only the first node of several starts."""
     script = subject.script
-    nodes = flag_count(script, "nodes") or 1
+    nodes = _flag_count(script, "nodes") or 1
     reaches_others = re.search(r"\b(?:srun|mpirun|mpiexec|ssh|pdsh|clush|parallel)\b", _shell_text(script))
     if nodes == 1 or reaches_others:
         return
-    for launch in launches_of(script):
-        if launch.kind in LAUNCHERS:
+    for launch in _launches_of(script):
+        if launch.kind in _LAUNCHERS:
             yield Hit(
                 line=launch.command.line,
                 problem=f"the job has {nodes} nodes, and {launch.kind} is started on the first one alone, where the "
@@ -125,7 +153,7 @@ _LOCAL_MASTER: Final = re.compile(
 
 def _local_master(subject: Subject) -> Iterator[Hit]:
     """Yield a rendezvous at which each node would wait for itself."""
-    nodes = flag_count(subject.script, "nodes") or 1
+    nodes = _flag_count(subject.script, "nodes") or 1
     if nodes == 1:
         return
     for number, line in _shell_lines(subject.script):
@@ -156,7 +184,7 @@ _PORT_OF_THE_JOB: Final = "$((15000 + SLURM_JOB_ID % 15000))"
 def _fixed_port(subject: Subject) -> Iterator[Hit]:
     """Yield a port for the rendezvous that another job may have on the same node."""
     script = subject.script
-    if last_flag(script, "exclusive") is not None:
+    if script.last_flag("exclusive") is not None:
         return
     for number, line in _shell_lines(script):
         match = _FIXED_PORT.search(line)
@@ -177,7 +205,7 @@ _SIGNAL: Final = re.compile(r"(?P<to>[BR]+:)?(?P<signal>[A-Za-z0-9]+)(?:@[0-9]+)
 
 def _unheard_signal(subject: Subject) -> Iterator[Hit]:
     """Yield a warning before the time limit that reaches nobody who acts on it."""
-    flag = last_flag(subject.script, "signal")
+    flag = subject.script.last_flag("signal")
     match = None if flag is None else _SIGNAL.fullmatch(flag.value or "")
     if flag is None or match is None:
         return
@@ -190,7 +218,7 @@ def _unheard_signal(subject: Subject) -> Iterator[Hit]:
 
 def _signal_to_shell(script: Script, flag: Flag, name: str) -> Iterator[Hit]:
     """Yield why the batch shell does not act on a signal, which reaches it alone."""
-    launches = launches_of(script)
+    launches = _launches_of(script)
     if any(launch.command.texts[0] == "exec" for launch in launches if launch.command.words):
         # The program takes the place of the shell.
         return
@@ -212,7 +240,7 @@ def _signal_to_shell(script: Script, flag: Flag, name: str) -> Iterator[Hit]:
 
 def _signal_to_steps(script: Script, flag: Flag, name: str) -> Iterator[Hit]:
     """Yield why nobody acts on a signal that reaches what srun has started, and not the batch shell."""
-    launches = launches_of(script)
+    launches = _launches_of(script)
     if launches and not any(launch.is_step or launch.kind == "mpirun" for launch in launches):
         yield Hit(
             line=flag.line,
@@ -253,7 +281,7 @@ def _handler_text(script: Script, trap: Command) -> str:
 def _exit_in_grace(subject: Subject) -> Iterator[Hit]:
     """Yield a trap for SIGTERM that lets a preempted job end as if its work was done."""
     script = subject.script
-    flag = last_flag(script, "requeue", "no-requeue")
+    flag = script.last_flag("requeue", "no-requeue")
     if flag is not None and flag.name == "no-requeue":
         return
     for trap in _traps_for(script, "TERM"):
@@ -334,7 +362,7 @@ _RESUMES: Final = re.compile(r"resum|checkpoint|ckpt|restart|restore|snapshot|\b
 def _starts_over(subject: Subject) -> Iterator[Hit]:
     """Yield a requeue of a script in which nothing speaks of a checkpoint."""
     script = subject.script
-    flag = last_flag(script, "requeue", "no-requeue")
+    flag = script.last_flag("requeue", "no-requeue")
     if flag is None or flag.name != "requeue" or _RESUMES.search(script.text) or "hpcddp" in script.text:
         return
     yield Hit(
@@ -347,7 +375,7 @@ def _starts_over(subject: Subject) -> Iterator[Hit]:
 def _expedited_exit(subject: Subject) -> Iterator[Hit]:
     """Yield an exit code with which Slurm holds a job that asks for an expedited requeue."""
     script = subject.script
-    flag = last_flag(script, "requeue")
+    flag = script.last_flag("requeue")
     if flag is None or flag.value != "expedite":
         return
     for number, line in _shell_lines(script):
@@ -365,9 +393,9 @@ def _no_wait(subject: Subject) -> Iterator[Hit]:
     commands = list(script.commands)
     waits = [command.line for command in commands if command.texts[:1] == ("wait",)]
     last_wait = max(waits, default=0)
-    in_background = [launch for launch in launches_of(script) if launch.command.end == "&"]
+    in_background = [launch for launch in _launches_of(script) if launch.command.end == "&"]
     ignored = [launch for launch in in_background if launch.command.line > last_wait]
-    if ignored and not any(launch.command.end != "&" for launch in launches_of(script)):
+    if ignored and not any(launch.command.end != "&" for launch in _launches_of(script)):
         yield Hit(
             line=ignored[0].command.line,
             problem="the command runs in the background, and the script does not wait for it",
@@ -383,7 +411,7 @@ _USES_EXIT_CODE: Final = re.compile(r"\$\?|\bexit\b|\bwait\b[ \t]+\S|\bPIPESTATU
 def _lost_exit_code(subject: Subject) -> Iterator[Hit]:
     """Yield work whose exit code the script forgets."""
     script = subject.script
-    launches = launches_of(script)
+    launches = _launches_of(script)
     yield from _lost_in_a_pipe(script, launches)
     if launches and not _FAILS_EARLY.search(_shell_text(script)):
         yield from _lost_behind(script, launches)

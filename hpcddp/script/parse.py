@@ -56,6 +56,10 @@ class Script:
         """The flags that sbatch reads, in their order; of a flag that is given twice, the last one counts."""
         return tuple(flag for line in self.directive_lines if not line.is_ignored for flag in line.flags)
 
+    def last_flag(self, *names: str) -> Flag | None:
+        """Return the flag that counts of those that sbatch reads, under one of these names; None without one."""
+        return next((flag for flag in reversed(self.flags) if flag.name in names), None)
+
     @property
     def unread_directives(self) -> tuple[DirectiveLine, ...]:
         """The directives behind the first command, of which sbatch reads none."""
