@@ -48,7 +48,6 @@ from hpcddp.jobfile.job import field_paths
 from hpcddp.manage import control
 from hpcddp.run.checkpoints import FileRecord, Manifest
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.ownership import identity
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.supervise import __main__ as supervisor
 
@@ -458,7 +457,7 @@ def _write_run(generator: random.Random, root: Path) -> RunDirectory:
     of_run: dict[Path, object] = {
         run.submission: {"cluster": generator.choice(("slurm", "slurm", "local")), "job_id": "7",
                          "directory": str(root), "python": "python3", "time": _NOW, "host": socket.gethostname(),
-                         **identity(run.path)},
+                         "run_dir": str(run.path)},
         run.plan: {"total_steps": 100, "steps_per_epoch": 10},
         run.result: {"status": "failed", "reason": "rank 1 failed", "exit_code": 70, "saved_step": 4},
         run.source: {"submissions": [{"time": _NOW, "directory": str(root), "python": "python3", "commit": "0" * 40}]},

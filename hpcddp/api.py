@@ -374,21 +374,19 @@ class Run:
                 refused.
         """
         from hpcddp.jobfile.read import change_job
-        from hpcddp.submission.resume import request_with_changes, resume, resume_with_job
+        from hpcddp.submission.resume import request_to_resume, resume
         from hpcddp.submission.sweep_element import find_to_resume
 
         run = find_to_resume(str(self.path), self.path.parent.parent)
         environment = dict(os.environ)
         options = _options(command, overrides)
-        if not options:
-            return Run(resume(run, environment=environment, force=force, code=code).run.path)
 
         def change(spec: JobSpec) -> ResolvedJob:
             profiles = profiles_directory(environment)
             return change_job(spec, file=str(run.job_file), options=options, profiles=profiles, environment=environment)
 
-        request = replace(request_with_changes(run, change, environment=environment), force=force, code=code)
-        return Run(resume_with_job(run, request).run.path)
+        request = request_to_resume(run, change if options else None, environment=environment)
+        return Run(resume(run, replace(request, force=force, code=code)).run.path)
 
     def _has_job(self) -> bool:
         from hpcddp.run.job_records import newest_start
@@ -557,7 +555,7 @@ class Sweep:
             HpcddpError: there is no such run, the state of a run is unknown, or the submission was refused.
         """
         from hpcddp.manage.overview import sweep_status_now
-        from hpcddp.slurm.job_environment import NO_DEPENDENCY
+        from hpcddp.submission.resume import request_to_resume
         from hpcddp.submission.resume_sweep import resume_sweep
         from hpcddp.submission.sweep_element import checked_run
 
@@ -566,7 +564,8 @@ class Sweep:
         environment = dict(os.environ)
         status, unanswered = sweep_status_now(sweep, environment)
         left = status.elements_to_resume(unanswered)
-        resume_sweep(sweep, left, environment=environment, dependency=NO_DEPENDENCY, force=force, code=code)
+        request = request_to_resume(sweep.directory, environment=environment)
+        resume_sweep(sweep, left, replace(request, force=force, code=code))
         return self
 
     def _read(self) -> SubmittedSweep:

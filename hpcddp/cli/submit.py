@@ -129,8 +129,8 @@ def submit(  # noqa: PLR0913  each is an option
     """
     from hpcddp.run.sweep import read_sweep
     from hpcddp.submission.interrupts import tells_interruption
+    from hpcddp.submission.resume import request_to_resume
     from hpcddp.submission.resume import resume as resume_run
-    from hpcddp.submission.resume import resume_with_job
     from hpcddp.submission.submit import submit as submit_new
 
     output = _Output(follow=follow, quiet=quiet, as_json=as_json)
@@ -143,21 +143,16 @@ def submit(  # noqa: PLR0913  each is an option
     run_root = arguments.run_root or (default_run_root() if names_a_run else RUN_ROOT)
     sweep = read_sweep_options(axes, sweep_file, max_parallel)
     run = None if resume is None else _find(resume, run_root, named=arguments.run_root is not None, dry_run=dry_run)
-    is_same_job = job_file is None and arguments.is_empty and not (overrides or sweep or template)
-    is_unchanged = is_same_job and cluster is ClusterChoice.AUTO
-    if run is not None and is_unchanged:
+    is_same_job = job_file is None and arguments.is_empty and not (overrides or sweep)
+    submitted_sweep = None
+    if run is not None and is_same_job and template is None and cluster is ClusterChoice.AUTO:
         submitted_sweep = read_sweep(run.path)
-        if submitted_sweep is not None:
-            dependency = _wait_for(after, after_any, run_root, environment)
-            _resume_sweep(
-                submitted_sweep, environment, dependency, output, dry_run=dry_run, force=force, code=code_choice
-            )
-            return
-        if not dry_run:
-            dependency = _wait_for(after, after_any, run_root, environment)
-            resumed = resume_run(run, environment=environment, dependency=dependency, force=force, code=code_choice)
-            _show(resumed, output)
-            return
+    if submitted_sweep is not None:
+        request = request_to_resume(submitted_sweep.directory, environment=environment)
+        dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
+        request = replace(request, dependency=dependency, force=force, code=code_choice)
+        _resume_sweep(submitted_sweep, request, output, dry_run=dry_run)
+        return
     with tells_interruption():
         request = _request_of(run, job_file, arguments, cluster, template, overrides, sweep, environment)
         dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
@@ -169,7 +164,7 @@ def submit(  # noqa: PLR0913  each is an option
     if dry_run:
         _print_preview(request, run, as_json=as_json)
     elif run is not None:
-        submission = resume_with_job(run, request)
+        submission = resume_run(run, request)
     elif request.job.spec.sweep is not None:
         _submit_sweep(request, output)
     else:
@@ -215,16 +210,18 @@ def _request_of(
     environment: Mapping[str, str],
 ) -> SubmitRequest:
     """Return the request of a job file or a command, or that of a run whose job the options change."""
-    from hpcddp.submission.resume import request_with_changes
+    from hpcddp.submission.resume import request_to_resume
     from hpcddp.submission.submit import choose_cluster, new_run_id
 
     if run is None and job_file is None and arguments.command is None:
         raise UserError("no JOB is given; write a job file, a command after --, or --resume RUN to continue a run")
     if run is not None and job_file is None:
-        change = partial(arguments.change, run=run, overrides=overrides, sweep=sweep)
+        change = None
+        if not arguments.is_empty or overrides or sweep:
+            change = partial(arguments.change, run=run, overrides=overrides, sweep=sweep)
         # Without a choice, it goes where it went before.
         chosen = None if cluster.value == "auto" else choose_cluster(cluster.value, environment)
-        return request_with_changes(run, change, environment=environment, cluster=chosen, template=template)
+        return request_to_resume(run, change, environment=environment, cluster=chosen, template=template)
     return request_to_submit(
         arguments.load(job_file, overrides=overrides, sweep=sweep),
         run_id=new_run_id(datetime.now().astimezone(), os.urandom(2).hex()),
@@ -251,30 +248,21 @@ def _show(submission: Submission, output: _Output) -> None:
 _NOT_FOLLOWED = "--follow shows one run, and a sweep has many; leave it out, and see: hpcddp status SWEEP"
 
 
-def _resume_sweep(
-    sweep: Sweep,
-    environment: Mapping[str, str],
-    dependency: Dependency,
-    output: _Output,
-    *,
-    dry_run: bool,
-    force: bool,
-    code: CodeChoice | None,
-) -> None:
+def _resume_sweep(sweep: Sweep, request: SubmitRequest, output: _Output, *, dry_run: bool) -> None:
     """Continue the elements of a sweep that have ended and not finished; in a dry run print which these are."""
     from hpcddp.manage.overview import sweep_status_now
     from hpcddp.submission.resume_sweep import prepare_sweep, resume_sweep
 
     if output.follow:
         raise UserError(_NOT_FOLLOWED)
-    status, unanswered = sweep_status_now(sweep, environment)
+    status, unanswered = sweep_status_now(sweep, request.environment)
     indices = status.elements_to_resume(unanswered)
     if dry_run:
-        request, notes = prepare_sweep(sweep, indices, environment=environment, dependency=dependency, force=force)
+        notes = prepare_sweep(sweep, request).notes
         run_ids = [sweep.run_id(index) for index in indices]
         _print_preview_of_resumed_sweep(status, run_ids, notes, request.cluster, as_json=output.as_json)
         return
-    resumed = resume_sweep(sweep, indices, environment=environment, dependency=dependency, force=force, code=code)
+    resumed = resume_sweep(sweep, indices, request)
     if output.quiet:
         echo(sweep.sweep_id)
     else:
@@ -537,7 +525,7 @@ def _wait_for(
     run_root: Path,
     environment: Mapping[str, str],
     *,
-    cluster: Cluster = "slurm",
+    cluster: Cluster,
 ) -> Dependency:
     """Return what the job waits for, and print which runs have ended already.
 

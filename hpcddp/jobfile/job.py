@@ -43,6 +43,7 @@ class JobSpec(Section):
         FieldFacts(
             flag="job-name",
             is_computed=True,
+            on_resume="always",
             option=Option(help="Name of the job.", metavar="NAME"),
             example="my-job",
             other_names=("job_name",),

@@ -36,7 +36,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import expand
 from hpcddp.submission.interrupts import uninterrupted
 from hpcddp.submission.request import SubmitRequest
-from hpcddp.submission.resume import request_with_changes, resume, resume_with_job
+from hpcddp.submission.resume import request_to_resume, resume
 from hpcddp.submission.submit import Submission, new_run_id, submit
 
 MARK: Final = "REHEARSAL_OF_HPCDDP"
@@ -441,14 +441,14 @@ def _finish(stage: Stage, trial: Trial, outcome: Disturbed, *, begun: float) -> 
 
 def _submit_again(stage: Stage, fault: Fault, run: RunDirectory) -> Submission:
     if not fault.changes_world_size:
-        return resume(run, environment=stage.environment)
+        return resume(run, request_to_resume(run, environment=stage.environment))
     change = partial(
         change_job,
         file=str(run.job_file),
         overrides=stage.small.other_world_size(),
         environment=stage.environment,
     )
-    return resume_with_job(run, request_with_changes(run, change, environment=stage.environment))
+    return resume(run, request_to_resume(run, change, environment=stage.environment))
 
 
 def _lines_after(before: Sequence[MetricsLine], lines: Sequence[MetricsLine]) -> Sequence[MetricsLine]:

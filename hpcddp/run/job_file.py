@@ -50,38 +50,24 @@ def read_submitted_job(run: RunDirectory) -> JobSpec:
         raise RecordError(f"{run.job_file} is damaged: {first}; {_ADVICE}", path=run.job_file) from error
 
 
-def read_script(run: RunDirectory) -> str:
-    """Return the script of a run.
-
-    Raises:
-        RecordError: its file is missing or damaged.
-    """
-    return _read_text(run.script)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedValues(Record):
     """The values of ``environment.env`` that a script exports, by name.
 
     They may be secrets: beside the script, no other file holds them, and only their owner can read it.
-
-    Args:
-        complete: whether they are all values of the job; those of a template of the user's own are left out, and a run
-            of version 0.2 does not say it.
     """
 
     ADVICE: ClassVar[str] = _ADVICE
 
     env: Mapping[str, str]
-    complete: bool = False
 
 
-def write_exported_values(run: RunDirectory, values: ExportedValues) -> None:
+def write_exported_values(run: RunDirectory, values: Mapping[str, str]) -> None:
     """Write the values that the script of a run or of a sweep exports."""
-    write_record(run.exported_values, values)
+    write_record(run.exported_values, ExportedValues(env=values))
 
 
-def read_exported_values(run: RunDirectory) -> ExportedValues:
+def read_exported_values(run: RunDirectory) -> Mapping[str, str]:
     """Return the values that the script of a run or of a sweep exports.
 
     Raises:
@@ -91,7 +77,7 @@ def read_exported_values(run: RunDirectory) -> ExportedValues:
     record = read_record(path, ExportedValues)
     if record is None:
         raise RecordError(f"{path} cannot be read (No such file or directory); {_ADVICE}", path=path)
-    return record
+    return record.env
 
 
 def _read_text(path: Path) -> str:

@@ -58,7 +58,7 @@ class SubmissionRecord(Record):
         directory: the directory of submission.
         python: the interpreter of its tasks.
         time: when, in seconds since the epoch.
-        inode: its inode number; see ``identity`` in ``hpcddp.run.ownership``.
+        run_dir: the run directory, so that a move and a copy are noticed.
         host: the submitting host, on which a local run's process is; None for a sweep, and for an element that begins
             in the job of its sweep.
         sweep: the id of the sweep that the run is an element of; None for a run of its own.
@@ -78,7 +78,6 @@ class SubmissionRecord(Record):
     python: str
     time: float
     run_dir: str
-    inode: int
     host: str | None = None
     sweep: str | None = None
     index: int | None = None
@@ -115,7 +114,6 @@ class Start(Record):
         token: a secret, by which the ranks of this attempt know each other; empty where no ranks meet by it.
         end_time: when the job's time is over, in seconds since the epoch; None without a limit.
         run_dir: the run directory; None if a program of the user's own has begun the attempt itself.
-        inode: its inode number, None like ``run_dir``; see ``identity`` in ``hpcddp.run.ownership``.
         pid: the process of a program of the user's own that has begun the attempt itself; else None.
         allocation: Slurm's id of the allocation that a local run has its tasks in; else None.
         nodes: how many nodes Slurm has given the job, which may have asked for a range; None if that is not known.
@@ -136,7 +134,6 @@ class Start(Record):
     token: str = ""
     end_time: float | None = None
     run_dir: str | None = None
-    inode: int | None = None
     pid: int | None = None
     allocation: str | None = None
     nodes: int | None = None

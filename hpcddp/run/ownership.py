@@ -164,14 +164,6 @@ def _request(run: RunDirectory, change: Change) -> str:
     return shlex.join([*resume, "--set", f"{change.key}={value}"])
 
 
-def identity(run: Path) -> dict[str, Any]:
-    """Return the run directory and its inode number for a record, so that a copy is detected.
-
-    Every host sees the same inode number, whatever it calls the path. Moving a directory keeps it, copying does not.
-    """
-    return {"run_dir": str(run), "inode": run.stat().st_ino}
-
-
 def make_private_directory(path: Path) -> None:
     """Create ``path`` and its parents with mode 0700, and refuse a place that others could write to.
 

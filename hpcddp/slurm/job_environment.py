@@ -113,31 +113,6 @@ FIRST = "HPCDDP_SWEEP_FIRST"
 """The environment variable that says which element index 0 of the job array is; 0 without it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayPlace:
-    """One element of a sweep, to run as an array of one.
-
-    Args:
-        first: the element that index 0 is.
-        log: the file that its batch script writes to.
-    """
-
-    index: int
-    first: int
-    log: Path
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables for the script."""
-        return {FIRST: str(self.first)}
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The options for sbatch, because the directives of the script are those of the whole sweep."""
-        log = str(self.log).replace("%", "%%")
-        return (f"--array={self.index}", f"--output={log}", f"--error={log}")
-
-
 AFTER = "HPCDDP_AFTER"
 """The environment variable with the runs and sweeps that must have finished before the job, a JSON list of paths."""
 

@@ -21,7 +21,7 @@ from submitit.core.utils import DelayedSubmission  # noqa: TID253  as above
 from hpcddp.errors import HpcddpError
 from hpcddp.run.files import open_to_append, write_text
 from hpcddp.slurm import commands
-from hpcddp.slurm.job_environment import NO_DEPENDENCY, NO_LIMIT_S, PICKLE_DIGEST, ArrayPlace, Dependency
+from hpcddp.slurm.job_environment import NO_DEPENDENCY, NO_LIMIT_S, PICKLE_DIGEST, Dependency
 
 
 def dump_call(path: Path, function: Callable[..., Any], *arguments: str) -> str:
@@ -53,7 +53,6 @@ class RenderedSlurmExecutor(SlurmExecutor):
         environment: the environment of sbatch, which Slurm stores with the job.
         directory: the working directory of the job.
         dependency: what the job waits for.
-        element: the element of a sweep to run as an array of one; None for a job that is not an array.
     """
 
     def __init__(
@@ -65,12 +64,10 @@ class RenderedSlurmExecutor(SlurmExecutor):
         environment: Mapping[str, str],
         directory: Path,
         dependency: Dependency = NO_DEPENDENCY,
-        element: ArrayPlace | None = None,
     ) -> None:
         super().__init__(folder)
         self._directory = directory
         self._dependency = dependency
-        self._element = element
         self._script = script
         self._tasks = tasks
         self._environment = dict(environment)
@@ -85,27 +82,18 @@ class RenderedSlurmExecutor(SlurmExecutor):
         digest = _dump(pickle, _only(delayed_submissions))
         script = self.folder / f".submission_file_{pickle.stem}.sh"
         write_text(script, self._script)
-        environment = dict(self._environment)
-        options: Sequence[str] = ()
-        if self._element is not None:
-            environment |= self._element.environment
-            options = self._element.options
-        environment |= self._dependency.environment
-        environment[PICKLE_DIGEST] = digest
+        environment = {**self._environment, **self._dependency.environment, PICKLE_DIGEST: digest}
         try:
             job_id = commands.sbatch(
                 script,
                 environment=environment,
                 directory=self._directory,
                 dependency=self._dependency.text,
-                options=options,
             )
         except HpcddpError:
             pickle.unlink()
             script.unlink()
             raise
-        if self._element is not None:
-            job_id = f"{job_id}_{self._element.index}"
         job: SlurmJob[Any] = SlurmJob(folder=self.folder, job_id=job_id, tasks=list(range(self._tasks)))
         job.paths.move_temporary_file(script, "submission_file")
         job.paths.move_temporary_file(pickle, "submitted_pickle")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import socket
 import sys
 import time
@@ -25,20 +24,20 @@ from hpcddp.processes import command_line
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.files import exists, locked, open_regular, user_name, why_unreadable, write_bytes
-from hpcddp.run.job_file import ExportedValues, read_exported_values, read_script, read_submitted_job
+from hpcddp.run.job_file import read_exported_values, read_submitted_job
 from hpcddp.run.job_records import Change, SubmissionRecord, newest_start, read_submission
-from hpcddp.run.moved import original_of, script_owner, update_script_path, usable_script
+from hpcddp.run.moved import owner_of, refuse_copy, under_recorded_path
 from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_training, runs_script
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import Sweep, index_of, read_sweep, sweep_of
 from hpcddp.slurm.job import ENDED_STATES, slurm_job_id, wait_for_answer
-from hpcddp.slurm.job_environment import NO_DEPENDENCY, ArrayPlace, Dependency, submitters_umask
+from hpcddp.slurm.job_environment import NO_DEPENDENCY, submitters_umask
 from hpcddp.submission.changes import consequences, total_steps
-from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.code import SubmissionCode, code_of_resumption, remove_unused_copies
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
-from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
+from hpcddp.submission.render import render_script
+from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import (
     PreparedJob,
@@ -49,83 +48,62 @@ from hpcddp.submission.submit import (
     submitted_all_the_same,
     write_run,
 )
-from hpcddp.submission.sweep_element import array_of_one
-from hpcddp.submission.template import is_default_template
 
 _MORE_WORK: Final = frozenset({"train.epochs", "command"})
 """The fields whose change gives a run that has finished something to do."""
 
 
 @tells_interruption()
-def resume(
-    run: RunDirectory,
-    *,
-    environment: Mapping[str, str],
-    dependency: Dependency = NO_DEPENDENCY,
-    force: bool = False,
-    code: CodeChoice | None = None,
-) -> Submission:
-    """Submit a run that has ended but not finished again, with its own script.
-
-    Args:
-        dependency: what the job waits for.
-        force: whether to submit although this machine shows an obstacle that the nodes may not have.
-        code: with which code; None leaves that to ``environment.code``.
+def resume(run: RunDirectory, request: SubmitRequest) -> Submission:
+    """Submit a run that has ended again, with the job of a request, rendered anew.
 
     Raises:
-        SubmissionError: the run is alive, has finished, is a copy of another, or has no script of its own; or its code
-            has changed, and ``code`` does not say which one runs.
-        RunDirectoryError: its directory is not safe, or it was moved and its script cannot be changed accordingly.
+        HpcddpError: see ``prepare_resumption``; or the job could not be submitted, and the run keeps its own.
     """
     with one_resumption_at_a_time(run):
-        return resume_locked(run, environment=environment, dependency=dependency, force=force, code=code)
+        return resume_locked(run, request)
 
 
-def resume_locked(
-    run: RunDirectory,
-    *,
-    environment: Mapping[str, str],
-    dependency: Dependency,
-    force: bool,
-    code: CodeChoice | None = None,
-    takes_code: bool = True,
-) -> Submission:
+def resume_locked(run: RunDirectory, request: SubmitRequest, *, takes_code: bool = True) -> Submission:
     """Do what ``resume`` does, in the block of ``one_resumption_at_a_time``.
 
     ``takes_code`` is False for an element whose sweep has the code with which it goes on.
     """
-    check_run_directory(run.path)
-    previous = _previous_submission(run)
-    refuse_to_resume_copy(run)
-    _refuse_finished(run)
-    _refuse_alive(run, previous)
-    request = request_as_before(run, previous, environment=environment, dependency=dependency, force=force)
-    # Before the event log says that the run was resumed.
-    usable_script(run)
-    notes = check_submittable(request)
-    new_code = code_of_resumption(run, replace(request, code=code)) if takes_code else None
-    with uninterrupted(submitted_all_the_same(run)), code_written(run, new_code) as notes_of_code:
-        record_resumption(run)
-        record_source(run, request)
-        return _submit_again(run, request, notes=(*notes, *notes_of_code))
+    resumption = prepare_resumption(run, request, takes_code=takes_code)
+    job = resumption.job
+    run = job.request.run
+    with (
+        uninterrupted(submitted_all_the_same(run)),
+        restored_on_error(*_files_of(run)),
+        code_written(run, resumption.code) as notes_of_code,
+    ):
+        record_resumption(run, resumption.changes)
+        record_source(run, job.request)
+        job = replace(job, notes=(*job.notes, *notes_of_code))
+        submission = _submit_again(run, job, changes=resumption.changes)
+    return replace(submission, consequences=resumption.consequences)
 
 
 def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
-    """Submit the run's script again from within its job, which is about to end; the budgets are not reset.
+    """Submit the run again from within its job, which is about to end; the budgets are not reset.
 
     ``environment`` is that of the batch script.
 
     Raises:
-        HpcddpError: the run has no script of its own, or Slurm refused it.
+        HpcddpError: the run was submitted by hand, or Slurm refused it.
     """
-    check_run_directory(run.path)
+    request = request_to_resume(run, environment=environment)
     # The run belongs to this job until the job has ended.
     dependency = NO_DEPENDENCY.and_after(slurm_job_id(environment) or "")
-    previous = _previous_submission(run)
-    request = request_as_before(run, previous, environment=environment, dependency=dependency)
+    request = replace(request, job=_job_to_continue_with(run, request.job), dependency=dependency)
+    job = PreparedJob(request=request, script=render_script(request).text, notes=())
     # The next job inherits the umask of sbatch.
-    with uninterrupted(submitted_all_the_same(run)), submitters_umask(environment):
-        return _submit_again(run, request)
+    with (
+        uninterrupted(submitted_all_the_same(run)),
+        submitters_umask(environment),
+        restored_on_error(*_files_of(run)),
+    ):
+        return _submit_again(run, job)
 
 
 @contextmanager
@@ -139,28 +117,6 @@ def one_resumption_at_a_time(run: RunDirectory) -> Iterator[None]:
     owner = run if sweep is None else sweep.directory
     with locked(owner.events):
         yield
-
-
-def request_as_before(
-    run: RunDirectory,
-    previous: SubmissionRecord,
-    *,
-    environment: Mapping[str, str],
-    dependency: Dependency,
-    force: bool = False,
-) -> SubmitRequest:
-    """Return the request that submits a run or a sweep again as its previous submission did."""
-    return SubmitRequest(
-        job=ResolvedJob(spec=read_submitted_job(run), origins={}),
-        run_id=run.run_id,
-        cluster=previous.cluster,
-        python=previous.python,
-        template=previous.template,
-        directory=Path(previous.directory),
-        environment=environment,
-        dependency=dependency,
-        force=force,
-    )
 
 
 def record_resumption(run: RunDirectory, changes: Sequence[Change] = ()) -> None:
@@ -188,28 +144,26 @@ def record_resumption(run: RunDirectory, changes: Sequence[Change] = ()) -> None
         ) from error
 
 
-def _submit_again(
-    run: RunDirectory, request: SubmitRequest, *, notes: tuple[str, ...] = (), changes: Sequence[Change] = ()
-) -> Submission:
-    """Submit the script that is in the directory of a run, or of its sweep."""
+def _files_of(run: RunDirectory) -> tuple[Path, ...]:
+    """Return what a resumption replaces or removes."""
+    return (run.job_file, run.plan, run.exported_values, run.script, run.result)
+
+
+def _submit_again(run: RunDirectory, job: PreparedJob, *, changes: Sequence[Change] = ()) -> Submission:
+    """Write the files of a run that has ended anew, and submit it."""
+    request = job.request
     check_path(run.path, request.cluster)
-    run, directory = update_script_path(run, request.directory)
-    request = replace(request, directory=directory)
     run.submitit.mkdir(mode=0o700, exist_ok=True)
-    owner, element = _script_of(run)
-    with restored_on_error(run.result):
-        # The run had ended. It goes on, if it is submitted.
-        run.result.unlink(missing_ok=True)
-        return submit_script(run, request, read_script(owner), element=element, notes=notes, changes=changes)
-
-
-def _script_of(run: RunDirectory) -> tuple[RunDirectory, ArrayPlace | None]:
-    """Return where a run's script is: an element has that of its sweep, until it is resumed with a job of its own."""
-    sweep = None if run.script.exists() else sweep_of(run)
-    if sweep is None:
-        return run, None
-    check_run_directory(sweep.path)
-    return sweep.directory, array_of_one(sweep, index_of(run))
+    try:
+        write_run(run, job, total_steps=total_steps(run, request.job.spec))
+    except OSError as error:
+        raise SubmissionError(
+            f"nothing was submitted: {error.filename2 or error.filename} cannot be replaced "
+            f"({why_unreadable(error)}); remove it, or make room for it"
+        ) from error
+    # The run had ended. It goes on, if it is submitted.
+    run.result.unlink(missing_ok=True)
+    return submit_script(run, request, job.script, notes=job.notes, changes=changes)
 
 
 @contextmanager
@@ -274,46 +228,51 @@ def _restore(path: Path, content: bytes | None) -> None:
         path.unlink()
 
 
-def request_with_changes(
+def request_to_resume(
     run: RunDirectory,
-    change: Callable[[JobSpec], ResolvedJob],
+    change: Callable[[JobSpec], ResolvedJob] | None = None,
     *,
     environment: Mapping[str, str],
     cluster: Cluster | None = None,
     template: str | None = None,
 ) -> SubmitRequest:
-    """Return the request that submits a run again with its own job, some values of which the command line changes.
+    """Return the request that submits a run again with its own job, some values of which the command line may change.
 
     Args:
-        change: returns the run's job with the changes. Only the caller knows the options, and the job that they change
-            is read here.
+        run: the run or the sweep.
+        change: returns the run's job with the changes; None changes nothing. Only the caller knows the options, and the
+            job that they change is read here.
         cluster: where the job goes; None is where it went before.
         template: the template; None is the run's own.
 
     Raises:
-        HpcddpError: the run is a copy, has no submission, was submitted from a directory that does not exist any more
-            or with a template of its own, or its job cannot be read.
+        HpcddpError: the run has no submission, was submitted from a directory that does not exist any more, or its job
+            cannot be read.
     """
     check_run_directory(run.path)
-    previous = _previous_submission(run)
-    refuse_to_resume_copy(run)
-    owner = script_owner(run)
-    check_run_directory(owner.path)
-    values = read_exported_values(owner)
-    _refuse_custom_template(run, read_submission(owner) or previous, template, values)
-    if not Path(previous.directory).is_dir():
+    if change is not None:
+        _refuse_whole_sweep(run)
+    run = under_recorded_path(run)
+    previous = _newest_submission(run)
+    if previous is None:
+        sweep = read_sweep(run.path)
+        first_run = run if sweep is None else sweep.run(0)
         raise SubmissionError(
-            f"the run {run.path} was submitted from {previous.directory}, which no longer exists; give the job file "
-            f"too, in the directory that the code is in now: {resume_command(run, with_job=True)}"
+            f"the script of {run.path} was submitted by hand, so that its values are not kept there; give the job file "
+            f"too, of a sweep for each of its runs: {resume_command(first_run, with_job=True)}"
         )
+    owner = run if exists(run.exported_values) else owner_of(run)
+    check_run_directory(owner.path)
     recorded = _job_so_far(run)
-    variables = {**values.env, **recorded.environment.env}
+    variables = {**read_exported_values(owner), **recorded.environment.env}
     # The job where the run is now, with the values of its environment variables.
     current = {
+        "name": run.name,
         "run_root": str(run.path.absolute().parent.parent),
         "environment": recorded.environment.model_copy(update={"env": variables}),
     }
-    job = change(recorded.model_copy(update=current))
+    spec = recorded.model_copy(update=current)
+    job = ResolvedJob(spec=spec, origins={}) if change is None else change(spec)
     python = previous.python
     if "environment.python" in job.named:
         python = job.spec.environment.python or sys.executable
@@ -322,9 +281,24 @@ def request_with_changes(
         run_id=run.run_id,
         cluster=cluster or previous.cluster,
         python=python,
-        template=template,
-        directory=Path(previous.directory),
+        template=template or previous.template,
+        directory=_directory_of_submission(run, previous, recorded),
         environment=environment,
+    )
+
+
+def _directory_of_submission(run: RunDirectory, previous: SubmissionRecord, job: JobSpec) -> Path:
+    """Return the directory in which a run is submitted again: that of its submission, also after a move of both."""
+    directory = Path(previous.directory)
+    if directory.is_dir():
+        return directory
+    if not Path(job.run_root).is_absolute():
+        for parent in run.path.absolute().parents:
+            if parent / job.run_root / job.name / run.run_id == run.path.absolute():
+                return parent
+    raise SubmissionError(
+        f"the run {run.path} was submitted from {directory}, which no longer exists; give the job file "
+        f"too, in the directory that the code is in now: {resume_command(run, with_job=True)}"
     )
 
 
@@ -345,27 +319,27 @@ class Resumption:
         code: the code with which the run continues; None for that of its submission.
         changes: what changes in the training.
         consequences: the same, and what follows from it, a sentence each.
-        original: the run that the run's directory is a copy of; None if it is no copy.
     """
 
     job: PreparedJob
     code: SubmissionCode | None
     changes: tuple[Change, ...]
     consequences: tuple[str, ...]
-    original: Path | None
 
 
-def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
+def prepare_resumption(run: RunDirectory, request: SubmitRequest, *, takes_code: bool = True) -> Resumption:
     """Check whether a run that has ended may be submitted again with the job of a request; change nothing.
 
     Raises:
-        HpcddpError: the run is alive, or has finished and the job has no more work for it; the job belongs to another
-            run or is another training; or the directory is not safe.
+        HpcddpError: the run is alive or a copy, or has finished and the job has no more work for it; the job belongs to
+            another run or is another training; the directory is not safe; or the code has changed, and the request does
+            not say which one runs.
     """
     check_run_directory(run.path)
     _refuse_whole_sweep(run)
-    original = original_of(run)
-    _refuse_alive(run, _newest_submission(run), original=original)
+    run = under_recorded_path(run)
+    refuse_copy(run)
+    _refuse_alive(run, _newest_submission(run))
     if not _MORE_WORK & request.job.named:
         _refuse_finished(run)
     job = prepare(replace(request, run_id=run.run_id, job=_job_to_continue_with(run, request.job)))
@@ -380,40 +354,8 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest) -> Resumption:
     sentences: tuple[str, ...] = ()
     if changes:
         sentences = consequences(run, read_submitted_job(run), job.request.job.spec, changes)
-    code = code_of_resumption(run, job.request)
-    return Resumption(job=job, code=code, changes=changes, consequences=sentences, original=original)
-
-
-@tells_interruption()
-def resume_with_job(run: RunDirectory, request: SubmitRequest) -> Submission:
-    """Submit a run that has ended again, with the job of a request in place of its own.
-
-    Raises:
-        HpcddpError: see ``prepare_resumption``; or the job could not be submitted, and the run keeps its own.
-    """
-    with one_resumption_at_a_time(run):
-        resumption = prepare_resumption(run, request)
-        job = resumption.job
-        with (
-            uninterrupted(submitted_all_the_same(run)),
-            restored_on_error(run.job_file, run.plan, run.exported_values, run.script),
-            code_written(run, resumption.code) as notes_of_code,
-        ):
-            record_resumption(run, resumption.changes)
-            record_source(run, job.request)
-            if resumption.original is not None:
-                # The copy becomes an independent run, also in every tracker.
-                shutil.rmtree(run.trackers, ignore_errors=True)
-            try:
-                write_run(run, job, total_steps=total_steps(run, job.request.job.spec))
-            except OSError as error:
-                raise SubmissionError(
-                    f"nothing was submitted: {error.filename2 or error.filename} cannot be replaced "
-                    f"({why_unreadable(error)}); remove it, or make room for it"
-                ) from error
-            notes = (*job.notes, *notes_of_code)
-            submission = _submit_again(run, job.request, notes=notes, changes=resumption.changes)
-    return replace(submission, consequences=resumption.consequences)
+    code = code_of_resumption(run, job.request) if takes_code else None
+    return Resumption(job=job, code=code, changes=changes, consequences=sentences)
 
 
 def _job_to_continue_with(run: RunDirectory, job: ResolvedJob) -> ResolvedJob:
@@ -477,18 +419,6 @@ def _values_of_element(run: RunDirectory, sweep: Sweep) -> dict[str, Any]:
     return values
 
 
-def _previous_submission(run: RunDirectory) -> SubmissionRecord:
-    """Return the newest submission of a run; refuse a whole sweep, and a run whose script is not kept."""
-    _refuse_whole_sweep(run)
-    previous = _newest_submission(run)
-    if previous is None:
-        raise SubmissionError(
-            f"the script of the run {run.path} was submitted by hand and is not kept there; give the job file too: "
-            f"{resume_command(run)}"
-        )
-    return previous
-
-
 def _newest_submission(run: RunDirectory) -> SubmissionRecord | None:
     """Return the newest submission of a run; an element that never began has no directory, and that of its sweep."""
     sweep = None if run.path.exists() else sweep_of(run)
@@ -506,43 +436,6 @@ def _refuse_whole_sweep(run: RunDirectory) -> None:
         raise SubmissionError(
             f"{run.run_id} is a sweep, and its runs continue as they were submitted: hpcddp submit --resume "
             f"{run.run_id}; with options, resume one of them: hpcddp submit --resume {sweep.run(0).run_id}"
-        )
-
-
-def refuse_to_resume_copy(run: RunDirectory) -> None:
-    """Refuse a run or a sweep whose directory is a copy: its script would continue the original.
-
-    Raises:
-        SubmissionError: names the original.
-    """
-    original = original_of(run)
-    if original is None:
-        return
-    resume_copy = shlex.join(["hpcddp", "submit", "JOB", "--resume", str(run.path)])
-    raise SubmissionError(
-        f"{run.path} is a copy of the run {original}, and its script continues that run; name that run",
-        hint=f"To continue the copy, give a job file with the name {run.name}: {resume_copy} "
-        f"--set run_root={shlex.quote(str(run.run_root))}",
-    )
-
-
-def _refuse_custom_template(
-    run: RunDirectory, submission: SubmissionRecord, chosen_template: str | None, values: ExportedValues
-) -> None:
-    """Refuse to render a script of the user's own template anew without the template, or without all values."""
-    template = submission.template
-    if template is None or is_default_template(template):
-        return
-    if not values.complete:
-        raise SubmissionError(
-            f"the run {run.run_id} was submitted with --template {template}, for which no values of environment.env "
-            f"are kept; give the job file and the template too: {resume_command(run, with_job=True)}"
-        )
-    if chosen_template is None:
-        same_template = shlex.join(["--resume", str(run.path), "--template", template])
-        raise SubmissionError(
-            f"the run {run.run_id} was submitted with --template {template}, whose script may hold more than its job; "
-            f"give the template too: hpcddp submit {same_template}"
         )
 
 
@@ -568,12 +461,11 @@ def _hint_for_more_work(run: RunDirectory) -> str | None:
     return None
 
 
-def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, original: Path | None = None) -> None:
+def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None) -> None:
     """Refuse a run that has not ended.
 
     Args:
         previous: its newest submission; None if its script was submitted by hand.
-        original: the run that it is a copy of; None if it is no copy.
 
     Raises:
         SubmissionError: names the job.
@@ -582,10 +474,6 @@ def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None, *, origi
     job_id = _alive_job(run, previous)
     if job_id is None:
         return
-    if original is not None:
-        raise SubmissionError(
-            f"{run.path} is a copy of the run {original}, which is alive as {job_id}; wait for the end of that run"
-        )
     kind = "job" if previous is None or previous.cluster == "slurm" else "process"
     end = shlex.join(["hpcddp", "cancel", str(run.path)])
     raise SubmissionError(f"the run {run.run_id} is alive as {kind} {job_id}; wait for its end, or end it: {end}")

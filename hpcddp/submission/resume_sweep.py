@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,28 +12,33 @@ from typing import Any
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.files import exists, write_text
-from hpcddp.run.job_records import read_submission
-from hpcddp.run.moved import is_same_directory, update_script_path
+from hpcddp.run.job_records import read_submission, write_submission_record
+from hpcddp.run.moved import is_same_directory, refuse_copy
 from hpcddp.run.ownership import check_run_directory, group_writable_warnings
 from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.hostlist import ranges_text
 from hpcddp.slurm.job import ENDED_STATES, arrays_of
-from hpcddp.slurm.job_environment import NO_DEPENDENCY, PICKLE_DIGEST, Dependency, submission_environment
-from hpcddp.submission.checks import check_submittable
+from hpcddp.slurm.job_environment import PICKLE_DIGEST, submission_environment
 from hpcddp.submission.code import code_of_resumption, forget_code
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
-from hpcddp.submission.request import CodeChoice, SubmissionError, SubmitRequest
+from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.resume import (
     code_written,
     one_resumption_at_a_time,
     record_resumption,
-    refuse_to_resume_copy,
-    request_as_before,
+    request_to_resume,
     restored_on_error,
     resume_locked,
 )
-from hpcddp.submission.submit import check_path, submitted_all_the_same
+from hpcddp.submission.submit import (
+    PreparedJob,
+    check_path,
+    prepare,
+    submission_record,
+    submitted_all_the_same,
+    write_run,
+)
 from hpcddp.submission.sweep import JobArray, array_option, pickle_digest, submit_arrays
 from hpcddp.submission.sweep_element import begin_element, write_submission
 
@@ -77,106 +81,75 @@ class SweepResumption:
 
 
 @tells_interruption()
-def resume_sweep(
-    sweep: Sweep,
-    elements: Sequence[int],
-    *,
-    environment: Mapping[str, str],
-    dependency: Dependency,
-    force: bool,
-    code: CodeChoice | None = None,
-) -> SweepResumption:
-    """Submit elements of a sweep again, with the script of the sweep: as one job array, or several of a long sweep.
+def resume_sweep(sweep: Sweep, elements: Sequence[int], request: SubmitRequest) -> SweepResumption:
+    """Submit elements of a sweep again, rendered anew: as one job array, or several of a long sweep.
 
     Args:
         elements: the indices of the elements, in order: all have ended and none has finished.
-        dependency: what the job waits for.
-        force: whether to submit although this machine shows an obstacle that the nodes may not have.
-        code: with which code; None leaves that to ``environment.code``.
+        request: the request that submits the sweep again.
 
     Raises:
-        HpcddpError: the sweep is a copy of another, has no script of its own, or Slurm refused it; or its code has
-            changed, and ``code`` does not say which one runs.
+        HpcddpError: the sweep is a copy of another, or Slurm refused it; or its code has changed, and the request does
+            not say which one runs.
     """
-    with one_resumption_at_a_time(sweep.directory):
-        request, notes = prepare_sweep(sweep, elements, environment=environment, dependency=dependency, force=force)
-        new_code = code_of_resumption(sweep.directory, replace(request, code=code))
-        with (
-            uninterrupted(submitted_all_the_same(sweep.directory)),
-            code_written(sweep.directory, new_code) as notes_of_code,
-        ):
-            if new_code is not None:
+    directory = sweep.directory
+    with one_resumption_at_a_time(directory):
+        job = prepare_sweep(sweep, request)
+        code = code_of_resumption(directory, request)
+        with uninterrupted(submitted_all_the_same(directory)), code_written(directory, code) as notes_of_code:
+            if code is not None:
                 for index in elements:
                     forget_code(sweep.run(index))
             if request.cluster == "local":
-                processes = {index: _resume_alone(sweep, index, request, NO_DEPENDENCY) for index in elements}
+                processes = {index: _resume_alone(sweep, index, request) for index in elements}
                 return SweepResumption(sweep=sweep, cluster="local", jobs=processes)
-            return _resume_on_slurm(sweep, elements, request, (*notes, *notes_of_code))
+            return _resume_on_slurm(sweep, elements, replace(job, notes=(*job.notes, *notes_of_code)))
 
 
-def prepare_sweep(
-    sweep: Sweep, elements: Sequence[int], *, environment: Mapping[str, str], dependency: Dependency, force: bool
-) -> tuple[SubmitRequest, tuple[str, ...]]:
-    """Check whether elements of a sweep can be submitted again, without a change; arguments as ``resume_sweep``.
-
-    Returns:
-        The request of the sweep, and what may keep its elements from running, a sentence each.
+def prepare_sweep(sweep: Sweep, request: SubmitRequest) -> PreparedJob:
+    """Check whether elements of a sweep can be submitted again with a request, without a change.
 
     Raises:
-        HpcddpError: the sweep is a copy of another, has no script of its own, or cannot run.
+        HpcddpError: the sweep is a copy of another, or cannot run.
     """
-    directory = sweep.directory
-    check_run_directory(directory.path)
-    previous = read_submission(directory)
-    if previous is None or (previous.cluster == "slurm" and not directory.script.exists()):
-        first_run = sweep.run(elements[0])
-        raise SubmissionError(
-            f"the script of the sweep {sweep.path} was submitted by hand and is not kept there; give the job file, and "
-            f"resume its runs one by one: {shlex.join(['hpcddp', 'submit', 'JOB', '--resume', first_run.run_id])}"
-        )
-    refuse_to_resume_copy(directory)
-    request = request_as_before(directory, previous, environment=environment, dependency=dependency, force=force)
-    if not request.elements or previous.cluster == "local":
-        # Each element of a sweep on this machine is checked as a run of its own.
-        return request, ()
-    notes = check_submittable(request)
-    check_path(directory.path, "slurm")
-    return request, notes
+    refuse_copy(sweep.directory)
+    check_path(sweep.path, request.cluster)
+    return prepare(request)
 
 
-def _resume_alone(sweep: Sweep, index: int, request: SubmitRequest, dependency: Dependency) -> str:
-    run = sweep.run(index)
-    submission = resume_locked(
-        run, environment=request.environment, dependency=dependency, force=request.force, takes_code=False
+def _resume_alone(sweep: Sweep, index: int, request: SubmitRequest) -> str:
+    run = begin_element(sweep, index, request.job.spec)
+    own_request = replace(
+        request_to_resume(run, environment=request.environment), dependency=request.dependency, force=request.force
     )
-    return submission.job_id
+    return resume_locked(run, own_request, takes_code=False).job_id
 
 
-def _resume_on_slurm(
-    sweep: Sweep, elements: Sequence[int], request: SubmitRequest, notes: tuple[str, ...]
-) -> SweepResumption:
+def _resume_on_slurm(sweep: Sweep, elements: Sequence[int], job: PreparedJob) -> SweepResumption:
     """Submit as many elements as possible in job arrays, and the others as jobs of their own."""
+    request = job.request
+    directory = sweep.directory
     with interruptible():
         _refuse_alive_elements(sweep, elements, request.environment)
-    _, directory = update_script_path(sweep.directory, request.directory)
-    request = replace(request, directory=directory)
     environment, dropped = submission_environment(request.environment)
     environment[PICKLE_DIGEST] = pickle_digest(sweep)
     alone = [index for index in elements if _was_resumed_alone(sweep, index)]
     together = [index for index in elements if index not in alone]
-    with _prepare_to_continue(sweep, together, request.job.spec):
+    files = (directory.job_file, directory.exported_values, directory.script, directory.submission)
+    with restored_on_error(*files), _prepare_to_continue(sweep, together, request.job.spec):
+        write_run(directory, job)
+        write_submission_record(directory, submission_record(request, sweep.chunks[0].job_id))
         jobs = _submit_together(sweep, together, request, environment)
         for index, job_id in jobs.items():
-            write_submission(sweep, index, job_id, directory=directory, python=request.python)
+            write_submission(sweep, index, job_id)
     for index in alone:
-        begin_element(sweep, index, request.job.spec)
-        jobs[index] = _resume_alone(sweep, index, request, request.dependency)
+        jobs[index] = _resume_alone(sweep, index, request)
     return SweepResumption(
         sweep=sweep,
         cluster="slurm",
         jobs=dict(sorted(jobs.items())),
         dropped=dropped,
-        warnings=(*notes, *group_writable_warnings(sweep.path)),
+        warnings=(*job.notes, *group_writable_warnings(sweep.path)),
     )
 
 

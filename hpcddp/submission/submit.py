@@ -20,21 +20,21 @@ from hpcddp.jobfile.sweep import element_spec
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
 from hpcddp.run.find import add_to_index
-from hpcddp.run.job_file import ExportedValues, read_job_file, write_exported_values
+from hpcddp.run.job_file import read_job_file, write_exported_values
 from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
-from hpcddp.run.ownership import group_writable_warnings, identity, make_private_directory
+from hpcddp.run.ownership import group_writable_warnings, make_private_directory
 from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
 from hpcddp.sandbox.request import default_directory
 from hpcddp.site.rules import check_site
 from hpcddp.slurm import commands
-from hpcddp.slurm.job_environment import INDEX, ArrayPlace, submission_environment
+from hpcddp.slurm.job_environment import INDEX, submission_environment
 from hpcddp.submission.checks import check_submittable, notes_about
 from hpcddp.submission.code import take_code
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
 from hpcddp.submission.render import exported_values, notes_about_script, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest, write_plan
 from hpcddp.submission.source import record_source
-from hpcddp.submission.template import is_default_template
+from hpcddp.submission.template import template_to_record
 from hpcddp.submission.turns import Turns
 
 if TYPE_CHECKING:
@@ -304,10 +304,7 @@ def write_run(run: RunDirectory, job: PreparedJob, *, total_steps: int | None = 
     write_text(run.job_file, request.job_text)
     if not request.elements:
         write_plan(run, request.plan, total_steps=total_steps)
-    values = exported_values(request)
-    # The script of a template of the user's own need not export them, and then no file may hold them.
-    kept_values = values if is_default_template(request.template) else {}
-    write_exported_values(run, ExportedValues(env=kept_values, complete=kept_values == values))
+    write_exported_values(run, exported_values(request))
     write_text(run.script, job.script)
 
 
@@ -316,7 +313,6 @@ def submit_script(
     request: SubmitRequest,
     script: str,
     *,
-    element: ArrayPlace | None = None,
     notes: tuple[str, ...] = (),
     changes: Sequence[Change] = (),
 ) -> Submission:
@@ -328,7 +324,6 @@ def submit_script(
         run: the run's directory, with all that the script needs.
         request: the request that the script is rendered from.
         script: the text of the script.
-        element: the element of a sweep to run as an array of one, where the script is that of the whole sweep.
         notes: what may keep the job from running, a sentence each.
         changes: what this submission changes in the training.
 
@@ -338,6 +333,9 @@ def submit_script(
     from hpcddp.task import work
 
     environment, dropped = submission_environment(request.environment)
+    sweep = sweep_of(run)
+    if sweep is not None:
+        environment[INDEX] = str(index_of(run))
     executor: RenderedSlurmExecutor | RenderedLocalExecutor
     # The first one imports submitit.
     with interruptible():
@@ -351,10 +349,9 @@ def submit_script(
                 environment=environment,
                 directory=request.directory,
                 dependency=request.dependency,
-                element=element,
             )
         else:
-            executor = _local_executor(run, request, environment)
+            executor = _local_executor(run, request, environment, sweep)
             # Only where sbatch would have taken them for options is a user told about them.
             dropped = ()
     # Read before the submission, because the job may begin at once.
@@ -363,10 +360,13 @@ def submit_script(
     first_attempt = 0 if newest_attempt is None else newest_attempt + 1
     changes_of_attempt = [replace(change, attempt=first_attempt) for change in changes]
     job = executor.submit(work.run, str(run.path))
-    record = _submission_record(run, request, str(job.job_id), previous, changes_of_attempt)
+    record = submission_record(request, str(job.job_id))
+    if sweep is not None:
+        record = replace(record, sweep=sweep.sweep_id, index=index_of(run))
+    changes_before = () if previous is None else previous.changes
+    record = replace(record, host=socket.gethostname(), changes=(*changes_before, *changes_of_attempt))
     _record_or_cancel(run, job, record)
-    if element is None:
-        add_to_index(run)
+    add_to_index(run)
     train = request.job.spec.train
     epochs = 1 if train is None else train.epochs
     return Submission(
@@ -380,7 +380,9 @@ def submit_script(
     )
 
 
-def _local_executor(run: RunDirectory, request: SubmitRequest, environment: Mapping[str, str]) -> RenderedLocalExecutor:
+def _local_executor(
+    run: RunDirectory, request: SubmitRequest, environment: Mapping[str, str], sweep: Sweep | None
+) -> RenderedLocalExecutor:
     """Return the executor of a run on this machine, or in the allocation of this shell."""
     from hpcddp.submission.executors import RenderedLocalExecutor
 
@@ -391,14 +393,10 @@ def _local_executor(run: RunDirectory, request: SubmitRequest, environment: Mapp
         signal_lead_s = int(spec.signal_lead.total_seconds())
     program = ["/bin/bash", str(run.script)]
     allocation = None
-    sweep = None
     if request.cluster == "here":
         allocation = request.environment["SLURM_JOB_ID"]
-    else:
-        sweep = sweep_of(run)
-    if sweep is not None:
+    elif sweep is not None:
         program = turns_of(sweep).command(run.script)
-        environment = {**environment, INDEX: str(index_of(run))}
     return RenderedLocalExecutor(
         run.submitit,
         program=program,
@@ -413,31 +411,17 @@ def _local_executor(run: RunDirectory, request: SubmitRequest, environment: Mapp
     )
 
 
-def _submission_record(
-    run: RunDirectory,
-    request: SubmitRequest,
-    job_id: str,
-    previous: SubmissionRecord | None,
-    changes: Sequence[Change],
-) -> SubmissionRecord:
-    record = SubmissionRecord(
+def submission_record(request: SubmitRequest, job_id: str) -> SubmissionRecord:
+    """Return the record of the submission of a run or of a sweep."""
+    return SubmissionRecord(
         cluster=request.cluster,
         job_id=job_id,
         directory=str(request.directory),
         python=request.python,
         time=time.time(),
-        host=socket.gethostname(),
-        template=request.template,
-        changes=tuple(changes),
-        **identity(run.path),
+        template=template_to_record(request.template),
+        run_dir=str(request.run.path),
     )
-    if previous is not None:
-        changes_so_far = (*previous.changes, *changes)
-        return replace(record, sweep=previous.sweep, index=previous.index, changes=changes_so_far)
-    sweep = sweep_of(run) if request.cluster == "local" else None
-    if sweep is not None:
-        return replace(record, sweep=sweep.sweep_id, index=index_of(run))
-    return record
 
 
 def _record_or_cancel(run: RunDirectory, job: Job[Any], record: SubmissionRecord) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,14 +18,15 @@ from typing import Any
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.run.files import write_text
 from hpcddp.run.find import add_to_index
-from hpcddp.run.job_records import SubmissionRecord, write_submission_record
-from hpcddp.run.ownership import group_writable_warnings, identity
+from hpcddp.run.job_file import write_exported_values
+from hpcddp.run.job_records import write_submission_record
+from hpcddp.run.ownership import group_writable_warnings
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import FIRST, PICKLE_DIGEST, submission_environment
 from hpcddp.submission.code import SubmissionCode, take_code
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
-from hpcddp.submission.render import render_script
+from hpcddp.submission.render import exported_values, render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import (
@@ -34,6 +34,7 @@ from hpcddp.submission.submit import (
     element_request,
     new_run_directory,
     prepare,
+    submission_record,
     submit_script,
     submitted_all_the_same,
     turns_of,
@@ -146,6 +147,7 @@ def _submit_on_this_machine(sweep: Sweep, job: PreparedJob, code: SubmissionCode
         block.enter_context(uninterrupted(submitted_all_the_same(directory)))
         block.enter_context(new_run_directory(directory, "local"))
         write_text(directory.job_file, request.job_text)
+        write_exported_values(directory, exported_values(request))
         record_source(directory, request)
         with interruptible():
             notes = (*job.notes, *code.write(directory))
@@ -180,16 +182,7 @@ def _start_element(element: SubmitRequest) -> str:
 
 def _record_submission(request: SubmitRequest, job_id: str) -> None:
     """Record the submission of a sweep, with the id of its first job."""
-    record = SubmissionRecord(
-        cluster=request.cluster,
-        job_id=job_id,
-        directory=str(request.directory),
-        python=request.python,
-        time=time.time(),
-        template=request.template,
-        **identity(request.run.path),
-    )
-    write_submission_record(request.run, record)
+    write_submission_record(request.run, submission_record(request, job_id))
     add_to_index(request.run)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcddp.errors import UserError
@@ -19,11 +18,11 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import open_to_append, write_bytes, write_text
 from hpcddp.run.find import chosen_run, find_run
 from hpcddp.run.job_file import read_submitted_job
-from hpcddp.run.job_records import SubmissionRecord, read_submission, write_submission_record
-from hpcddp.run.moved import refuse_copy, script_owner
-from hpcddp.run.ownership import check_run_directory, identity, make_private_directory
+from hpcddp.run.job_records import read_submission, write_submission_record
+from hpcddp.run.moved import owner_of, refuse_copy
+from hpcddp.run.ownership import check_run_directory, make_private_directory
 from hpcddp.run.sweep import Chunk, Sweep, create_sweep, index_of, read_sweep, sweep_of
-from hpcddp.slurm.job_environment import FIRST, ArrayPlace
+from hpcddp.slurm.job_environment import FIRST
 from hpcddp.submission.request import first_plan, write_plan
 
 PICKLE = "submitted.pkl"
@@ -99,8 +98,8 @@ def complete_directory(element: Element, job_id: str, digest: str | None) -> Non
         write_plan(run, first_plan(element.spec))
     submission = read_submission(element.run)
     is_recorded = submission is not None and submission.job_id == job_id
-    if element.sweep.directory.script.exists() and not is_recorded:
-        write_submission(element.sweep, element.index, job_id, directory=Path.cwd(), python=sys.executable)
+    if not is_recorded:
+        write_submission(element.sweep, element.index, job_id)
     _link_log(element, job_id)
     if digest is not None:
         _copy_pickle(element, job_id, digest)
@@ -127,26 +126,20 @@ def _copy_pickle(element: Element, job_id: str, digest: str) -> None:
         write_bytes(run.submitit / f"{job_id}_submitted.pkl", content)
 
 
-def write_submission(sweep: Sweep, index: int, job_id: str, *, directory: Path, python: str) -> None:
-    """Record the submission of an element."""
+def write_submission(sweep: Sweep, index: int, job_id: str) -> None:
+    """Record the submission of an element: that of its sweep, with its own job. A sweep by hand has none."""
     run = sweep.run(index)
-    record = SubmissionRecord(
-        cluster="slurm",
-        job_id=job_id,
-        directory=str(directory),
-        python=python,
-        time=time.time(),
-        sweep=sweep.sweep_id,
-        index=index,
-        **identity(run.path),
-    )
-    write_submission_record(run, record)
-
-
-def array_of_one(sweep: Sweep, index: int) -> ArrayPlace:
-    """Return the job array with which one element of a sweep runs again by itself."""
-    first = next((chunk.first for chunk in sweep.chunks if 0 <= index - chunk.first < chunk.count), 0)
-    return ArrayPlace(index=index - first, first=first, log=sweep.run(index).batch_log)
+    submission = read_submission(sweep.directory)
+    if submission is not None:
+        record = replace(
+            submission,
+            job_id=job_id,
+            time=time.time(),
+            run_dir=str(run.path),
+            sweep=sweep.sweep_id,
+            index=index,
+        )
+        write_submission_record(run, record)
 
 
 def begin_element(sweep: Sweep, index: int, job: JobSpec | None = None) -> RunDirectory:
@@ -157,17 +150,16 @@ def begin_element(sweep: Sweep, index: int, job: JobSpec | None = None) -> RunDi
         job: the job of the sweep; None reads it.
     """
     run = sweep.run(index)
-    submission = read_submission(sweep.directory)
-    if run.path.exists() or submission is None:
+    if run.path.exists() or not sweep.directory.submission.exists():
         return run
+    refuse_copy(sweep.directory)
     make_private_directory(run.path)
     run.submitit.mkdir(mode=0o700, exist_ok=True)
     spec = element_spec(job or read_submitted_job(sweep.directory), sweep.elements[index])
     write_text(run.job_file, dump_job(spec, environment_values=False))
     # Another command may have made it, and its job may write to it already.
     os.close(open_to_append(run.batch_log))
-    job_id = sweep.job_id(index) or ""
-    write_submission(sweep, index, job_id, directory=Path(submission.directory), python=submission.python)
+    write_submission(sweep, index, sweep.job_id(index) or "")
     return run
 
 
@@ -212,5 +204,5 @@ def checked_run(run: RunDirectory) -> RunDirectory:
         RunDirectoryError: its directory, or that of its sweep, is not safe.
     """
     check_run_directory(run.path)
-    check_run_directory(script_owner(run).path)
+    check_run_directory(owner_of(run).path)
     return run

@@ -221,6 +221,11 @@ def find_template(name: str | None) -> Path:
     )
 
 
+def template_to_record(name: str | None) -> str | None:
+    """Return the value of ``--template`` for the record of a submission, with which a resumption finds the template."""
+    return None if is_default_template(name) else str(find_template(name).absolute())
+
+
 def _text_of(file: Path) -> str:
     """Return the text of a template.
 

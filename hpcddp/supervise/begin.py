@@ -28,7 +28,6 @@ from hpcddp.run.job_records import Start, newest_start, read_program_end, read_s
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
     check_run_directory,
-    identity,
     make_private_directory,
     raise_if_fenced,
     refuse_another_training,
@@ -390,7 +389,7 @@ def _observe_start(script: _Script) -> Start:
         is_local=is_local,
         allocation=allocation,
         nodes=nodes_of_job(environment),
-        **identity(script.run.path),
+        run_dir=str(script.run.path),
     )
 
 

@@ -19,7 +19,6 @@ from hpcddp.run.job_records import (
     write_start,
     write_submission_record,
 )
-from hpcddp.run.ownership import identity
 from hpcddp.run.record import FORMAT, write_record
 from hpcddp.run.result import Result
 from hpcddp.slurm.commands import QueuedJob
@@ -43,7 +42,7 @@ class FakeRun:
         write_plan_record(self.run, {"total_steps": TOTAL})
         record: dict[str, Any] = {
             "cluster": cluster, "job_id": job_id, "directory": "/", "python": "python", "time": NOON + at,
-            "host": socket.gethostname(), **identity(self.run.path), **facts,
+            "host": socket.gethostname(), "run_dir": str(self.run.path), **facts,
         }  # fmt: skip
         write_submission_record(self.run, SubmissionRecord(**record))
         return self

@@ -36,12 +36,11 @@ from hpcddp.run.job_records import (
     write_ranks,
     write_submission_record,
 )
-from hpcddp.run.ownership import identity
 from hpcddp.run.result import Result, write_result
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.slurm.job import State
 from hpcddp.stop.reasons import StopReason
-from hpcddp.submission.resume import resume
+from hpcddp.submission.resume import request_to_resume, resume
 from hpcddp.supervise.end import end
 from tests.manage.runs import queued
 from tests.messages import GoldenMessages
@@ -102,6 +101,11 @@ def begin_again(scenario: Scenario) -> str:
         return str(scenario.begin({**SLURM, "SLURM_RESTART_COUNT": "1"}).path)
 
 
+def resume_run(scenario: Scenario) -> str:
+    run = scenario.attempt.run
+    return str(resume(run, request_to_resume(run, environment=dict(os.environ))))
+
+
 COMMANDS: Final[Mapping[str, Case]] = {
     "status": Case(
         lambda scenario: "\n".join(details(status_of(scenario), paint=lambda text, _: text)),
@@ -117,7 +121,7 @@ COMMANDS: Final[Mapping[str, Case]] = {
     ),
     "requeue": Case(request_requeue, frozenset({"submission", "start", "result", "job"})),
     "submit --resume": Case(
-        lambda scenario: str(resume(scenario.attempt.run, environment=dict(os.environ))),
+        resume_run,
         frozenset({"submission", "start", "result"}),
     ),
     "end": Case(
@@ -139,7 +143,7 @@ def lay_down(scenario: Scenario, record: str) -> None:
     """Write all records that such a run may have; a result only where it is the one that is damaged."""
     attempt = scenario.attempt
     submission = SubmissionRecord(
-        cluster="slurm", job_id="7", directory="/", python="python", time=0.0, **identity(attempt.run.path)
+        cluster="slurm", job_id="7", directory="/", python="python", time=0.0, run_dir=str(attempt.run.path)
     )
     write_submission_record(attempt.run, submission)
     attempt.run.script.write_text("#!/bin/bash\n")

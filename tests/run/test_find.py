@@ -21,7 +21,6 @@ from hpcddp.run.find import (
     token_of,
 )
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
-from hpcddp.run.ownership import identity
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
@@ -178,7 +177,7 @@ def runs(tmp_path: Path) -> list[RunDirectory]:
         run = RunDirectory(tmp_path / "project" / "runs" / "digits" / run_id)
         run.attempts.mkdir(parents=True)
         record = SubmissionRecord(
-            cluster="slurm", job_id=str(40 + at), directory="/", python="python", time=0.0, **identity(run.path)
+            cluster="slurm", job_id=str(40 + at), directory="/", python="python", time=0.0, run_dir=str(run.path)
         )
         write_submission_record(run, record)
         os.utime(run.submission, (at, at))

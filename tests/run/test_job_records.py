@@ -23,7 +23,6 @@ from hpcddp.run.job_records import (
     write_start,
     write_submission_record,
 )
-from hpcddp.run.ownership import identity
 from hpcddp.run.record import RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
 
@@ -49,17 +48,17 @@ def test_ranks_a_refusal_a_start_and_a_submission_are_read_as_they_were_written(
     write_start(attempt, start)
     assert newest_start(run) == start
     submission = SubmissionRecord(
-        cluster="slurm", job_id="7", directory="/", python="python", time=1.5, **identity(run.path)
+        cluster="slurm", job_id="7", directory="/", python="python", time=1.5, run_dir=str(run.path)
     )
     write_submission_record(run, submission)
     assert read_submission(run) == submission
 
 
-@pytest.mark.parametrize("name", ["time", "run_dir", "inode"])
+@pytest.mark.parametrize("name", ["time", "run_dir"])
 def test_a_submission_states_when_it_was_and_which_directory_it_is_of(attempt: AttemptDirectory, name: str) -> None:
     run = attempt.run
     submission = SubmissionRecord(
-        cluster="slurm", job_id="7", directory="/", python="python", time=1.5, **identity(run.path)
+        cluster="slurm", job_id="7", directory="/", python="python", time=1.5, run_dir=str(run.path)
     )
     document = submission.as_document()
     del document[name]

@@ -10,7 +10,6 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.find import NoRunError
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
-from hpcddp.run.ownership import identity
 from hpcddp.run.record import write_record
 from hpcddp.run.result import Result
 from hpcddp.run.sweep import Chunk, Sweep, write_sweep
@@ -48,7 +47,7 @@ def run_called(
     run.script.write_text("")
     if job is not None:
         record = SubmissionRecord(
-            cluster=cluster, job_id=job, directory="/", python="py", time=0.0, **identity(run.path)
+            cluster=cluster, job_id=job, directory="/", python="py", time=0.0, run_dir=str(run.path)
         )
         write_submission_record(run, record)
     if status is not None:

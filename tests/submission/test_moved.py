@@ -1,4 +1,4 @@
-"""Runs on this machine whose directory is moved or copied, and what --resume, cancel and requeue make of them."""
+"""Runs whose directory is moved or copied, and what --resume, cancel and requeue make of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,16 @@ import pytest
 from hpcddp.jobfile.read import ResolvedJob, load_job
 from hpcddp.jobfile.write import dump_for_script
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.files import read_json, write_json
+from hpcddp.run.files import read_json
 from hpcddp.run.job_file import read_submitted_job
-from hpcddp.run.moved import ScriptRunDirectory, moved_script, refuse_copy
+from hpcddp.run.moved import moved_from, refuse_copy
 from hpcddp.run.ownership import RunDirectoryError
+from hpcddp.run.record import RecordError
 from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
-from hpcddp.submission.render import render_script
-from hpcddp.submission.request import SubmissionError
-from hpcddp.submission.resume import resume
+from hpcddp.submission.resume import request_to_resume, resume
+from hpcddp.submission.resume_sweep import resume_sweep
+from hpcddp.submission.submit import Submission
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import find_to_resume
 from hpcddp.supervise.begin import begin
@@ -49,6 +51,10 @@ def failed_run(directory: Path, *words: str) -> RunDirectory:
     assert done.returncode == 1, done.stdout + done.stderr
     (directory / "ready").touch()
     return RunDirectory(Path(json.loads(done.stdout)["run_dir"]))
+
+
+def resume_now(run: RunDirectory) -> Submission:
+    return resume(run, request_to_resume(run, environment=dict(os.environ)))
 
 
 def content_of(path: Path) -> dict[str, bytes]:
@@ -82,15 +88,13 @@ def test_a_run_goes_on_after_its_whole_project_was_moved(tmp_path: Path) -> None
     project = tmp_path / "project"
     project.mkdir()
     run = failed_run(project)
-    script = run.script.read_text()
     moved = project.rename(tmp_path / "new")
     place = moved / run.path.relative_to(project)
     assert_goes_on(tmp_path, place)
-    assert (place / "job.sbatch").read_text() == script
     assert not project.exists()
 
 
-def test_a_run_is_not_followed_where_the_directory_of_its_code_has_gone(tmp_path: Path, golden: GoldenMessages) -> None:
+def test_a_run_does_not_go_on_where_the_directory_of_its_code_has_gone(tmp_path: Path, golden: GoldenMessages) -> None:
     project = tmp_path / "project"
     project.mkdir()
     run = failed_run(project, "--set", f"run_root={tmp_path / 'runs'}")
@@ -103,21 +107,22 @@ def test_a_run_is_not_followed_where_the_directory_of_its_code_has_gone(tmp_path
     assert message.endswith(f": hpcddp submit JOB --resume {place}\n")
 
 
-def test_a_moved_run_is_followed_although_a_copy_lies_in_its_old_place(tmp_path: Path) -> None:
+def test_a_moved_run_goes_on_when_the_copy_in_its_old_place_is_moved_away(tmp_path: Path) -> None:
     run = failed_run(tmp_path)
     place = run.path.rename(tmp_path / "moved")
     shutil.copytree(place, run.path)
-    before = content_of(run.path)
+    done = hpcddp(tmp_path, "submit", "--resume", place)
+    assert (done.returncode, done.stderr.endswith("; name that run, or move it away\n")) == (2, True)
+    copy = run.path.rename(tmp_path / "copy")
+    before = content_of(copy)
     assert_goes_on(tmp_path, place)
-    assert content_of(run.path) == before
+    assert content_of(copy) == before
 
 
 def test_a_run_that_was_brought_back_to_its_place_from_a_backup_goes_on(tmp_path: Path) -> None:
     run = failed_run(tmp_path)
     shutil.copytree(run.path, tmp_path / "backup")
     shutil.rmtree(run.path)
-    # Takes the inode number that has become free.
-    (tmp_path / "other").mkdir()
     shutil.copytree(tmp_path / "backup", run.path)
     assert_goes_on(tmp_path, run.path)
 
@@ -125,7 +130,6 @@ def test_a_run_that_was_brought_back_to_its_place_from_a_backup_goes_on(tmp_path
 def test_a_run_that_was_moved_to_another_file_system_is_no_copy(tmp_path: Path) -> None:
     run = failed_run(tmp_path)
     place = RunDirectory(tmp_path / "again" / "r2")
-    # Another file system gives another inode number.
     shutil.copytree(run.path, place.path)
     with pytest.raises(RunDirectoryError, match="is a copy of the run"):
         refuse_copy(place)
@@ -134,7 +138,7 @@ def test_a_run_that_was_moved_to_another_file_system_is_no_copy(tmp_path: Path) 
     assert_goes_on(tmp_path, place.path)
 
 
-def test_a_run_that_is_called_by_another_path_goes_on_as_its_script_calls_it(tmp_path: Path) -> None:
+def test_a_run_that_is_called_by_another_path_goes_on_under_its_own(tmp_path: Path) -> None:
     run = failed_run(tmp_path)
     (tmp_path / "link").symlink_to(run.path)
     done = hpcddp(tmp_path, "submit", "--resume", tmp_path / "link", "--follow", "--json")
@@ -152,20 +156,11 @@ def test_a_copy_is_not_resumed_in_place_of_the_original(
     assert done.returncode == 2
     message = golden.message(done.stderr, {failed.run_id: "RUN"})
     assert f"{copy} is a copy of the run {failed.path}, " in message
-    assert "; name that run\n" in message
-    assert message.endswith(f": hpcddp submit JOB --resume {copy} --set run_root={tmp_path}\n")
+    assert message.endswith("; name that run, or move it away\n")
+    # Nor with its job file.
+    words = ("job.yaml", "--resume", copy, "--set", f"run_root={tmp_path}", "--cluster", "local")
+    assert f"{copy} is a copy of the run " in hpcddp(tmp_path, "submit", *words).stderr
     assert content_of(failed.path) == before
-    # What the sentence says is done, and the original is left alone.
-    (copy / "trackers").mkdir()
-    write_json(RunDirectory(copy).tracker("wandb"), {"run_id": "x", "step": 1})
-    words = ("job.yaml", "--resume", copy, "--set", f"run_root={tmp_path}", "--cluster", "local", "--follow")
-    done = hpcddp(tmp_path, "submit", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (copy / "trail").read_text() == "a b\na b\n"
-    assert not (copy / "trackers").exists()
-    assert content_of(failed.path) == before
-    # It is a run of its own from now on.
-    assert "has finished" in hpcddp(tmp_path, "submit", "--resume", copy).stderr
 
 
 def test_a_copy_of_a_whole_project_is_not_resumed_in_place_of_the_original(tmp_path: Path) -> None:
@@ -206,40 +201,9 @@ def test_the_job_of_the_original_is_left_alone_by_who_names_a_copy(
     assert Path(f"/proc/{read_json(living.submission)['job_id']}").exists()
 
 
-def test_a_copy_of_a_living_run_does_not_become_a_run_of_its_own_yet(
-    living: RunDirectory, tmp_path: Path, golden: GoldenMessages
-) -> None:
-    copy = tmp_path / "again" / "r2"
-    shutil.copytree(living.path, copy)
-    words = ("job.yaml", "--resume", copy, "--set", f"run_root={tmp_path}", "--cluster", "local")
-    done = hpcddp(tmp_path, "submit", *words)
-    job_id = read_json(living.submission)["job_id"]
-    assert done.returncode == 2
-    message = golden.message(done.stderr, {living.run_id: "RUN", f" {job_id};": " PID;"})
-    assert f"{copy} is a copy of the run {living.path}, " in message
-    assert f"alive as {job_id}; wait for the end" in message
-
-
 def job_of(directory: Path, text: str) -> ResolvedJob:
     (directory / "job.yaml").write_text(text)
     return load_job(directory / "job.yaml")
-
-
-@pytest.mark.parametrize("more", ["", "sweep: {environment.env.WORD: [a, b]}\n"], ids=["run", "sweep"])
-def test_a_script_that_has_moved_is_the_one_that_is_rendered_for_its_new_place(more: str, tmp_path: Path) -> None:
-    text = JOB.replace('{env: {WORD: "a b"}}', "{}") + more
-    old = job_of(tmp_path, f"run_root: my runs/50%\n{text}")
-    script = render_script(request_of(old, python="/bin/python", run_id="r1")).text
-    moved = moved_script(
-        script,
-        ScriptRunDirectory(run_root="my runs/50%", name="again", run_id="r1"),
-        RunDirectory(Path("/new root/again/r1")),
-    )
-    new = render_script(
-        request_of(job_of(tmp_path, f"run_root: /new root\n{text}"), python="/bin/python", run_id="r1")
-    ).text
-    # The job stays as it was submitted.
-    assert moved == new.replace('run_root: "/new root"\n', 'run_root: "my runs/50%"\n')
 
 
 @pytest.fixture
@@ -257,13 +221,24 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 def test_an_element_goes_on_after_its_sweep_was_moved(sweep: Sweep, tmp_path: Path) -> None:
     place = sweep.path.parent.rename(tmp_path / "moved")
     run = find_to_resume(str(place / "s1_1"), tmp_path)
-    submission = resume(run, environment=dict(os.environ))
-    assert submission.run.path == place / "s1_1"
-    script = (place / "s1" / "job.sbatch").read_text()
+    assert resume_now(run).run.path == place / "s1_1"
+    script = run.script.read_text()
+    assert f"hpcddp.supervise begin --run-root={tmp_path} --name=moved --run-id=s1_1 " in script
+    assert f"#SBATCH --output={place}/s1_1/batch.log\n" in script
+    assert "export WORD=b\n" in script
+
+
+def test_a_sweep_goes_on_after_it_was_moved(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "queue", lambda _: [])
+    place = sweep.path.parent.rename(tmp_path / "moved")
+    moved = RunDirectory(place / "s1")
+    resume_sweep(replace(sweep, path=moved.path), [0, 1], request_to_resume(moved, environment=dict(os.environ)))
+    script = moved.script.read_text()
     assert f"hpcddp.supervise begin --run-root={tmp_path} --name=moved --run-id=s1 " in script
     assert f"#SBATCH --output={place}/s1/logs/%A_%a.log\n" in script
     call = shlex.split((tmp_path / "calls").read_text().splitlines()[-1])
-    assert {"--array=1", f"--output={place}/s1_1/batch.log"} < set(call)
+    assert {"--array=0-1", f"--output={place}/s1/logs/101_%a.log"} < set(call)
+    assert moved_from(moved) is None
 
 
 def test_an_element_of_a_copied_sweep_is_neither_resumed_nor_cancelled(
@@ -272,8 +247,8 @@ def test_an_element_of_a_copied_sweep_is_neither_resumed_nor_cancelled(
     copy = tmp_path / "copy"
     shutil.copytree(sweep.path.parent, copy)
     calls = (tmp_path / "calls").read_text()
-    with pytest.raises(SubmissionError, match=f"{copy}/s1_1 is a copy of the run {sweep.path}, ") as caught:
-        resume(find_to_resume(str(copy / "s1_1"), tmp_path), environment=dict(os.environ))
+    with pytest.raises(RunDirectoryError, match=f"{copy}/s1 is a copy of the run {sweep.path}, ") as caught:
+        resume_now(find_to_resume(str(copy / "s1_1"), tmp_path))
     golden.message(caught.value)
     done = hpcddp(tmp_path, "cancel", copy / "s1")
     assert done.returncode == 2
@@ -285,9 +260,9 @@ def test_an_element_without_its_sweep_says_what_is_missing(
     sweep: Sweep, tmp_path: Path, golden: GoldenMessages
 ) -> None:
     place = find_to_resume(str(sweep.run(1).path), tmp_path).path.rename(tmp_path / "alone")
-    with pytest.raises(RunDirectoryError, match="of its sweep beside it, ") as caught:
-        resume(find_to_resume(str(place), tmp_path), environment=dict(os.environ))
-    assert golden.message(caught.value).endswith(f": hpcddp submit JOB --resume {place}")
+    with pytest.raises(RecordError, match=r"environment\.json cannot be read ") as caught:
+        resume_now(find_to_resume(str(place), tmp_path))
+    assert golden.message(caught.value).endswith(": hpcddp submit JOB --resume RUN")
 
 
 def test_a_copied_script_that_is_given_to_sbatch_by_hand_does_not_act_on_the_original(

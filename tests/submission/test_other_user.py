@@ -17,7 +17,6 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
-from hpcddp.run.ownership import identity
 from tests.messages import GoldenMessages
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
@@ -92,7 +91,7 @@ class Shared:
             python=sys.executable,
             time=0.0,
             host=socket.gethostname(),
-            **identity(run),
+            run_dir=str(run),
         )
         write_submission_record(RunDirectory(run), record)
         (run / "job.yaml").write_text(JOB)

@@ -21,16 +21,16 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import read_events
 from hpcddp.run.files import read_json
 from hpcddp.run.job_file import read_exported_values, read_job_file
-from hpcddp.run.job_records import Start, SubmissionRecord, read_submission, write_start, write_submission_record
-from hpcddp.run.ownership import RunDirectoryError, identity
+from hpcddp.run.job_records import Start, read_submission, write_start, write_submission_record
+from hpcddp.run.ownership import RunDirectoryError
 from hpcddp.run.record import write_record
-from hpcddp.run.result import Result, resume_command
+from hpcddp.run.result import Result
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import SlurmCommandError
 from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
-from hpcddp.submission.resume import prepare_resumption, request_with_changes, resume, resume_with_job
-from hpcddp.submission.submit import prepare, write_run
+from hpcddp.submission.resume import prepare_resumption, request_to_resume, resume
+from hpcddp.submission.submit import prepare, submission_record, write_run
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import begin_element
 from tests.command_line import hpcddp
@@ -83,16 +83,7 @@ def submitted(text: str, *, template: str | None = None) -> RunDirectory:
     run = request.run
     run.path.mkdir(parents=True, mode=0o700)
     write_run(run, prepare(request))
-    record = SubmissionRecord(
-        cluster="slurm",
-        job_id="7",
-        directory=str(Path.cwd()),
-        python="python3",
-        time=0.0,
-        template=template,
-        **identity(run.path),
-    )
-    write_submission_record(run, record)
+    write_submission_record(run, submission_record(request, "7"))
     return run
 
 
@@ -109,7 +100,7 @@ def changing(
         options = read_options({}, command)
         return change_job(spec, file=str(run.job_file), overrides=overrides, options=options, environment={})
 
-    return request_with_changes(run, change, environment=slurm.environment(), template=template)
+    return request_to_resume(run, change, environment=slurm.environment(), template=template)
 
 
 def saved(run: RunDirectory, step: int, **contract: Any) -> None:
@@ -135,7 +126,7 @@ def test_another_time_limit_is_all_that_changes_in_the_script(
     overrides = ["resources.time_limit=20min", f"run_root={tmp_path}/runs"]
     expected = render_script(request_of(load_job(Path("job.yaml"), overrides=overrides))).text
     monkeypatch.chdir("/")
-    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
+    resume(run, changing(run, slurm, "resources.time_limit=20min"))
     assert run.script.read_text() == expected
     record = read_submission(run)
     assert record is not None
@@ -145,16 +136,16 @@ def test_another_time_limit_is_all_that_changes_in_the_script(
 def test_a_range_of_nodes_is_asked_for_again(slurm: FakeSlurm) -> None:
     run = submitted(TRAIN.replace("{tasks_per_node: 2,", "{nodes: 2-4, tasks_per_node: 2,"))
     run.attempt(0).path.mkdir(parents=True)
-    write_start(run.attempt(0), Start(job_id="7", host="n1", time=1.0, is_local=False, nodes=3, **identity(run.path)))
+    write_start(run.attempt(0), Start(job_id="7", host="n1", time=1.0, is_local=False, nodes=3, run_dir=str(run.path)))
     assert read_job_file(run).world_size == 6
-    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
+    resume(run, changing(run, slurm, "resources.time_limit=20min"))
     assert "#SBATCH --nodes=2-4\n" in run.script.read_text()
     assert 'nodes: "2-4"' in run.job_file.read_text()
 
 
 def test_another_range_of_nodes_may_follow(slurm: FakeSlurm) -> None:
     run = submitted(TRAIN.replace("{tasks_per_node: 2,", "{nodes: 2-4, tasks_per_node: 2,"))
-    resume_with_job(run, changing(run, slurm, "resources.nodes=3-8"))
+    resume(run, changing(run, slurm, "resources.nodes=3-8"))
     assert "#SBATCH --nodes=3-8\n" in run.script.read_text()
 
 
@@ -162,13 +153,13 @@ def test_values_of_environment_variables_are_kept_for_a_resumption(slurm: FakeSl
     run = submitted(TRAIN)
     assert "TOKEN" not in run.job_file.read_text()
     values = {"TOKEN": 'it\'s\n$HOME "x"', "EMPTY": "", "PLAIN": "4"}
-    assert read_exported_values(run).env == values
+    assert read_exported_values(run) == values
     # What a person writes into the script counts only for the script itself.
     run.script.write_text(run.script.read_text().replace("export PLAIN=4", "export PLAIN=7"))
     request = changing(run, slurm, "environment.env.PLAIN=5", "environment.env.NEW=6")
     assert request.job.spec.environment.env == {**values, "PLAIN": "5", "NEW": "6"}
-    resume_with_job(run, request)
-    assert read_exported_values(run).env == {**values, "PLAIN": "5", "NEW": "6"}
+    resume(run, request)
+    assert read_exported_values(run) == {**values, "PLAIN": "5", "NEW": "6"}
     assert "\nexport PLAIN=5\nexport NEW=6\n" in run.script.read_text()
 
 
@@ -185,15 +176,8 @@ def test_only_its_owner_can_read_the_file_of_values() -> None:
 
 
 @pytest.mark.usefixtures("slurm")
-def test_no_value_is_kept_for_a_template_that_may_not_export_it() -> None:
-    Path("mine.sh.j2").write_text("#!/bin/bash\n")
-    run = submitted(TRAIN, template="./mine.sh.j2")
-    assert read_exported_values(run).env == {}
-
-
-@pytest.mark.usefixtures("slurm")
 def test_a_job_without_variables_has_no_values() -> None:
-    assert read_exported_values(submitted(COMMAND)).env == {}
+    assert read_exported_values(submitted(COMMAND)) == {}
 
 
 @pytest.mark.usefixtures("slurm")
@@ -226,7 +210,7 @@ def test_a_job_file_replaces_damaged_values(tmp_path: Path) -> None:
     request = request_of(load_job(Path("job.yaml"), overrides=[f"run_root={tmp_path}/runs"]))
     resumption = prepare_resumption(run, request)
     write_run(run, resumption.job)
-    assert read_exported_values(run).env == request.job.spec.environment.env
+    assert read_exported_values(run) == request.job.spec.environment.env
 
 
 @pytest.mark.usefixtures("slurm")
@@ -410,7 +394,7 @@ def test_a_program_gets_another_global_batch_and_must_find_its_samples(
 @pytest.mark.parametrize("job", [COMMAND, ENTRYPOINT], ids=["command", "entrypoint"])
 def test_a_resumption_gives_a_program_no_learning_rate_that_its_job_does_not_state(slurm: FakeSlurm, job: str) -> None:
     run = submitted(job)
-    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
+    resume(run, changing(run, slurm, "resources.time_limit=20min"))
     assert "base:" not in run.script.read_text()
     assert "base:" not in run.job_file.read_text()
     assert read_json(run.plan)["learning_rate"] is None
@@ -437,12 +421,12 @@ def test_kappa_and_the_rule_are_stated_where_the_job_scales_its_rate(slurm: Fake
 
 def test_changes_are_recorded_and_shown(slurm: FakeSlurm) -> None:
     run = submitted(TRAIN)
-    resume_with_job(run, changing(run, slurm, "train.epochs=20"))
+    resume(run, changing(run, slurm, "train.epochs=20"))
     run.attempt(0).path.mkdir(parents=True, mode=0o700)
     write_start(run.attempt(0), Start(job_id="101", host="n1", time=0.0, is_local=False))
-    resume_with_job(run, changing(run, slurm, "learning_rate.base=0.05"))
+    resume(run, changing(run, slurm, "learning_rate.base=0.05"))
     # A resumption without changes keeps what is recorded.
-    resume(run, environment=slurm.environment())
+    resume(run, request_to_resume(run, environment=slurm.environment()))
     record = read_submission(run)
     assert record is not None
     assert [(change.key, change.before, change.after, change.attempt) for change in record.changes] == [
@@ -461,7 +445,7 @@ def test_a_submission_that_fails_leaves_the_job_as_it_was(slurm: FakeSlurm) -> N
     request = changing(run, slurm, "train.epochs=20")
     environment = slurm.environment(REFUSED_CALL="1", REFUSAL="no")
     with pytest.raises(SlurmCommandError, match="no"):
-        resume_with_job(run, SubmitRequest(**{**_fields(request), "environment": environment}))
+        resume(run, SubmitRequest(**{**_fields(request), "environment": environment}))
     assert [path.read_bytes() for path in files] == before
 
 
@@ -479,7 +463,7 @@ def test_a_run_that_has_finished_goes_on_if_it_gets_more_to_do(
 ) -> None:
     run = submitted(job)
     write_record(run.result, Result(status="finished"))
-    resume_with_job(run, changing(run, slurm, *overrides, command=command))
+    resume(run, changing(run, slurm, *overrides, command=command))
     assert not run.result.exists()
 
 
@@ -492,47 +476,18 @@ def test_a_run_that_has_finished_has_nothing_to_do_at_another_rate(
     assert "has finished, " in golden.message(refusal_of(changing(run, slurm, *overrides), run))
 
 
-def test_a_run_of_a_template_of_its_own_is_changed_with_its_template(slurm: FakeSlurm, golden: GoldenMessages) -> None:
-    Path("mine.sh.j2").write_text("#!/bin/bash\n#SBATCH --comment=mine\n")
-    run = submitted(COMMAND, template="./mine.sh.j2")
-    with pytest.raises(SubmissionError) as caught:
-        changing(run, slurm, "resources.time_limit=20min")
-    message = golden.message(caught.value)
-    assert " with --template ./mine.sh.j2, " in message
-    # What why, cancel and the result say: without a change it goes on with its script.
-    assert resume_command(run) == f"hpcddp submit --resume {run.path}"
-    assert message.endswith(f": {resume_command(run)} --template ./mine.sh.j2")
-    resume(run, environment=slurm.environment())
-    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min", template="./mine.sh.j2"))
-    assert "--comment=mine" in run.script.read_text()
-    assert read_job_file(run).resources.time_limit is not None
-
-
-@pytest.mark.parametrize("written_by", ["this version", "version 0.2"])
-def test_a_run_of_a_template_of_its_own_whose_values_are_not_kept_needs_its_job_file(
-    slurm: FakeSlurm, golden: GoldenMessages, written_by: str
+def test_a_run_of_a_template_of_its_own_goes_on_with_it_and_with_its_values(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("mine.sh.j2").write_text("#!/bin/bash\n")
-    run = submitted(TRAIN if written_by == "this version" else COMMAND, template="./mine.sh.j2")
-    if written_by == "version 0.2":
-        run.exported_values.write_text('{"env": {}, "format": 1}')
-    with pytest.raises(SubmissionError) as caught:
-        changing(run, slurm, "resources.time_limit=20min", template="./mine.sh.j2")
-    command = f"hpcddp submit JOB --resume {run.path} --template ./mine.sh.j2"
-    assert golden.message(caught.value).endswith(f": {command}")
-    assert resume_command(run, with_job=True) == command
-
-
-def test_a_run_whose_directory_of_submission_is_gone_needs_its_job_file(
-    slurm: FakeSlurm, golden: GoldenMessages
-) -> None:
-    run = submitted(COMMAND)
-    record = read_submission(run)
-    assert record is not None
-    write_submission_record(run, replace(record, directory="/nowhere/at/all"))
-    with pytest.raises(SubmissionError, match=" /nowhere/at/all, which no longer exists; ") as caught:
-        changing(run, slurm, "resources.time_limit=20min")
-    assert golden.message(caught.value).endswith(f": hpcddp submit JOB --resume {run.path}")
+    template = '{% extends "hpcddp/sbatch.sh.j2" %}{% block before_tasks %}\necho mine\n{% endblock %}\n'
+    Path("mine.sh.j2").write_text(template)
+    run = submitted(TRAIN, template="./mine.sh.j2")
+    monkeypatch.chdir("/")
+    resume(run, request_to_resume(run, environment=slurm.environment()))
+    script = run.script.read_text()
+    assert ("echo mine" in script, "export PLAIN=4\n" in script) == (True, True)
+    resume(run, changing(run, slurm, "resources.time_limit=20min", template="sbatch"))
+    assert "echo mine" not in run.script.read_text()
 
 
 @pytest.mark.usefixtures("slurm")
@@ -627,11 +582,11 @@ def test_an_element_of_a_sweep_takes_a_value_that_the_command_line_names(slurm: 
     sweep = submit_sweep(request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())).sweep
     run = begin_element(sweep, 1)
     request = changing(run, slurm, "learning_rate.base=0.3", "resources.time_limit=20min")
-    resume_with_job(run, request)
+    resume(run, request)
     spec = parse_resolved(run.job_file.read_text())
     assert (spec.learning_rate.base, spec.sweep) == (0.3, None)
-    assert read_exported_values(sweep.directory).env == {"TOKEN": "secret"}
-    assert read_exported_values(run).env == {"TOKEN": "secret", "SIDE": "right"}
+    assert read_exported_values(sweep.directory) == {"TOKEN": "secret"}
+    assert read_exported_values(run) == {"TOKEN": "secret", "SIDE": "right"}
     assert "#SBATCH --array" not in run.script.read_text()
 
 
@@ -640,13 +595,13 @@ def test_an_element_keeps_the_value_of_its_last_resumption(slurm: FakeSlurm) -> 
     Path("job.yaml").write_text(text)
     sweep = submit_sweep(request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())).sweep
     run = begin_element(sweep, 1)
-    resume_with_job(run, changing(run, slurm, "learning_rate.base=0.3", "environment.env.SIDE=up"))
+    resume(run, changing(run, slurm, "learning_rate.base=0.3", "environment.env.SIDE=up"))
     assert list(map(str, read_run_files(run).changes)) == [
         "learning_rate.base 0.1 -> 0.3", 'environment.env.SIDE "right" -> "up"',
     ]  # fmt: skip
-    resume_with_job(run, changing(run, slurm, "resources.time_limit=20min"))
+    resume(run, changing(run, slurm, "resources.time_limit=20min"))
     assert parse_resolved(run.job_file.read_text()).learning_rate.base == 0.3
-    assert read_exported_values(run).env == {"SIDE": "up"}
+    assert read_exported_values(run) == {"SIDE": "up"}
     assert "\nexport SIDE=up\n" in run.script.read_text()
     assert len(read_run_files(run).changes) == 2
 
@@ -674,12 +629,12 @@ def test_a_damaged_plan_does_not_hold_up_a_resumption(slurm: FakeSlurm, golden: 
     if damage == "pipe":
         # It is replaced; reading it would never end.
         os.mkfifo(run.plan)
-        resume_with_job(run, changing(run, slurm, "resources.time_limit=3h"))
+        resume(run, changing(run, slurm, "resources.time_limit=3h"))
         assert run.plan.is_file()
         return
     run.plan.mkdir()
     with pytest.raises(SubmissionError, match=r"plan\.json cannot be replaced \(Is a dir") as caught:
-        resume_with_job(run, changing(run, slurm, "resources.time_limit=3h"))
+        resume(run, changing(run, slurm, "resources.time_limit=3h"))
     golden.message(caught.value)
     assert run.script.read_text() == script
     assert slurm.calls == []
@@ -691,8 +646,8 @@ def test_a_resumption_that_slurm_refuses_leaves_the_result(slurm: FakeSlurm) -> 
     environment = slurm.environment(REFUSED_CALL="1", REFUSAL="Invalid qos specification")
     refused = SubmitRequest(**{**_fields(request), "environment": environment})
     for status, submit_again in (
-        ("finished", partial(resume_with_job, run, refused)),
-        ("failed", partial(resume, run, environment=environment)),
+        ("finished", partial(resume, run, refused)),
+        ("failed", partial(resume, run, request_to_resume(run, environment=environment))),
     ):
         (slurm.directory / "calls").unlink(missing_ok=True)
         write_record(run.result, Result(status=status, reason="x"))

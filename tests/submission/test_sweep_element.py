@@ -12,13 +12,13 @@ from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_for_script, parse_resolved
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.find import NoRunError
+from hpcddp.run.job_file import write_exported_values
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
-from hpcddp.run.ownership import identity
 from hpcddp.run.sweep import Chunk, Sweep, read_sweep, sweep_of, write_sweep
 from hpcddp.slurm import commands
 from hpcddp.submission.request import SubmissionError
-from hpcddp.submission.resume import resume, resume_with_job
-from hpcddp.submission.sweep_element import ElementError, array_of_one, find_to_resume
+from hpcddp.submission.resume import request_to_resume, resume
+from hpcddp.submission.sweep_element import ElementError, find_to_resume
 from hpcddp.supervise.begin import begin
 from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import make_fake_slurm
@@ -61,8 +61,9 @@ def submitted_sweep(*, first: int = 0) -> Sweep:
     write_sweep(sweep)
     sweep.directory.script.write_text("#!/bin/bash\n")
     sweep.directory.job_file.write_text(JOB)
+    write_exported_values(sweep.directory, {})
     record = SubmissionRecord(
-        cluster="slurm", job_id="7", directory="/d", python="py", time=0.0, **identity(sweep.path)
+        cluster="slurm", job_id="7", directory=str(Path.cwd()), python="py", time=0.0, run_dir=str(sweep.path)
     )
     write_submission_record(sweep.directory, record)
     return sweep
@@ -118,29 +119,18 @@ def test_an_element_past_the_end_is_refused(golden: GoldenMessages) -> None:
     assert " --array=0-2, " in message
 
 
-def test_an_element_runs_again_as_an_array_of_one() -> None:
-    array = array_of_one(submitted_sweep(first=1000), 1002)
-    assert array.environment == {"HPCDDP_SWEEP_FIRST": "1000"}
-    log = Path("runs/demo/s1_1002/batch.log").absolute()
-    assert array.options == ("--array=2", f"--output={log}", f"--error={log}")
-
-
-def test_the_log_of_an_element_may_have_a_percent_sign_above_it(tmp_path: Path) -> None:
-    sweep = Sweep(sweep_id="s", path=tmp_path / "50%" / "s", elements=(), chunks=())
-    assert "50%%/s_0/batch.log" in array_of_one(sweep, 0).options[1]
-
-
-def test_an_element_is_resumed_with_the_script_of_its_sweep(tmp_path: Path) -> None:
+def test_an_element_is_resumed_with_a_script_of_its_own(tmp_path: Path) -> None:
     sweep = submitted_sweep()
+    script = sweep.directory.script.read_text()
     run = begun(1, batch(1)).run
     slurm = make_fake_slurm(tmp_path / "slurm")
-    submission = resume(run, environment=slurm.environment())
-    assert submission.job_id == "101_1"
-    (call,) = slurm.calls
-    assert call[:1] == ["--array=1"]
+    submission = resume(run, request_to_resume(run, environment=slurm.environment()))
+    assert submission.job_id == "101"
     document = json.loads(run.submission.read_text())
-    assert (document["job_id"], document["sweep"], document["index"]) == ("101_1", "s1", 1)
-    assert sweep.directory.script.read_text() in (run.submitit / "101_submission.sh").read_text()
+    assert (document["job_id"], document["sweep"], document["index"]) == ("101", "s1", 1)
+    assert run.script.read_text() == (run.submitit / "101_submission.sh").read_text()
+    assert "\n  seed: 6\n" in run.script.read_text()
+    assert sweep.directory.script.read_text() == script
 
 
 def test_an_element_is_resumed_with_another_job_that_has_its_values(tmp_path: Path) -> None:
@@ -149,7 +139,7 @@ def test_an_element_is_resumed_with_another_job_that_has_its_values(tmp_path: Pa
     slurm = make_fake_slurm(tmp_path / "slurm")
     Path("job.yaml").write_text(JOB + "resources: {cpus_per_task: 3}\n")
     job = load_job(Path("job.yaml"))
-    resume_with_job(run, request_of(job, environment=slurm.environment()))
+    resume(run, request_of(job, environment=slurm.environment()))
     spec = parse_resolved(run.job_file.read_text())
     assert (spec.train.seed if spec.train else None, spec.sweep, spec.resources.cpus_per_task) == (7, None, 3)
     assert "--array" not in run.script.read_text()
@@ -161,7 +151,7 @@ def test_an_element_keeps_its_values_where_the_job_file_has_no_sweep(tmp_path: P
     slurm = make_fake_slurm(tmp_path / "slurm")
     Path("job.yaml").write_text(JOB.partition("sweep:")[0])
     job = load_job(Path("job.yaml"))
-    resume_with_job(run, request_of(job, environment=slurm.environment()))
+    resume(run, request_of(job, environment=slurm.environment()))
     assert "\n  seed: 5\n" in run.job_file.read_text()
 
 
@@ -170,7 +160,7 @@ def test_a_job_with_a_sweep_does_not_continue_a_run_of_its_own(golden: GoldenMes
     run = RunDirectory(Path("runs/demo/r1").absolute())
     run.path.mkdir(parents=True, mode=0o700)
     with pytest.raises(SubmissionError) as caught:
-        resume_with_job(run, request_of(load_job(Path("job.yaml"))))
+        resume(run, request_of(load_job(Path("job.yaml"))))
     message = golden.message(caught.value)
     assert " the run r1 is not an element " in message
     assert message.endswith(": --set sweep=null")
@@ -179,14 +169,14 @@ def test_a_job_with_a_sweep_does_not_continue_a_run_of_its_own(golden: GoldenMes
 def test_a_whole_sweep_is_not_resumed_at_once(golden: GoldenMessages) -> None:
     sweep = submitted_sweep()
     with pytest.raises(SubmissionError) as caught:
-        resume(sweep.directory, environment={})
+        resume(sweep.directory, request_to_resume(sweep.directory, environment={}))
     message = golden.message(caught.value)
     assert message.startswith("s1 is a sweep, ")
     assert ": hpcddp submit --resume s1; " in message
     assert message.endswith(": hpcddp submit --resume s1_0")
     Path("job.yaml").write_text(JOB)
     with pytest.raises(SubmissionError) as caught:
-        resume_with_job(sweep.directory, request_of(load_job(Path("job.yaml"))))
+        resume(sweep.directory, request_of(load_job(Path("job.yaml"))))
     assert caught.value.message == message
 
 

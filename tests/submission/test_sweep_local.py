@@ -23,10 +23,9 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.ownership import processes_left
 from hpcddp.run.sweep import Sweep, read_sweep
 from hpcddp.slurm.job import State
-from hpcddp.slurm.job_environment import NO_DEPENDENCY
 from hpcddp.submission import sweep as submission
-from hpcddp.submission.request import SubmissionError
-from hpcddp.submission.resume import resume_locked
+from hpcddp.submission.request import SubmissionError, SubmitRequest
+from hpcddp.submission.resume import request_to_resume, resume_locked
 from hpcddp.submission.resume_sweep import resume_sweep
 from hpcddp.submission.submit import Submission, submit_script
 from hpcddp.submission.sweep import submit_sweep
@@ -191,14 +190,14 @@ def test_an_interrupted_resumption_resumes_all_elements_and_says_so(
     wait_for_end(sweep)
     processes = [process_of(sweep, index) for index in range(2)]
 
-    def resume_element(run: RunDirectory, **arguments: Any) -> Submission:
-        resumed = resume_locked(run, **arguments)
+    def resume_element(run: RunDirectory, request: SubmitRequest, **arguments: Any) -> Submission:
+        resumed = resume_locked(run, request, **arguments)
         os.kill(os.getpid(), signal.SIGINT)
         return resumed
 
     monkeypatch.setattr("hpcddp.submission.resume_sweep.resume_locked", resume_element)
     with pytest.raises(KeyboardInterrupt, match="was submitted all the same; to end it: hpcddp cancel "):
-        resume_sweep(sweep, [0, 1], environment=os.environ, dependency=NO_DEPENDENCY, force=False)
+        resume_sweep(sweep, [0, 1], request_to_resume(sweep.directory, environment=os.environ))
     assert not {process_of(sweep, index) for index in range(2)} & set(processes)
 
 

@@ -24,9 +24,8 @@ from hpcddp.run.result import Result, read_result
 from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
 from hpcddp.slurm.commands import QueuedJob
-from hpcddp.slurm.job_environment import NO_DEPENDENCY
 from hpcddp.submission.request import SubmissionError
-from hpcddp.submission.resume import resume
+from hpcddp.submission.resume import request_to_resume, resume
 from hpcddp.submission.resume_sweep import resume_sweep
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import begin_element
@@ -127,13 +126,13 @@ def test_elements_that_were_submitted_since_they_were_chosen_are_not_submitted_t
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
 ) -> None:
     sweep = swept(slurm, count=3, element_0="failed", element_1="failed")
-    environment = slurm.environment()
-    first = resume_sweep(sweep, [0, 1], environment=environment, dependency=NO_DEPENDENCY, force=False)
+    request = request_to_resume(sweep.directory, environment=slurm.environment())
+    first = resume_sweep(sweep, [0, 1], request)
     assert first.job_ids == ["102"]
     squeue(monkeypatch, queued("102_0", "PENDING"), queued("102_1"))
     # Another command has chosen them at the same time.
     with pytest.raises(SubmissionError) as caught:
-        resume_sweep(sweep, [0, 1], environment=environment, dependency=NO_DEPENDENCY, force=False)
+        resume_sweep(sweep, [0, 1], request)
     assert "the run s1_0 is alive as job 102_0" in golden.message(caught.value)
     assert len(slurm.calls) == 2
 
@@ -252,11 +251,11 @@ def test_an_element_that_was_resumed_alone_continues_alone(
 ) -> None:
     sweep = swept(slurm, count=3, element_0="failed")
     alone = begin_element(sweep, 1)
-    resume(alone, environment=dict(os.environ))
+    resume(alone, request_to_resume(alone, environment=dict(os.environ)))
     alone.batch_log.write_text("the log of the job of its own\n")
     write_record(alone.result, Result(status="failed", reason="x"))
     assert run(capsys, "--resume", "s1")[1].startswith("3 elements continue; 0 finished, 0 alive\n")
-    assert [call[0] for call in slurm.calls[2:]] == ["--array=0,2", "--array=1"]
+    assert [call[:1] for call in slurm.calls[2:]] == [["--array=0,2"], ["first=0"]]
     assert alone.batch_log.read_text() == "the log of the job of its own\n"
 
 
@@ -264,10 +263,10 @@ def test_a_sweep_that_was_submitted_by_hand_says_how_to_go_on(
     slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
 ) -> None:
     sweep = swept(slurm, count=2)
-    sweep.directory.script.unlink()
+    sweep.directory.submission.unlink()
     code, _, err = run(capsys, "--resume", "s1")
     assert code == 2
-    assert golden.message(err).endswith(": hpcddp submit JOB --resume s1_0\n")
+    assert golden.message(err).endswith(f": hpcddp submit JOB --resume {sweep.run(0).path}\n")
 
 
 def test_a_sweep_is_not_followed(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,9 +294,6 @@ def test_a_dry_run_says_what_would_continue_and_changes_nothing(
         "alive": 0,
     }
     assert (sorted(sweep.path.parent.rglob("*")), len(slurm.calls)) == (before, 1)
-    sweep.directory.script.unlink()
-    code, _, err = run(capsys, "--resume", "s1", "--dry-run")
-    assert (code, err.endswith("hpcddp submit JOB --resume s1_1\n")) == (2, True)
 
 
 def test_a_dry_run_of_an_element_that_never_began_shows_its_script_and_makes_no_directory(
