@@ -339,9 +339,9 @@ def prepare_resumption(run: RunDirectory, request: SubmitRequest, *, takes_code:
     _refuse_whole_sweep(run)
     run = under_recorded_path(run)
     refuse_copy(run)
-    _refuse_alive(run, _newest_submission(run))
     if not _MORE_WORK & request.job.named:
         _refuse_finished(run)
+    _refuse_alive(run, _newest_submission(run))
     job = prepare(replace(request, run_id=run.run_id, job=_job_to_continue_with(run, request.job)))
     if job.request.run.path.resolve() != run.path.resolve():
         raise SubmissionError(

@@ -24,6 +24,7 @@ from hpcddp.manage.why import explain
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.events import append_event
 from hpcddp.run.failure import write_failure
+from hpcddp.run.job_file import write_exported_values
 from hpcddp.run.job_records import (
     Decision,
     FailureRecord,
@@ -122,7 +123,7 @@ COMMANDS: Final[Mapping[str, Case]] = {
     "requeue": Case(request_requeue, frozenset({"submission", "start", "result", "job"})),
     "submit --resume": Case(
         resume_run,
-        frozenset({"submission", "start", "result"}),
+        frozenset({"submission", "start", "result", "job"}),
     ),
     "end": Case(
         lambda scenario: end(scenario.attempt, code=1, environment=SLURM).text,
@@ -147,6 +148,7 @@ def lay_down(scenario: Scenario, record: str) -> None:
     )
     write_submission_record(attempt.run, submission)
     attempt.run.script.write_text("#!/bin/bash\n")
+    write_exported_values(attempt.run, {})
     write_ranks(attempt, [Rank(host="n1"), Rank(host="n2")])
     write_plan_record(attempt.run, {"total_steps": 100, "steps_per_epoch": 10})
     if record == "job":
