@@ -359,17 +359,6 @@ def test_an_element_with_placeholders_is_resumed_with_options(
         assert (code, commands_of(script)) == (0, [f'command: ["true", {expected}]']), err
 
 
-def test_a_new_command_of_an_element_names_a_placeholder_that_there_is_not(
-    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
-) -> None:
-    Path("job.yaml").write_text(PLACEHOLDERS)
-    request = request_of(load_job(Path("job.yaml")), run_id="s1", environment=slurm.environment())
-    write_record(begin_element(submit_sweep(request).sweep, 1).result, Result(status="failed", reason="x"))
-    code, _, err = run(capsys, "--resume", "s1_1", "--", "true", "{lr}", "{lrr}")
-    assert code == 2
-    assert "command: holds {lrr}, " in golden.message(err)
-
-
 def test_an_element_that_cannot_continue_leaves_the_results_of_the_others(
     slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
