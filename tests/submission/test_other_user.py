@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.run.directory import RunDirectory
+from hpcddp.run.job_file import write_exported_values
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from tests.messages import GoldenMessages
 
@@ -94,6 +95,7 @@ class Shared:
             run_dir=str(run),
         )
         write_submission_record(RunDirectory(run), record)
+        write_exported_values(RunDirectory(run), {})
         (run / "job.yaml").write_text(JOB)
         (run / "job.sbatch").write_text(f"#!/bin/bash\ntouch {self.marker}\n")
         (run / "submitit").mkdir()
