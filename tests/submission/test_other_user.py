@@ -82,7 +82,7 @@ class Shared:
             os.chown(one, owner, owner, follow_symlinks=False)
 
     def ended_run(self, owner: int, *, under: Path | None = None, job_id: str = "999999") -> Path:
-        """Make a run that has ended; its script leaves a mark where it is run."""
+        """Make a run that has ended; its script and its command leave a mark where they run."""
         run = (under or self.path) / "demo" / "r1"
         run.mkdir(parents=True, mode=0o755)
         record = SubmissionRecord(
@@ -96,7 +96,7 @@ class Shared:
         )
         write_submission_record(RunDirectory(run), record)
         write_exported_values(RunDirectory(run), {})
-        (run / "job.yaml").write_text(JOB)
+        (run / "job.yaml").write_text(JOB.replace('"true"', f'touch, "{self.marker}"'))
         (run / "job.sbatch").write_text(f"#!/bin/bash\ntouch {self.marker}\n")
         (run / "submitit").mkdir()
         self.give(run.parent, owner)
