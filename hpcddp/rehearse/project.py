@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from hpcddp.errors import UserError
+from hpcddp.run.code import CODE
 from hpcddp.run.git import GitError, find_git
 from hpcddp.submission.code import LARGEST_COPY, copy_file, link_original
 
 _GIT_TIMEOUT_S: Final = 60.0
-_SUFFIXES: Final = frozenset({".cfg", ".ini", ".json", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"})
-"""The files that are copied where git does not tell code from data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,7 @@ def _files_like_code(directory: Path) -> Iterator[Path]:
         folders[:] = [] if is_environment else [name for name in folders if not _is_hidden(name)]
         for name in [] if is_environment else names:
             path = Path(folder, name)
-            if path.suffix in _SUFFIXES and not _is_hidden(name) and path.is_file():
+            if CODE.search(name) and path.is_file():
                 yield path.relative_to(directory)
 
 

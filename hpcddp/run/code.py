@@ -22,7 +22,7 @@ from hpcddp.run.sweep import sweep_of
 
 _NAMED: Final = 3
 # Programs, configurations, and files without a suffix; what is hidden is neither.
-_CODE: Final = re.compile(
+CODE: Final = re.compile(
     r"^(?!.*(?:^|/)(?:\.|hpcddp\.yaml$)).*(?:(?:^|/)[^./]+|\.(?:bash|c|cc|cfg|cpp|cu|cuh|cxx|f90|gin|go|h|hip|hpp|ini|"
     r"j2|java|jl|js|json|lua|m|pl|pxd|py|pyx|r|rb|rs|sh|toml|ts|yaml|yml|zsh))$",
     re.IGNORECASE,
@@ -96,14 +96,15 @@ def read_code(run: RunDirectory) -> SubmittedCode | None:
     Raises:
         HpcddpError: the record, or the manifest of the sweep, is damaged.
     """
+    owner = run
     record = read_record(run.code, CodeRecord)
-    if record is not None:
-        return SubmittedCode(owner=run, record=record)
-    sweep = sweep_of(run)
-    record = None if sweep is None else read_record(sweep.directory.code, CodeRecord)
-    if sweep is None or record is None:
-        return None
-    return SubmittedCode(owner=sweep.directory, record=record)
+    if record is None:
+        sweep = sweep_of(run)
+        if sweep is None:
+            return None
+        owner = sweep.directory
+        record = read_record(owner.code, CodeRecord)
+    return None if record is None else SubmittedCode(owner=owner, record=record)
 
 
 def write_code(run: RunDirectory, record: CodeRecord) -> None:
@@ -132,7 +133,7 @@ def changed_code(tree: WorkingTree) -> dict[str, str]:
     for part in _FILE_OF_DIFF.split(tree.diff or b"")[1:]:
         # "diff --git a/NAME b/NAME"
         name = part.partition(b"\n")[0].rpartition(b" b/")[2].decode(errors="replace").removesuffix('"')
-        if _CODE.search(name) and not _is_job(tree.root / name):
+        if CODE.search(name) and not _is_job(tree.root / name):
             digests[name] = hashlib.sha256(part).hexdigest()
     return digests
 

@@ -87,9 +87,16 @@ def take_code(request: SubmitRequest) -> SubmissionCode:
     directory = request.directory.resolve()
     git = find_git(directory, request.environment)
     tree = read_working_tree(git)
-    if mode != "live" and tree.diff is None:
+    why_unknown = tree.unknown
+    files = None
+    if mode == "snapshot" and why_unknown is None:
+        try:
+            files = _list_files(replace(git, directory=tree.root), (directory / request.job.spec.run_root).resolve())
+        except (GitError, OSError) as error:
+            why_unknown = str(error)
+    if mode != "live" and why_unknown is not None:
         raise SubmissionError(
-            f"environment.code is {mode}, and the code of {directory} is not known: {tree.unknown}; commit it to a "
+            f"environment.code is {mode}, and the code of {directory} is not known: {why_unknown}; commit it to a "
             "git repository, with a .gitignore for data and outputs, or write environment.code: live"
         )
     record = CodeRecord(
@@ -99,13 +106,8 @@ def take_code(request: SubmitRequest) -> SubmissionCode:
         changes=changed_code(tree),
         unknown=tree.unknown,
     )
-    if mode != "snapshot":
-        return SubmissionCode(record=record, files=None)
-    try:
-        files = _list_files(replace(git, directory=tree.root), (directory / request.job.spec.run_root).resolve())
-    except GitError as error:
-        raise SubmissionError(f"environment.code is snapshot, and {error}; write environment.code: live") from error
-    _refuse_paths(record, files, request)
+    if files is not None:
+        _refuse_paths(record, files, request)
     return SubmissionCode(record=record, files=files)
 
 
@@ -269,14 +271,13 @@ def copy_file(root: Path, copy: Path, name: str) -> None:
     """Copy a file or a link; a link to a place in the project leads to its place in the copy."""
     source = root / name
     target = copy / name
+    target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():
         leads_to = os.path.normpath(source.parent / source.readlink())
         if Path(leads_to).is_relative_to(root):
             leads_to = os.path.relpath(leads_to, source.parent)
-        target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(leads_to)
     elif source.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
 
 

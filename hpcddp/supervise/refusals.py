@@ -281,9 +281,6 @@ def write_unfinished(run: RunDirectory, status: str, reason: str, exit_code: int
     write_result(run, result)
 
 
-_LISTED: Final = 20
-
-
 def compare_code(run: RunDirectory, spec: JobSpec) -> list[str]:
     """Return which files differ from the submission; none where its code is not known.
 
@@ -338,6 +335,5 @@ def record_changes(attempt: AttemptDirectory, spec: JobSpec, changes: Sequence[s
         time=time.time(),
         attempt=attempt.number,
         reason=reason,
-        files=list(changes[:_LISTED]),
     )
     write_message(reason if runs_copy else f"warning: {reason}")

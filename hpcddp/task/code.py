@@ -17,7 +17,6 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.stop.listener import write_to_stderr
 
 _SEARCH_PATH: Final = "PYTHONPATH"
-_SOURCE_FOLDER: Final = "src"
 # hpcddp may itself be installed from a checkout, and the project be this checkout.
 _OWN_PACKAGE: Final = "hpcddp"
 _LIBRARY: Final = re.compile(r"/lib(?:64)?/python3[^/]*/")
@@ -49,9 +48,7 @@ def enter_copy(run: RunDirectory, environment: MutableMapping[str, str]) -> None
     """
     record, copy = read_copy(run)
     os.chdir(copy / record.directory)
-    roots = [str(copy / record.directory), str(copy)]
-    if (copy / _SOURCE_FOLDER).is_dir():
-        roots.append(str(copy / _SOURCE_FOLDER))
+    roots = [str(copy / record.directory), str(copy), str(copy / "src")]
     given = [path for path in environment.get(_SEARCH_PATH, "").split(os.pathsep) if path]
     given_in_copy = {path: _in_copy(path, record.root, copy) for path in given}
     environment[_SEARCH_PATH] = os.pathsep.join(dict.fromkeys([*roots, *given_in_copy.values()]))
