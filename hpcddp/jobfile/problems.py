@@ -21,14 +21,12 @@ class Problem:
         file: the file that contains the value, or ``--set key.path``.
         line: its line, counted from 1; None if it has none.
         key: the key path, ``train.model``; empty for a problem of the whole file.
-        value: the value; None if it is missing or must not be shown.
         sentence: what the value is, why it is wrong, and what to write instead.
     """
 
     file: str
     line: int | None = None
     key: str = ""
-    value: Any = None
     sentence: str
 
     def __str__(self) -> str:

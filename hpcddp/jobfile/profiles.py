@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -59,6 +60,7 @@ def _first_that_exists(files: Iterable[FilePath]) -> FilePath | None:
 
 
 DEFAULT_PROFILE = "default"
+_NOWHERE: Final = Source()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ def profile_file(name: str, profiles: FilePath) -> FilePath:
     return profiles / f"{name}.yaml"
 
 
-def read_profile(name: str | None, profiles: FilePath | None, named_in: Source | None = None) -> Profile | None:
+def read_profile(name: str | None, profiles: FilePath | None, named_in: Source = _NOWHERE) -> Profile | None:
     """Read a profile.
 
     Args:
@@ -119,16 +121,13 @@ def read_profile(name: str | None, profiles: FilePath | None, named_in: Source |
     return Profile(name=profile_name, settings=settings, cluster=cluster)
 
 
-def _missing(name: str, profiles: FilePath | None, named_in: Source | None) -> Problem:
+def _missing(name: str, profiles: FilePath | None, named_in: Source) -> Problem:
     there = sorted(file.stem for file in profiles.glob("*.yaml")) if profiles is not None else []
     known = f"the profiles are {', '.join(there)}" if there else "leave profile out"
     if profiles is not None and not there:
         known = f"make {profile_file(name, profiles)} with hpcddp init {name}, or leave profile out"
     sentence = f"is {name!r}, but no profile has that name; {did_you_mean(name, there, known)}"
-    if named_in is None:
-        return Problem(file="", key="profile", value=name, sentence=sentence)
-    line = named_in.line_of(("profile",))
-    return Problem(file=named_in.file, line=line, key="profile", value=name, sentence=sentence)
+    return Problem(file=named_in.file, line=named_in.line_of(("profile",)), key="profile", sentence=sentence)
 
 
 PROJECT_FILE = "hpcddp.yaml"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
-from typing import Any
 
 from pydantic import ValidationError
 
 from hpcddp.jobfile.document import Path, Source, dotted
-from hpcddp.jobfile.job import JobSpec, ValueKind, example_of, find_key, is_secret
+from hpcddp.jobfile.job import JobSpec, example_of
 from hpcddp.jobfile.merge import SWEEP_OPTION, MergedValues
 from hpcddp.jobfile.messages import error_path, sentence_of
 from hpcddp.jobfile.problems import MOST_PROBLEMS, Problem
 from hpcddp.jobfile.rules import broken_rules, rules_without
-from hpcddp.jobfile.sweep import Finding, check_sweep
+from hpcddp.jobfile.sweep import check_sweep
 
 
 def check_values(
@@ -33,34 +32,29 @@ def check_values(
     """
     # A problem of the whole file, such as an anchor before its first key, is no reason to report no other.
     wrong_paths = {path for path in wrong if path}
+    problems: list[Problem] = []
+    spec: JobSpec | None = None
     try:
         spec = JobSpec.model_validate(merged.value)
+        checked: JobSpec | None = spec
     except ValidationError as error:
-        problems = _problems_of_types(error, merged, fallback, wrong_paths, elements=elements)
-        return None, list(islice(problems, MOST_PROBLEMS))
-    findings = islice(_rule_findings(spec, wrong_paths, elements=elements), MOST_PROBLEMS)
-    return spec, [_problem(path, sentence, merged, fallback) for path, sentence in findings]
-
-
-def _problems_of_types(
-    error: ValidationError, merged: MergedValues, fallback: Source, wrong: set[Path], *, elements: bool
-) -> Iterator[Problem]:
-    seen: set[Path] = set()
-    for details in error.errors(include_url=False):
-        path = error_path(details)
-        if path not in seen and not any(path[: len(above)] == above for above in wrong):
-            sentence = sentence_of(details, path, _written(path, merged))
-            yield _problem(path, sentence, merged, fallback)
-        seen.add(path)
-    spec = _with_examples(merged, seen | wrong)
-    if spec is not None:
-        for path, sentence in _rule_findings(spec, seen | wrong, elements=elements):
-            yield _problem(path, sentence, merged, fallback)
-
-
-def _rule_findings(spec: JobSpec, wrong: Iterable[Path], *, elements: bool) -> Iterator[Finding]:
-    rules = rules_without(wrong)
-    return check_sweep(spec, rules) if elements else iter(broken_rules(spec, rules))
+        seen: set[Path] = set()
+        for details in error.errors(include_url=False):
+            path = error_path(details)
+            is_known = path in seen or any(path[: len(above)] == above for above in wrong_paths)
+            if not is_known and len(problems) < MOST_PROBLEMS:
+                owner = merged.owner(path) or fallback
+                sentence = sentence_of(details, path, owner.written.get(path))
+                problems.append(_problem(path, sentence, owner))
+            seen.add(path)
+        wrong_paths |= seen
+        checked = _with_examples(merged, wrong_paths)
+    if checked is not None:
+        rules = rules_without(wrong_paths)
+        findings = check_sweep(checked, rules) if elements else broken_rules(checked, rules)
+        for path, sentence in islice(findings, MOST_PROBLEMS - len(problems)):
+            problems.append(_problem(path, sentence, merged.owner(path) or fallback))
+    return spec, problems
 
 
 def _with_examples(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
@@ -81,34 +75,11 @@ def _with_examples(merged: MergedValues, wrong: set[Path]) -> JobSpec | None:
         return None
 
 
-def _written(path: Path, merged: MergedValues) -> str | None:
-    owner = merged.owner(path)
-    return owner.written.get(path) if owner is not None else None
-
-
-def _problem(path: Path, sentence: str, merged: MergedValues, fallback: Source) -> Problem:
-    owner = merged.owner(path) or fallback
+def _problem(path: Path, sentence: str, owner: Source) -> Problem:
     return Problem(
         file=owner.file,
         line=owner.line_of(path),
         # The name of the option contains the key.
         key=dotted(path[1:] if owner.origin == SWEEP_OPTION else path),
-        value=_value_at(path, merged),
         sentence=sentence,
     )
-
-
-def _value_at(path: Path, merged: MergedValues) -> object:
-    """Return the single value of a field; None for a mapping, an unknown key and a secret, which must not be shown."""
-    key_type = find_key(path)
-    if is_secret(path) or key_type is None or key_type.kind in {ValueKind.SECTION, ValueKind.MAPPING}:
-        return None
-    value: Any = merged.value
-    for key in path:
-        if isinstance(value, dict):
-            value = value.get(key)
-        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-            value = value[int(key)]
-        else:
-            return None
-    return value

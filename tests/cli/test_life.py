@@ -243,7 +243,7 @@ def test_runs_are_looked_for_where_the_project_or_the_profile_puts_them(
 def test_a_project_file_that_cannot_be_read_is_named_and_does_not_stop_who_says_where_runs_are(
     root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "hpcddp.yaml").write_text("run_root: [\n")
+    (tmp_path / "hpcddp.yaml").write_text("run_root: [a\n")
     code, _, err = run(capsys, "status")
     assert code == 2
     assert "hpcddp.yaml:1: is not valid YAML" in err
