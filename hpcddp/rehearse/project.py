@@ -10,7 +10,7 @@ from typing import Final
 
 from hpcddp.errors import UserError
 from hpcddp.run.code import CODE
-from hpcddp.run.git import GitError, find_git
+from hpcddp.run.git import Git, GitError
 from hpcddp.submission.code import LARGEST_COPY, copy_file, link_original
 
 _GIT_TIMEOUT_S: Final = 60.0
@@ -56,7 +56,7 @@ def read_project(directory: Path, *, linked: Sequence[Path]) -> Project:
     """
     links = tuple(_relative(link, directory) for link in linked)
     try:
-        names = find_git(directory, os.environ, timeout_s=_GIT_TIMEOUT_S).names("-co", "--exclude-standard")
+        names = Git(directory, os.environ, timeout_s=_GIT_TIMEOUT_S).names("-co", "--exclude-standard")
         # A tracked file may be deleted, and a submodule or another repository is a directory.
         found = [Path(name) for name in names if (directory / name).is_file()]
     except GitError:

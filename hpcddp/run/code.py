@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 from hpcddp.errors import HpcddpError, UserError, listed
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.git import WorkingTree, find_git, read_working_tree
+from hpcddp.run.git import Git, WorkingTree, read_working_tree
 from hpcddp.run.record import Record, RecordError, read_record, write_record
 from hpcddp.run.sweep import sweep_of
 
@@ -154,7 +154,7 @@ def changes_since(record: CodeRecord) -> list[str]:
     """
     if record.commit is None or record.unknown is not None or not Path(record.root).is_dir():
         return []
-    tree = read_working_tree(find_git(Path(record.root), os.environ, timeout_s=_TIMEOUT_S), record.commit)
+    tree = read_working_tree(Git(Path(record.root), os.environ, timeout_s=_TIMEOUT_S), record.commit)
     if tree.diff is None:
         raise CodeError(
             f"the code cannot be compared with that of the submission: {tree.unknown}",

@@ -42,19 +42,18 @@ class GitError(Exception):
     """git did not say what it was asked; the text says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Git:
     """Calls of git in a directory.
 
     Args:
         timeout_s: the seconds that they may take together.
-        deadline: when the last one must have ended, on the monotonic clock.
     """
 
-    directory: Path
-    environment: Mapping[str, str]
-    timeout_s: float
-    deadline: float
+    def __init__(self, directory: Path, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
+        self.directory = directory
+        self._environment = environment
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
 
     def run(self, *words: str) -> bytes:
         """Return what a command of git prints.
@@ -67,7 +66,7 @@ class Git:
             process = subprocess.Popen(
                 command,
                 cwd=self.directory,
-                env={**self.environment, **_ENVIRONMENT},
+                env={**self._environment, **_ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -78,9 +77,9 @@ class Git:
             raise GitError("git was not found on the PATH") from error
         with process:
             try:
-                output, errors = process.communicate(timeout=max(0.0, self.deadline - time.monotonic()))
+                output, errors = process.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise GitError(f"git {words[0]} did not end within {self.timeout_s:g} s") from None
+                raise GitError(f"git {words[0]} did not end within {self._timeout_s:g} s") from None
             finally:
                 if process.returncode is None:
                     with suppress(ProcessLookupError, PermissionError):
@@ -94,12 +93,6 @@ class Git:
     def names(self, *words: str) -> list[str]:
         """Return the files and directories that ``git ls-files`` lists, each once."""
         return [os.fsdecode(name) for name in dict.fromkeys(self.run("ls-files", "-z", *words).split(b"\0")) if name]
-
-
-def find_git(directory: Path, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> Git:
-    """Return git for calls in a directory, which have some seconds in all."""
-    deadline = time.monotonic() + timeout_s
-    return Git(directory=directory, environment=environment, timeout_s=timeout_s, deadline=deadline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from hpcddp.run.code import (
     write_code,
 )
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.git import Git, GitError, find_git, read_working_tree
+from hpcddp.run.git import Git, GitError, read_working_tree
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 
 LARGEST_COPY: Final = 10 << 20
@@ -85,13 +85,14 @@ def take_code(request: SubmitRequest) -> SubmissionCode:
     """
     mode = request.job.spec.environment.code
     directory = request.directory.resolve()
-    git = find_git(directory, request.environment)
+    git = Git(directory, request.environment)
     tree = read_working_tree(git)
     why_unknown = tree.unknown
     files = None
     if mode == "snapshot" and why_unknown is None:
         try:
-            files = _list_files(replace(git, directory=tree.root), (directory / request.job.spec.run_root).resolve())
+            git.directory = tree.root
+            files = _list_files(git, (directory / request.job.spec.run_root).resolve())
         except (GitError, OSError) as error:
             why_unknown = str(error)
     if mode != "live" and why_unknown is not None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hpcddp.run.code import Source, add_source
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.git import Git, find_git, read_working_tree
+from hpcddp.run.git import Git, read_working_tree
 from hpcddp.submission.request import SubmitRequest
 
 LARGEST_DIFF: Final = 256 * 1024
@@ -32,7 +32,7 @@ def record_source(run: RunDirectory, request: SubmitRequest) -> None:
         time=time.time(),
         attempt=0 if newest is None else newest + 1,
         directory=str(request.directory),
-        **ask_git(find_git(request.directory, request.environment)),
+        **ask_git(Git(request.directory, request.environment)),
         **installed_packages(request),
     )
     with suppress(OSError):

@@ -18,7 +18,7 @@ from hpcddp.cli.main import app
 from hpcddp.jobfile.read import load_job
 from hpcddp.run.code import Source, SourceRecord, add_source, read_sources
 from hpcddp.run.directory import RunDirectory
-from hpcddp.run.git import find_git
+from hpcddp.run.git import Git
 from hpcddp.submission.request import SubmitRequest
 from hpcddp.submission.source import LARGEST_DIFF, ask_git, installed_packages
 from tests.messages import GoldenMessages
@@ -55,7 +55,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 
 def asked(directory: Path, **environment: str) -> dict[str, Any]:
-    return ask_git(find_git(directory, {**os.environ, **environment}))
+    return ask_git(Git(directory, {**os.environ, **environment}))
 
 
 def test_a_clean_commit_is_recorded_with_its_branch(project: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_git_that_hangs_is_ended_with_its_children(project: Path, tmp_path: Pa
     program.write_text("#!/bin/sh\nsleep 600 &\nsleep 600\n")
     program.chmod(0o700)
     began = time.monotonic()
-    found = ask_git(find_git(project, {"PATH": f"{program.parent}:{os.environ['PATH']}"}, timeout_s=0.3))
+    found = ask_git(Git(project, {"PATH": f"{program.parent}:{os.environ['PATH']}"}, timeout_s=0.3))
     assert found == {"commit": None, "branch": None, "git_unknown": "git rev-parse did not end within 0.3 s"}
     assert time.monotonic() - began < 60
 
@@ -124,7 +124,7 @@ def test_a_slow_diff_leaves_the_commit(project: Path, tmp_path: Path, golden: Go
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\ncase "$*" in *diff*) sleep 600;; esac\nexec {real} "$@"\n')
     program.chmod(0o700)
-    found = ask_git(find_git(project, {"PATH": f"{program.parent}:{os.environ['PATH']}"}, timeout_s=2))
+    found = ask_git(Git(project, {"PATH": f"{program.parent}:{os.environ['PATH']}"}, timeout_s=2))
     assert found["commit"] == git(project, "rev-parse", "HEAD")
     message = golden.message(found["git_unknown"])
     assert message.startswith("git diff ")
