@@ -247,13 +247,13 @@ def test_a_template_of_ones_own_gets_the_documented_variables(
     assert output.splitlines()[1] == "example"
 
 
-def test_a_template_that_lacks_changes_of_the_default_one_gives_a_warning(
+def test_a_template_that_lacks_directives_of_the_job_gives_a_warning(
     job: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     Path("own.sh.j2").write_text("#!/bin/bash\n")
     output, errors = render(capsysbinary, job, "--template", "own.sh.j2")
     assert output == "#!/bin/bash\n"
-    assert errors.startswith("warning: the template own.sh.j2 does not have what has changed ")
+    assert errors.startswith("warning: the template own.sh.j2 makes a script without --job-name, ")
 
 
 def test_the_template_of_the_page_is_the_example_and_extends_the_script(

@@ -208,7 +208,7 @@ def test_an_element_whose_batch_has_no_plan_is_refused_with_its_values(
     Path("job.yaml").write_text(f"{JOB}resources: {{tasks_per_node: 2}}\n")
     axes = ("batch.global_batch_size=8,9", "train.seed=0..2")
     message = golden.message(refusal_of(slurm, *axes))
-    assert message.startswith("element 3 and 2 more ")
+    assert message.startswith("element 3 of the sweep, ")
     assert " with batch.global_batch_size=9: " in message
 
 
