@@ -105,7 +105,7 @@ def test_losses_that_are_divided_by_weights_are_weighted_means(name: str) -> Non
 def test_losses_of_whole_batches_are_not_decomposable_and_get_two_helpers(name: str) -> None:
     diagnosis = diagnose(name)
     assert diagnosis.verdict is Verdict.NOT_DECOMPOSABLE
-    assert max(deviation.gradient for deviation in diagnosis.judgement.deviations.values()) > 1e-3
+    assert diagnosis.judgement.deviation.gradient > 1e-3
     assert as_json(diagnosis)["helpers"] == ["additive_loss", "gather_with_grad"]
     assert set(as_json(diagnosis)["helpers"]) <= set(hpcddp.__all__)
 
@@ -138,11 +138,6 @@ def test_a_dimension_or_arguments_that_the_batches_do_not_have_are_refused(golde
     message = golden.message(caught.value)
     assert "not the 4 arguments of the loss" in message
     assert "return them in a tuple" in message
-
-
-def test_a_loss_that_depends_on_the_order_of_the_samples_changes_when_they_are_permuted() -> None:
-    assert diagnose("neighbours").judgement.deviations["order"].worst > 0.01
-    assert diagnose("batch_iou").judgement.deviations["order"].worst <= 1e-12
 
 
 @pytest.mark.parametrize(
@@ -337,13 +332,9 @@ def test_the_text_is_to_be_read(golden: GoldenMessages) -> None:
     assert lines[0] == f"{SAMPLES}:ten_weights: WEIGHTED MEAN"
     assert "4 ranks train another loss than one" in golden.message(lines[1])
     assert lines[3].endswith("outputs [32, 10], targets [32]")
-    assert [line.split()[:2] for line in lines[5:9]] == [
-        ["whole", "batch,"],
-        ["even", "shares"],
-        ["uneven", "shares"],
-        ["uneven", "shares,"],
-    ]
-    assert lines[10] == "plain DDP, 4 ranks, a global batch of 32:"
+    assert lines[4] == "largest difference from the mean over even, uneven and permuted shares:"
+    assert re.fullmatch(r"  value [0-9.]+ %, gradient [0-9.]+ %", lines[5])
+    assert lines[7] == "plain DDP, 4 ranks, a global batch of 32:"
     *_, helper, job = lines
     assert golden.message(helper).startswith("use hpcddp.weighted_mean ")
     assert golden.message(job).endswith("train.loss_reduction: global")

@@ -7,10 +7,10 @@ import importlib
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -189,38 +189,24 @@ def make_batch(given: object, *, name: str, arguments: int | None, dimension: in
     return Batch(data=f"your own, {name}", arguments=tuple(taken), samples=samples, dimension=dimension)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """A split of a batch over ranks.
-
-    Args:
-        name: ``order``, ``even``, ``uneven`` or ``permuted``.
-        rows: the samples of each rank, int64.
-    """
-
-    name: str
-    rows: tuple[Tensor, ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Samples per rank."""
-        return tuple(len(rows) for rows in self.rows)
+Split: TypeAlias = Sequence[Tensor]
+"""A split of a batch over ranks: the samples of each rank, int64."""
 
 
 def judged_splits(samples: int, world_size: int) -> Iterator[Split]:
     """Yield the splits on which a loss is judged, the one of the batch contract (shares of equal size) first.
 
-    The split ``order`` has one share: all samples in another order.
+    Some splits have one share: all samples in another order.
     """
     in_order = torch.arange(samples)
-    yield Split(name="even", rows=torch.split(in_order, list(divide(samples, world_size))))
+    yield torch.split(in_order, list(divide(samples, world_size)))
     for seed in _SEEDS:
         g = Generator().manual_seed(seed)
         sizes = _uneven_sizes(samples, world_size, g)
         permuted = torch.randperm(samples, generator=g)
-        yield Split(name="order", rows=(permuted,))
-        yield Split(name="uneven", rows=torch.split(in_order, sizes))
-        yield Split(name="permuted", rows=torch.split(permuted, sizes))
+        yield (permuted,)
+        yield torch.split(in_order, sizes)
+        yield torch.split(permuted, sizes)
 
 
 def _uneven_sizes(samples: int, ranks: int, g: Generator) -> list[int]:

@@ -89,13 +89,13 @@ class Judgement:
     """The judgement of a loss on one batch.
 
     Args:
-        deviations: the largest ones from the mean over samples, by the name of the split.
+        deviation: the largest one from the mean over samples, of all splits.
         ddp: the result of plain DDP at the user's world size.
     """
 
     batch: Batch
     verdict: Verdict
-    deviations: dict[str, Deviation]
+    deviation: Deviation
     ddp: Ddp
     dtype: torch.dtype
 
@@ -119,26 +119,25 @@ def judge(loss: Loss, batch: Batch, *, world_size: int) -> Judgement:
 
     splits = list(judged_splits(batch.samples, world_size))
     shares_of_splits = [_evaluate_shares(loss, batch, split) for split in splits]
-    deviations: dict[str, Deviation] = {}
+    from_mean = Deviation()
     from_sum = Deviation()
     from_weighted = Deviation()
     for split, shares in zip(splits, shares_of_splits, strict=True):
-        mean = _combine(shares, split, [size / batch.samples for size in split.sizes])
-        largest_until_now = deviations.get(split.name, Deviation())
-        deviations[split.name] = largest_until_now.joined(_deviation(whole, mean))
+        mean = _combine(shares, split, [len(rows) / batch.samples for rows in split])
+        from_mean = from_mean.joined(_deviation(whole, mean))
         from_sum = from_sum.joined(_deviation(whole, _combine(shares, split, [1.0] * len(shares))))
         from_weighted = from_weighted.joined(_deviation_from_weighted_mean(whole, shares, split))
 
     tolerance = _tolerance(whole)
     verdict = Verdict.NOT_DECOMPOSABLE
-    if all(deviation.worst <= tolerance for deviation in deviations.values()):
+    if from_mean.worst <= tolerance:
         verdict = Verdict.MEAN
     elif from_sum.worst <= tolerance:
         verdict = Verdict.SUM
     elif from_weighted.worst <= tolerance:
         verdict = Verdict.WEIGHTED_MEAN
     ddp = _compare_ddp(whole, shares_of_splits[0], splits[0])
-    return Judgement(batch=batch, verdict=verdict, deviations=deviations, ddp=ddp, dtype=whole.dtype)
+    return Judgement(batch=batch, verdict=verdict, deviation=from_mean, ddp=ddp, dtype=whole.dtype)
 
 
 def _tolerance(evaluation: Evaluation) -> float:
@@ -208,7 +207,7 @@ def _evaluate_shares(loss: Loss, batch: Batch, split: Split) -> list[Evaluation]
         NoLossError: it fails on one.
     """
     shares = []
-    for rows in split.rows:
+    for rows in split:
         try:
             shares.append(loss.evaluate(batch.part(rows)))
         except UnusableError as error:
@@ -234,11 +233,11 @@ def _combine(shares: Sequence[Evaluation], split: Split, weights: Sequence[float
 
 def _join_rows(parts: Sequence[Tensor], split: Split, weights: Sequence[float]) -> Tensor:
     """Return the gradient of the whole batch from those of its shares; outputs without rows per sample are summed."""
-    for part, size in zip(parts, split.sizes, strict=True):
-        if part.dim() == 0 or len(part) != size:
+    for part, rows in zip(parts, split, strict=True):
+        if part.dim() == 0 or len(part) != len(rows):
             return _weighted_sum(parts, weights)
-    joined = parts[0].new_zeros((sum(split.sizes), *parts[0].shape[1:]))
-    for part, rows, weight in zip(parts, split.rows, weights, strict=True):
+    joined = parts[0].new_zeros((sum(map(len, split)), *parts[0].shape[1:]))
+    for part, rows, weight in zip(parts, split, weights, strict=True):
         joined[rows] = weight * part
     return joined
 
@@ -281,7 +280,7 @@ def _compare_ddp(whole: Evaluation, shares: Sequence[Evaluation], split: Split) 
     right_length = float(right.norm())
     averaged_length = float(averaged.norm())
     return Ddp(
-        shares=split.sizes,
+        shares=tuple(map(len, split)),
         deviation=_deviation(whole, average),
         ratio=_relative(averaged_length, right_length),
         cosine=_relative(float(right @ averaged), right_length * averaged_length),
@@ -524,29 +523,22 @@ _ADVICE: Final = {
         },
     ),
 }
-_SPLIT_LABELS: Final = {
-    "order": "whole batch, permuted",
-    "even": "even shares",
-    "uneven": "uneven shares",
-    "permuted": "uneven shares, permuted",
-}
 _SAME_BELOW: Final = 1e-12
 
 
 def explain(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text, ending with a newline."""
     judgement = diagnosis.judgement
+    deviation = judgement.deviation
     advice = _ADVICE[diagnosis.verdict]
     lines = [
         f"{diagnosis.loss}: {diagnosis.verdict}",
         advice.meaning.format(ranks=len(judgement.ddp.shares)),
         "",
         f"tried in {_dtype_name(diagnosis)} on {judgement.batch.data}: {judgement.batch.describe()}",
-        _table_row("against the mean over shares", "value", "gradient"),
+        "largest difference from the mean over even, uneven and permuted shares:",
+        f"  value {_describe_error(deviation.value)}, gradient {_describe_error(deviation.gradient)}",
     ]
-    for name, label in _SPLIT_LABELS.items():
-        deviation = judgement.deviations[name]
-        lines.append(_table_row(f"  {label}", _describe_error(deviation.value), _describe_error(deviation.gradient)))
     if diagnosis.verdict is not Verdict.MEAN:
         lines += ["", *_ddp_lines(judgement.ddp), ""]
         lines += [f"use hpcddp.{helper} {use}" for helper, use in advice.helpers.items()]
@@ -557,10 +549,6 @@ def explain(diagnosis: Diagnosis) -> str:
 
 def _dtype_name(diagnosis: Diagnosis) -> str:
     return str(diagnosis.judgement.dtype).removeprefix("torch.")
-
-
-def _table_row(label: str, value: str, gradient: str) -> str:
-    return f"{label:<30}{value:>12}{gradient:>12}"
 
 
 def _describe_error(fraction: float) -> str:
@@ -593,7 +581,10 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
             "shapes": judgement.batch.describe(),
             "dtype": _dtype_name(diagnosis),
         },
-        "deviations": {name: _deviation_as_json(deviation) for name, deviation in judgement.deviations.items()},
+        "deviation": {
+            "value": finite_number(judgement.deviation.value),
+            "gradient": finite_number(judgement.deviation.gradient),
+        },
         "plain_ddp": {
             "world_size": len(ddp.shares),
             "global_batch_size": sum(ddp.shares),
@@ -607,7 +598,3 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "loss_reduction": advice.loss_reduction,
         "notes": list(diagnosis.notes),
     }
-
-
-def _deviation_as_json(deviation: Deviation) -> dict[str, float | None]:
-    return {"value": finite_number(deviation.value), "gradient": finite_number(deviation.gradient)}
