@@ -83,7 +83,7 @@ def test_submit_returns_at_once_and_the_run_outlives_its_session(directory: Path
     assert json.loads((run / "result.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.long("tests/manage/test_crashes.py kills ranks")
+@pytest.mark.long("tests/cluster/test_stop_failures.py kills a rank")
 def test_a_killed_rank_ends_the_run_and_leaves_no_process(directory: Path, golden: GoldenMessages) -> None:
     (directory / "small.py").write_text(
         "import os, signal\n"
