@@ -144,6 +144,7 @@ PROMPTS = {
 }
 
 
+@pytest.mark.depends_on("hpcddp/cli", "pyproject.toml", "tests/cli/test_completion.py")
 @pytest.mark.parametrize(
     "name",
     [

@@ -22,7 +22,13 @@ RANKS = {"rank 0 of 4", "rank 1 of 4", "rank 2 of 4", "rank 3 of 4"}
     ("tasks", "words"),
     [
         (1, ("--global-batch-size", "64", "--", sys.executable, EXAMPLES / "torchrun_script.py")),
-        (2, ("--", sys.executable, EXAMPLES / "lightning_script.py", "--nodes", "2", "--devices", "2")),
+        pytest.param(
+            2,
+            ("--", sys.executable, EXAMPLES / "lightning_script.py", "--nodes", "2", "--devices", "2"),
+            marks=pytest.mark.depends_on(
+                "examples/lightning_script.py", "hpcddp/task", "pyproject.toml", "tests/cluster/test_launchers.py"
+            ),
+        ),
         pytest.param(
             2,
             ("--", sys.executable, EXAMPLES / "accelerate_script.py"),

@@ -66,7 +66,7 @@ def test_the_values_with_which_doctor_ddp_compares_are_valid() -> None:
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("name", "never"),
+        ("name", "always"),
         ("run_root", "always"),
         ("resources.nodes", "always"),
         ("environment.env.A", "always"),

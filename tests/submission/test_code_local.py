@@ -20,6 +20,15 @@ from tests.messages import GoldenMessages
 from tests.submission.git_projects import git, make_project, write_files
 from tests.submission.local_commands import ended, result, submit
 
+pytestmark = pytest.mark.depends_on(
+    "hpcddp/run/code.py",
+    "hpcddp/run/git.py",
+    "hpcddp/submission/code.py",
+    "hpcddp/submission/resume.py",
+    "hpcddp/supervise/refusals.py",
+    "hpcddp/task/code.py",
+    "tests/submission",
+)
 # Ends with 0 when there is a file in the data.
 TRAIN = """
 import os, sys, helper, inner
@@ -76,8 +85,7 @@ def test_a_resumption_that_is_refused_keeps_the_copy_and_its_record(project: Pat
     run = ended(submit(project, *SNAPSHOT, *COMMAND))
     record = run.code.read_bytes()
     write_files(project, EDITED)
-    run.script.unlink()
-    resume(project, run, "--code", "now", code=2)
+    resume(project, run, "--code", "now", "--set", "resources.nodes=2", code=2)
     assert run.code.read_bytes() == record
     assert [path.name for path in run.code_copies.iterdir()] == ["0"]
 

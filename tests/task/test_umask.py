@@ -67,6 +67,7 @@ def test_a_command_writes_with_the_umask_of_environment_setup(tmp_path: Path) ->
     assert open_to_others(run) == []
 
 
+@pytest.mark.long("a command of the same task")
 def test_an_entrypoint_writes_with_the_umask_of_its_submitter(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(ENTRYPOINT)
     (tmp_path / "job.yaml").write_text(

@@ -19,6 +19,7 @@ from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.submission.local_commands import ended, result, submit
 
+pytestmark = pytest.mark.depends_on("hpcddp/supervise", "hpcddp/task", "pyproject.toml", "tests/task")
 BIN = Path(sys.executable).parent
 # A training that ends well in a world of any size.
 TRAINS = """

@@ -34,7 +34,10 @@ from tests.train.shown import (
     written,
 )
 
-pytestmark = pytest.mark.filterwarnings(MLFLOW_OPENS_FILES)
+pytestmark = [
+    pytest.mark.filterwarnings(MLFLOW_OPENS_FILES),
+    pytest.mark.depends_on("hpcddp/run", "hpcddp/train", "pyproject.toml", "tests/train"),
+]
 
 # W&B names the directory of an attempt by the second in which it began.
 WANDB_CLOCK_S = 1.0
