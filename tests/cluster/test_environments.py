@@ -28,6 +28,13 @@ from tests.cluster.sandbox import Sandbox
 from tests.submission.fake_environments import CONDA
 from tests.waiting import wait_for_text
 
+pytestmark = pytest.mark.depends_on(
+    "hpcddp/jobfile/environment.py",
+    "hpcddp/submission",
+    "hpcddp/task",
+    "templates",
+    "tests/cluster/test_environments.py",
+)
 ROOT = Path(__file__).parents[2]
 PACKAGES = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
 

@@ -18,7 +18,7 @@ from tests.sandbox.leftovers import leftovers
 from tests.sandbox.places import Place
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.depends_on("hpcddp/sandbox", "scripts/slurm-root", "tests/sandbox")]
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcddp" / "slurm-roots"
 
