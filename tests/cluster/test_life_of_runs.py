@@ -243,7 +243,7 @@ def test_a_sweep_is_shown_explained_and_cancelled_as_one(project: Project) -> No
     def status() -> str:
         return project.hpcddp("status", sweep_id)
 
-    wait_until(lambda: "1 pending, 2 running" in project.hpcddp("status", sweep_id), status, 120)
+    wait_until(lambda: "1 pending, 2 running" in project.hpcddp("status", sweep_id), status, 300)
     assert "1 pending, 2 running" in project.hpcddp("status")
     assert "it waits to start, because as many elements of its array run as may" in project.hpcddp("why", sweep_id)
     assert project.hpcddp("why", f"{sweep_id}_2").startswith(f"{sweep_id}_2 (waits): it waits to start")
