@@ -121,7 +121,8 @@ def test_of_two_resumptions_at_once_one_is_submitted(directory: Path, golden: Go
     job_id = submitted[0]["job_id"]
     (message,) = refused
     assert f" r1 is alive as process {job_id}; " in golden.message(message, {f" {job_id};": " PID;"})
-    assert [event.kind for event in read_events(run.events)] == ["resume"]
+    # The job may have begun before it was killed.
+    assert [event.kind for event in read_events(run.events)].count("resume") == 1
 
 
 def test_a_file_of_the_run_that_is_too_large_to_be_kept_is_named(directory: Path, golden: GoldenMessages) -> None:
