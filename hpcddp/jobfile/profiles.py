@@ -172,7 +172,7 @@ def read_project(file: FilePath, *, directory: FilePath, user_id: int) -> Docume
         origin=f"project {PROJECT_FILE}",
         kind=PROJECT_FILE,
         another_key="profile",
-        anew=f"write its settings into {PROJECT_FILE}, and remove it",
+        anew=f"write its settings into {PROJECT_FILE}, and remove this file",
     )
 
 

@@ -100,7 +100,6 @@ def test_workers_load_one_evaluation_after_the_other() -> None:
     assert len(workers[0]) == 2
 
 
-@pytest.mark.depends_on_speed("three processes import torch, and the workers look for their parent every few seconds")
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(

@@ -35,6 +35,23 @@ next(iterator)
 """
 
 
+# Its loader process begins when the parent has ended.
+KILLED_PARENT = """
+import os, signal, time
+from multiprocessing import get_context
+from hpcddp.train.data.workers import start_worker
+
+def work(parent):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    start_worker(0)
+    print("goes on", flush=True)
+
+get_context("fork").Process(target=work, args=(os.getpid(),)).start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 class Slow(Dataset[Any]):
     """Tells its process id first, then takes long."""
 
@@ -45,6 +62,12 @@ class Slow(Dataset[Any]):
         if index > 0:
             time.sleep(HOLD_S)
         return torch.tensor(os.getpid())
+
+
+def test_a_worker_whose_parent_was_killed_before_it_began_ends() -> None:
+    command = [sys.executable, "-c", KILLED_PARENT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "", "")
 
 
 @contextmanager

@@ -8,10 +8,10 @@ import re
 import signal
 import threading
 from collections.abc import Mapping
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, parent_process
 from typing import ClassVar, Final
 
-from hpcddp.processes import signal_name
+from hpcddp.processes import find, signal_name
 from hpcddp.stop.reasons import ExitCode
 from hpcddp.train.errors import TrainingError
 
@@ -104,11 +104,12 @@ def start_worker(_worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     # SIGTERM is blocked in this and all later threads, so that only the thread that waits for it receives it.
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM})
-    parent = os.getppid()
+    # Known from before the fork: the parent may have ended since then.
+    parent = getattr(parent_process(), "pid", os.getppid())
     threading.Thread(target=_exit_on_sigterm_of, args=(parent,), daemon=True).start()
     # prctl(2): the kernel kills this process when the thread that forked it ends, however it ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if find(parent) is None:
         # The parent ended before prctl was called.
         os._exit(0)
 
