@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
 from hpcddp.submission.render import render_script
 from tests.submission.requests import request_of
+from tests.waiting import wait_until
 
 LAUNCHERS: tuple[Cluster, ...] = ("slurm", "local", "here")
 PYTHON = r"""#!/bin/bash
@@ -115,6 +117,20 @@ class ScriptRunner:
             return process.wait(timeout=60)
         finally:
             process.kill()
+
+    def signal(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+        """Signal the shell, and wait until it waits for its tasks again.
+
+        bash loses the code of a process that ends at the moment of a signal, and another signal at that moment.
+        """
+        process.send_signal(number)
+
+        def waits() -> bool:
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            status = dict(line.split(":\t", 1) for line in lines)
+            return status["State"].startswith("S") and not int(status["ShdPnd"], 16) >> (number - 1) & 1
+
+        wait_until(waits, "the trap of the script")
 
     def words(self, name: str) -> list[str]:
         """Return the words that a program was called with, or [] if it was not."""
