@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from hpcddp.batch.plan import plan_batch
 from hpcddp.jobfile.sections import Train
 from hpcddp.train.errors import DriftError, UserCodeError
-from hpcddp.train.loop.agreement import Agreed, PendingAgreement
+from hpcddp.train.loop.agreement import PendingAgreement, StepSums
 from hpcddp.train.loop.schedule import Position
 from hpcddp.train.loop.step import Stepper, clip_and_step
 from hpcddp.train.model.merging import gather_differing, merged_buffers, take_rows
@@ -188,12 +188,12 @@ def stepper_of(replica: Any, rank: int, ranks: int, samples: int, **changes: Any
     return Stepper(replica, plan, train, iter(own), rank)
 
 
-def take_step(stepper: Stepper, position: Position) -> Agreed:
+def take_step(stepper: Stepper, position: Position) -> StepSums:
     """Make one step, and return what the ranks agree on in it."""
     part = stepper.compute(position)
-    agreement = PendingAgreement(part)
+    agreement = PendingAgreement([part])
     stepper.update(part)
-    return agreement.read()
+    return agreement.read().steps[0]
 
 
 def global_batch(samples: int) -> tuple[Tensor, Tensor]:
@@ -245,12 +245,12 @@ def overflow(rank: int, ranks: int) -> list[dict[str, Any]]:
     for step in range(3):
         spoil = rank == 2 and step == 1
         hook = replica.model.weight.register_hook(lambda gradient: gradient * torch.inf) if spoil else None
-        agreed = take_step(stepper, position(step, 8))
+        sums = take_step(stepper, position(step, 8))
         if hook is not None:
             hook.remove()
         models = replica.models.values()
         entries = [float(parameter.detach()[0].sum()) for model in models for parameter in model.parameters()]
-        seen.append({"skipped": agreed.nonfinite, "scale": replica.scaler.get_scale(), "entries": entries})
+        seen.append({"skipped": sums.nonfinite, "scale": replica.scaler.get_scale(), "entries": entries})
     return seen
 
 

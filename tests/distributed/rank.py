@@ -20,6 +20,8 @@ from hpcddp.stop import faults
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.context import TrainContext
 from hpcddp.train.errors import StoppedError
+from hpcddp.train.loop import loop
+from hpcddp.train.loop.agreement import block_length
 from hpcddp.train.loop.job import run_training
 
 
@@ -58,6 +60,8 @@ def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     run = RunDirectory(Path(job["run"]))
     # Not before: an attempt that is there already fences those before it.
     run.attempt(job.get("attempt", 0)).path.mkdir(parents=True, exist_ok=True)
+    steps = job.get("block_length")
+    loop.block_length = block_length if steps is None else lambda _: steps  # type: ignore[attr-defined]
     stop_at = job.get("stop_after_calls") if rank == job.get("stop_rank", 0) else None
     kill_at = job.get("kill_after_calls")
     faults.arm(job.get("faults"), rank=rank, attempt=job.get("attempt", 0))

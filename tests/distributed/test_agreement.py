@@ -1,4 +1,4 @@
-"""The sums that the ranks agree on are exact."""
+"""The sums that the ranks agree on do not depend on how many steps share an all-reduce."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.ranks import run_forked
 
 pytestmark = pytest.mark.distributed
 STEPS = 20
+LENGTHS = (1, 2, 3, 7, 20)
 
 
 def losses_of(rank: int) -> list[float]:
@@ -25,25 +26,35 @@ def losses_of(rank: int) -> list[float]:
 
 
 def agree(directory: str, world_size: int, rank: int) -> int:
-    """Write the sums of all steps."""
+    """Write the sums of all steps for each length of a block."""
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world_size)
     parts = [StepPart(torch.tensor(loss, dtype=torch.float64)) for loss in losses_of(rank)]
-    found = [PendingAgreement(part).read().loss_sum for part in parts]
+    found = {
+        length: [
+            step.loss_sum
+            for first in range(0, STEPS, length)
+            for step in PendingAgreement(parts[first : first + length]).read().steps
+        ]
+        for length in LENGTHS
+    }
     Path(directory, f"sums-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
     return 0
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_sums_are_exact_and_equal_on_all_ranks(world_size: int, tmp_path: Path) -> None:
+def test_sums_have_the_same_bits_for_every_length_of_a_block(world_size: int, tmp_path: Path) -> None:
     ended = run_forked(agree, (str(tmp_path), world_size), world_size=world_size, logs=tmp_path)
     assert ended.codes == [0] * world_size, ended.outputs
     sums = [json.loads((tmp_path / f"sums-{rank}.json").read_text()) for rank in range(world_size)]
-    assert all(of_rank == sums[0] for of_rank in sums)
+    expected = sums[0][str(LENGTHS[0])]
+    for of_rank in sums:
+        for length in LENGTHS:
+            assert of_rank[str(length)] == expected
     every = [losses_of(rank) for rank in range(world_size)]
     for step in range(STEPS):
         exact = math.fsum(losses[step] for losses in every)
-        assert abs(sums[0][step] - exact) <= math.ulp(exact)
+        assert abs(expected[step] - exact) <= math.ulp(exact)
 
 
 def test_a_number_is_the_sum_of_its_parts() -> None:

@@ -131,10 +131,28 @@ def test_a_stop_in_an_evaluation_saves_the_statistics_of_each_rank(tmp_path: Pat
     assert result(stopped)["parameters_sha256"] == result(whole)["parameters_sha256"]
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(tmp_path: Path) -> None:
+def test_ranks_that_agree_once_per_block_stop_together_within_a_block(tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    document = job_document(train__epochs=2, batch__global_batch_size=8)
+    jobs = [
+        {"run": whole, "spec": document, "block_length": 1},
+        # The third question is that of steps 7 to 9, whose answer is read after step 10, the first one of a block.
+        {"run": stopped, "spec": document, "block_length": 3, "stop_after_calls": 2, "stop_rank": 1},
+        {"run": stopped, "spec": document, "attempt": 1, "block_length": 5},
+    ]
+    outcome = run_ranks(tmp_path / "ranks", 2, jobs)
+    assert outcome.codes == [0, 0], outcome.outputs
+    decision = read_decision(RunDirectory(stopped).attempt(0))
+    assert decision is not None
+    assert (decision.step, decision.reason, decision.saved) == (10, StopReason.WARNED, True)
+    assert without_times(stopped) == without_times(whole)
+    assert result(stopped)["parameters_sha256"] == result(whole)["parameters_sha256"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_at_its_step_within_a_block(tmp_path: Path) -> None:
     run = tmp_path / "run"
     document = job_document(batch__global_batch_size=8, learning_rate__base=1e308)
-    outcome = run_ranks(tmp_path / "ranks", 2, [{"run": run, "spec": document}])
+    outcome = run_ranks(tmp_path / "ranks", 2, [{"run": run, "spec": document, "block_length": 4}])
     assert outcome.codes == [70, 70]
     first = next(record["step"] for record in records(run) if record["loss"] is None)
     assert all(f"the loss of step {first} " in error["message"] for error in outcome.errors.values())

@@ -58,7 +58,7 @@ def test_a_forward_that_waits_for_other_ranks_is_not_measured(tmp_path: Path) ->
 def test_the_time_of_a_record_is_that_of_its_step_and_not_of_the_agreement(tmp_path: Path) -> None:
     run = tmp_path / "run"
     document = job_document(train__num_workers=0, train__dataset="tests.distributed.own_code:slow_digits")
-    outcome = run_ranks(tmp_path / "ranks", 2, [{"run": run, "spec": document}])
+    outcome = run_ranks(tmp_path / "ranks", 2, [{"run": run, "spec": document, "block_length": 4}])
     assert outcome.codes == [0, 0], outcome.outputs
     for before, record in pairwise(steps(run)):
         step_s = (record["samples_seen"] - before["samples_seen"]) / record["samples_per_s"]

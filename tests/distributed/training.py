@@ -54,6 +54,9 @@ def run_ranks(
     for job in jobs:
         Path(job["run"]).mkdir(parents=True, exist_ok=True)
         job["spec"].setdefault("resources", {})["tasks_per_node"] = world_size
+        if "stop_after_calls" in job or "kill_after_calls" in job:
+            # A rank is asked once per block of steps.
+            job.setdefault("block_length", 1)
     plan = folder / "plan.json"
     store = folder / f"store-{len(list(folder.iterdir()))}"
     plan.write_text(json.dumps({"world_size": world_size, "store": str(store), "jobs": jobs}, default=str))

@@ -25,7 +25,7 @@ from hpcddp.run.record import RecordError
 from hpcddp.stop.reasons import StopReason
 from hpcddp.train.data.loader import Placement
 from hpcddp.train.errors import TrainingError
-from hpcddp.train.loop.agreement import Agreed, PendingAgreement, StepPart, Votes
+from hpcddp.train.loop.agreement import Agreed, PendingAgreement, StepPart, StepSums, Votes
 from hpcddp.train.loop.job import parameters_sha256
 from hpcddp.train.loop.schedule import Schedule
 from hpcddp.train.model.replica import build_optimizer, place_model, set_learning_rate
@@ -248,9 +248,10 @@ def test_vote_for_an_unknown_stop_code_is_an_error(code: int) -> None:
     "votes", [Votes(), Votes(save=True), *(Votes(save=True, stop=reason) for reason in StopReason)]
 )
 def test_agreement_carries_the_loss_and_every_wish(votes: Votes) -> None:
-    agreed = PendingAgreement(StepPart(torch.tensor(2.5).double(), torch.tensor(1.0)), votes).read()
-    assert agreed == Agreed(loss_sum=2.5, nonfinite=True, save=votes.save, stop=votes.stop)
-    assert PendingAgreement(StepPart(torch.tensor(0.5).double())).read() == Agreed(loss_sum=0.5)
+    parts = [StepPart(torch.tensor(2.5).double(), torch.tensor(1.0)), StepPart(torch.tensor(0.5).double())]
+    agreed = PendingAgreement(parts, votes).read()
+    steps = [StepSums(loss_sum=2.5, nonfinite=True), StepSums(loss_sum=0.5)]
+    assert agreed == Agreed(steps=steps, save=votes.save, stop=votes.stop)
 
 
 def test_seeds_depend_on_every_part_of_their_key() -> None:

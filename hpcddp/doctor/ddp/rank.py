@@ -126,7 +126,7 @@ def _steps(setting: Setting, replica: Replica, folder: Path, steps: int) -> Iter
     for position in itertools.islice(setting.schedule.positions(0), steps):
         batches.samples.clear()
         part = stepper.compute(position)
-        agreement = PendingAgreement(part)
+        agreement = PendingAgreement([part])
         stepper.update(part)
         path = folder / f"gradients-{position.step}.pt"
         errors = None
@@ -135,7 +135,7 @@ def _steps(setting: Setting, replica: Replica, folder: Path, steps: int) -> Iter
         elif context.is_main:
             errors = _gradient_errors(torch.load(path, weights_only=True), gradients, _FLOORS[context.train.precision])
         yield {
-            "loss": agreement.read().loss_sum / position.samples,
+            "loss": agreement.read().steps[0].loss_sum / position.samples,
             "samples": [*batches.samples],
             "parameters": _parameter_digests(replica.model),
             "has_gradient": any(bool(gradient.any()) for gradient in gradients.values()),

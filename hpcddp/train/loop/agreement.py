@@ -1,10 +1,11 @@
-"""One all-reduce for each optimizer step: the sums of the losses, and the requests of the ranks to save or stop.
+"""One all-reduce per block of optimizer steps: the sums of the losses, and the requests of the ranks to save or stop.
 
 Every decision that all ranks must take alike follows from this sum (batch contract, section 4). The sum is read one
 step later, so that no step waits for it.
 
-A backend adds three ranks or more in an order that depends on the place of a number in its vector. Their numbers are
-therefore sent as parts whose sums are exact in any order.
+One agreement for several short steps costs less beside them. A backend adds three ranks or more in an order that
+depends on the place of a number in its vector, and so on the length of the block. Their numbers are therefore sent as
+parts whose sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from torch import Tensor
 
 from hpcddp.stop.reasons import StopReason
 
-# The vector has these numbers of the step.
+# The vector has these numbers of each step.
 _LOSS: Final = 0
 _NONFINITE: Final = 1
 _PER_STEP: Final = 2
-# After them come these. The index of a reason to stop is ``_SAVE`` plus its number. If ranks have
+# After those of all steps come these. The index of a reason to stop is ``_SAVE`` plus its number. If ranks have
 # different reasons, the largest wins.
 _SECONDS: Final = 0
 _SAVE: Final = 1
@@ -38,19 +39,41 @@ _UNITS: Final = tuple(2.0**exponent for exponent in range(42, -149, -_PART_BITS)
 _WHOLE_FROM: Final = 2.0**80
 _FEW_RANKS: Final = 2
 
+# The ranks agree once in this time, if steps are shorter.
+_BLOCK_S: Final = 0.05
+_MOST_STEPS: Final = 100
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Votes:
-    """Requests of one rank, and the duration of its last step.
+    """Requests of one rank, and the duration of its last steps.
 
     Args:
         save: whether a save is due; only rank 0 reads its clock.
-        seconds: duration of the rank's last step; 0 if there was none.
+        seconds: mean duration of the rank's last steps; 0 if there was none.
     """
 
     save: bool = False
     stop: StopReason = StopReason.NONE
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSums:
+    """What the ranks have summed up for one step, the same on every rank.
+
+    Args:
+        loss_sum: the sum of the losses of the global batch's samples.
+        nonfinite: whether a gradient is infinite or not a number on any rank; False if gradients are not checked.
+    """
+
+    loss_sum: float
+    nonfinite: bool = False
+
+    @property
+    def is_nonfinite(self) -> bool:
+        """Whether the loss or a checked gradient is not finite."""
+        return self.nonfinite or not math.isfinite(self.loss_sum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +81,16 @@ class Agreed:
     """Result of one agreement, the same on every rank.
 
     Args:
-        loss_sum: the sum of the losses of the global batch's samples.
-        nonfinite: whether a gradient is infinite or not a number on any rank; False if gradients are not checked.
+        steps: the sums of each step of the block.
         save: whether rank 0 asks for a save.
         stop: the largest reason of the ranks to stop.
-        seconds: sum over the ranks of the durations of their last steps.
+        seconds: sum over the ranks of the mean durations of their last steps.
     """
 
-    loss_sum: float
-    nonfinite: bool = False
+    steps: list[StepSums]
     save: bool = False
     stop: StopReason = StopReason.NONE
     seconds: float = 0.0
-
-    @property
-    def is_nonfinite(self) -> bool:
-        """Whether the loss or a checked gradient is not finite."""
-        return self.nonfinite or not math.isfinite(self.loss_sum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +129,10 @@ class PendingAgreement:
     """An all-reduce that may still be running.
 
     Args:
-        part: this rank's part of the sums of the step.
+        parts: this rank's part of the sums of each step of the block.
     """
 
-    def __init__(self, part: StepPart, votes: Votes = _NO_VOTES) -> None:
+    def __init__(self, parts: Sequence[StepPart], votes: Votes = _NO_VOTES) -> None:
         self._ranks = dist.get_world_size()
         self._is_split = self._ranks > _FEW_RANKS
         self._vector: Tensor
@@ -124,20 +140,22 @@ class PendingAgreement:
         self._copied: torch.cuda.Event | None = None
         self._agreed: Agreed | None = None
         requests = _request_numbers(votes)
-        if part.loss_sum.device.type == "cuda":
-            self._start_on_gpu(part, requests)
-        elif self._ranks == 1:
-            self._agreed = _agreed_of([*part.numbers(), *requests])
+        if parts[0].loss_sum.device.type == "cuda":
+            self._start_on_gpu(parts, requests)
+            return
+        numbers = [number for part in parts for number in part.numbers()]
+        if self._ranks == 1:
+            self._agreed = _agreed_of([*numbers, *requests])
         else:
             self._add_over_ranks(
-                torch.tensor(part.numbers(), dtype=torch.float64), torch.tensor(requests, dtype=torch.float64)
+                torch.tensor(numbers, dtype=torch.float64), torch.tensor(requests, dtype=torch.float64)
             )
 
-    def _start_on_gpu(self, part: StepPart, requests: Sequence[float]) -> None:
+    def _start_on_gpu(self, parts: Sequence[StepPart], requests: Sequence[float]) -> None:
         """Start the all-reduce and the copy of its result to the host, and wait for neither."""
-        step = part.vector()
+        steps = torch.cat([part.vector() for part in parts])
         pinned_requests = torch.tensor(requests, dtype=torch.float64, pin_memory=True)
-        self._add_over_ranks(step, pinned_requests.to(step.device, non_blocking=True))
+        self._add_over_ranks(steps, pinned_requests.to(steps.device, non_blocking=True))
         if self._work is not None:
             # On a GPU, wait() orders the streams and does not block the host.
             self._work.wait()
@@ -149,10 +167,10 @@ class PendingAgreement:
         self._copied.record()
         self._vector = host_vector
 
-    def _add_over_ranks(self, step: Tensor, requests: Tensor) -> None:
+    def _add_over_ranks(self, steps: Tensor, requests: Tensor) -> None:
         if self._is_split:
-            step = split(step)
-        self._vector = torch.cat([step, requests])
+            steps = split(steps)
+        self._vector = torch.cat([steps, requests])
         if self._ranks > 1:
             self._work = dist.all_reduce(self._vector, async_op=True)
 
@@ -183,20 +201,30 @@ def _request_numbers(votes: Votes) -> list[float]:
 
 
 def _agreed_of(numbers: Sequence[float]) -> Agreed:
-    """Return what the numbers of the step and those of the requests mean, summed over the ranks."""
-    requests = numbers[_PER_STEP:]
+    """Return what the numbers of the steps and those of the requests mean, summed over the ranks."""
+    requests = numbers[-_REQUESTS:]
     stop = StopReason.NONE
     # From the smallest reason to the largest.
     for reason in StopReason:
         if reason is not StopReason.NONE and requests[_SAVE + reason] > 0:
             stop = reason
+    first_numbers = range(0, len(numbers) - _REQUESTS, _PER_STEP)
     return Agreed(
-        loss_sum=numbers[_LOSS],
-        nonfinite=numbers[_NONFINITE] != 0,
+        steps=[
+            StepSums(loss_sum=numbers[first + _LOSS], nonfinite=numbers[first + _NONFINITE] != 0)
+            for first in first_numbers
+        ],
         save=requests[_SAVE] > 0,
         stop=stop,
         seconds=requests[_SECONDS],
     )
+
+
+def block_length(step_s: float) -> int:
+    """Return the number of steps that share an agreement, from 1 to 100; their mean duration is in s, 0 = not known."""
+    if step_s == 0:
+        return 1
+    return min(_MOST_STEPS, max(1, int(_BLOCK_S / step_s)))
 
 
 def split(numbers: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Any, Final, NoReturn
 
@@ -20,7 +20,7 @@ from hpcddp.train.checkpoint.checkpointer import Checkpointer
 from hpcddp.train.context import TrainContext
 from hpcddp.train.distributed import broadcast_numbers, collective_device
 from hpcddp.train.errors import NonFiniteError, StoppedError
-from hpcddp.train.loop.agreement import PendingAgreement, StepPart, Votes
+from hpcddp.train.loop.agreement import PendingAgreement, StepPart, StepSums, Votes, block_length
 from hpcddp.train.loop.evaluation import EvaluationStoppedError, Evaluator
 from hpcddp.train.loop.schedule import Position, Schedule
 from hpcddp.train.loop.state import TrainingProgress
@@ -42,15 +42,29 @@ class _MadeStep:
 
     Args:
         skipped: whether the update was skipped because of a nonfinite loss or gradient. If only fp16's GradScaler skips
-            steps, the agreement says so instead.
+            steps, the sums of the step say so instead.
         ended_at: seconds since the epoch.
     """
 
     position: Position
-    agreement: PendingAgreement
     skipped: bool
     seconds: float
     ended_at: float
+
+
+@dataclass(slots=True)
+class _Block:
+    """Steps that share one agreement.
+
+    Args:
+        parts: this rank's part of the sums of each step, from before its update.
+        steps: the same steps, from after their update.
+        agreement: None until the last step of the block starts it.
+    """
+
+    parts: list[StepPart] = field(default_factory=list)
+    steps: list[_MadeStep] = field(default_factory=list)
+    agreement: PendingAgreement | None = None
 
 
 class Loop:
@@ -83,9 +97,12 @@ class Loop:
         self._metrics = metrics
         self._progress = progress
         self._skips_nonfinite = context.train.nonfinite_loss == "skip"
-        # The step whose agreement is read after the next one.
-        self._unread: _MadeStep | None = None
-        # Durations of the step that was read last, on this rank and on average over all ranks.
+        # An agreement that an update waits for is about one step.
+        self._always_one_step = context.world_size == 1 or self._skips_nonfinite
+        self._block = _Block()
+        # The steps of the block before, until their agreement is read: one step later, when it has arrived.
+        self._unread: tuple[list[_MadeStep], PendingAgreement] | None = None
+        # Mean durations of the steps that were read last, on this rank and over all ranks; 0 = none was read yet.
         self._rank_step_s = 0.0
         self._step_s = 0.0
         self._stopper = RunStopper(context, checkpointer)
@@ -143,24 +160,47 @@ class Loop:
             self._save("last step again")
 
     def _make_step(self, position: Position) -> None:
-        """Compute the gradient, start the agreement, update or skip, and read the agreement of the step before."""
+        """Compute the gradient, update or skip, and read the agreement of the block before."""
         part = self._stepper.compute(position)
         # Before the update, so that the ranks can still skip it, and so that the sums arrive beside it.
-        votes = Votes(save=self._save_is_due(), stop=self._stopper.vote(), seconds=self._rank_step_s)
-        agreement = PendingAgreement(part, votes)
-        skipped = self._update_or_skip(part, agreement)
+        self._add_part(position, part)
+        skipped = self._update_or_skip(part)
         ended_at = self._context.monotonic()
         seconds = ended_at - self._step_began_at
         self._step_began_at = ended_at
-        waits = self._step_s >= _LONG_STEP_S
-        # It has arrived by now, so reading it does not block.
-        self._read_agreement()
-        self._unread = _MadeStep(
-            position=position, agreement=agreement, skipped=skipped, seconds=seconds, ended_at=self._context.now()
+        self._block.steps.append(
+            _MadeStep(position=position, skipped=skipped, seconds=seconds, ended_at=self._context.now())
         )
+        waits = self._step_s >= _LONG_STEP_S
+        self._read_agreement()
+        self._close_block()
         if waits:
             # The ranks stop after the step in which the stop was requested, and not after the next one.
             self._read_agreement()
+
+    def _add_part(self, position: Position, part: StepPart) -> None:
+        """Add a step to its block, and start the agreement if the block ends with this step.
+
+        A block ends with the same step on all ranks, at the latest before an evaluation or a save.
+        """
+        self._block.parts.append(part)
+        length = 1 if self._always_one_step else block_length(self._step_s)
+        if (
+            len(self._block.parts) >= length
+            or self._schedule.evaluates_after(position)
+            or self._schedule.saves_after(position) is not None
+        ):
+            self._start_agreement()
+
+    def _start_agreement(self) -> None:
+        votes = Votes(save=self._save_is_due(), stop=self._stopper.vote(), seconds=self._rank_step_s)
+        self._block.agreement = PendingAgreement(self._block.parts, votes)
+
+    def _close_block(self) -> None:
+        """Begin the next block if the agreement of this one is started."""
+        if self._block.agreement is not None:
+            self._unread = (self._block.steps, self._block.agreement)
+            self._block = _Block()
 
     def _save_is_due(self) -> bool:
         """Return whether this rank asks for a save because of the time since the last one."""
@@ -171,34 +211,44 @@ class Loop:
         # While a write is running no save is requested; it stays due.
         return is_due and self._context.is_main and not self._checkpointer.busy
 
-    def _update_or_skip(self, part: StepPart, agreement: PendingAgreement) -> bool:
+    def _update_or_skip(self, part: StepPart) -> bool:
         """Update the parameters, or skip the update on all ranks; return whether it was skipped."""
-        if self._skips_nonfinite and agreement.read().is_nonfinite:
+        agreement = self._block.agreement
+        if self._skips_nonfinite and agreement is not None and agreement.read().steps[-1].is_nonfinite:
             self._stepper.skip()
             return True
         self._stepper.update(part)
         return False
 
+    def _record_all_steps(self) -> None:
+        """Record all steps so far, and agree on those that no agreement covers yet; a collective."""
+        self._read_agreement()
+        if self._block.parts:
+            self._start_agreement()
+            self._close_block()
+            self._read_agreement()
+
     def _read_agreement(self) -> None:
-        """Wait for the agreement that is not read yet, if there is one, and record its step."""
-        step = self._unread
-        if step is None:
+        """Wait for the agreement of the block before, if it is not read yet, and record its steps."""
+        if self._unread is None:
             return
+        steps, agreement = self._unread
         self._unread = None
-        agreed = step.agreement.read()
-        self._rank_step_s = step.seconds
+        agreed = agreement.read()
+        self._rank_step_s = sum(step.seconds for step in steps) / len(steps)
         self._step_s = agreed.seconds / self._context.world_size
         if agreed.save:
             self._save_is_agreed = True
         self._stopper.set_agreed(agreed.stop)
-        self._record_step(step, agreed.loss_sum, nonfinite=agreed.nonfinite)
+        for step, sums in zip(steps, agreed.steps, strict=True):
+            self._record_step(step, sums)
 
-    def _record_step(self, step: _MadeStep, loss_sum: float, *, nonfinite: bool) -> None:
+    def _record_step(self, step: _MadeStep, sums: StepSums) -> None:
         """Add a step to the progress, the measured durations and the metrics."""
         position = step.position
-        loss = loss_sum / position.samples
+        loss = sums.loss_sum / position.samples
         # The GradScaler of fp16 skips steps with a nonfinite gradient itself.
-        skipped = step.skipped or nonfinite
+        skipped = step.skipped or sums.nonfinite
         progress = self._progress
         self._progress = replace(
             progress,
@@ -242,7 +292,7 @@ class Loop:
         save_reason = self._schedule.saves_after(position)
         if not (evaluates or save_reason or self._save_is_agreed or self._stopper.agreed):
             return
-        self._read_agreement()
+        self._record_all_steps()
         self._flush()
         is_last_step = position.step + 1 == self._schedule.total_steps
         if self._stopper.agreed and not is_last_step:
