@@ -10,7 +10,7 @@ from typing import Final
 from hpcddp.run.metrics import MetricsLine
 
 _LOSS_NAMES: Final = ("loss", "train_loss", "train/loss")
-# Of shorter steps, several are needed.
+# The steps of a block, 50 ms together, are recorded at the same moment.
 _SHORTEST_S: Final = 0.25
 
 
