@@ -6,6 +6,7 @@ import json
 import os
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,16 @@ def main(plan_path: Path, rank: int) -> int:
     return code
 
 
+def _fixed_length(steps: int, _step_s: float) -> int:
+    return steps
+
+
 def context_of(job: dict[str, Any], rank: int, world_size: int) -> TrainContext:
     run = RunDirectory(Path(job["run"]))
     # Not before: an attempt that is there already fences those before it.
     run.attempt(job.get("attempt", 0)).path.mkdir(parents=True, exist_ok=True)
     steps = job.get("block_length")
-    loop.block_length = block_length if steps is None else lambda _: steps  # type: ignore[attr-defined]
+    loop.block_length = block_length if steps is None else partial(_fixed_length, steps)  # type: ignore[attr-defined]
     stop_at = job.get("stop_after_calls") if rank == job.get("stop_rank", 0) else None
     kill_at = job.get("kill_after_calls")
     faults.arm(job.get("faults"), rank=rank, attempt=job.get("attempt", 0))
