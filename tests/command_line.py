@@ -9,10 +9,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from tests.ranks import FORKS
+
+# Each start reads the exit codes of all processes that have ended, and an exit code can be read only once.
+_LOCK = threading.Lock()
 
 
 def hpcddp(
@@ -28,16 +33,19 @@ def hpcddp(
     """
     arguments = [str(word) for word in words]
     variables = dict(os.environ if environment is None else environment)
-    umask = os.umask(0o077)
-    os.umask(umask)
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder, "out"), Path(folder, "errors")
-        process = FORKS.Process(target=_run, args=(arguments, directory, variables, umask, out, errors))
-        process.start()
-        process.join(timeout_s)
-        if process.exitcode is None:
-            process.kill()
+        with _LOCK:
+            umask = os.umask(0o077)
+            os.umask(umask)
+            process = FORKS.Process(target=_run, args=(arguments, directory, variables, umask, out, errors))
+            process.start()
+        has_ended = wait([process.sentinel], timeout_s)
+        with _LOCK:
+            if not has_ended:
+                process.kill()
             process.join()
+        if not has_ended or process.exitcode is None:
             raise TimeoutError(f"not within {timeout_s} s: hpcddp {' '.join(arguments)}\n{errors.read_text()}")
         return subprocess.CompletedProcess(
             ["hpcddp", *arguments], process.exitcode, out.read_text("utf-8"), errors.read_text("utf-8")

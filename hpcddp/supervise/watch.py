@@ -14,17 +14,16 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from hpcddp.errors import write_message
-from hpcddp.jobfile.job import JobSpec
 from hpcddp.processes import Process, find, wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.files import exists
-from hpcddp.run.job_file import read_job_file
 from hpcddp.run.job_records import Start, read_start
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import read_result
@@ -34,6 +33,9 @@ from hpcddp.slurm.hostlist import HostListError, expand
 from hpcddp.slurm.job import allocation_of, ask_slurm, end_time_of, moment_of, slurm_job_id
 from hpcddp.slurm.rank_env import own_host
 from hpcddp.stop.deadline import ASK_EVERY_S
+
+if TYPE_CHECKING:
+    from hpcddp.jobfile.job import JobSpec
 
 STEP_PATIENCE_S: Final = 60.0
 """How long srun may wait after the last record of the tasks; they wait up to 30 s for their trackers."""
@@ -77,11 +79,10 @@ def watch(
         poll_s: seconds between two looks.
     """
     srun = find(pid)
-    spec = _job_of(attempt)
     start = _start_of(attempt)
     job_end = JobEnd(start, environment)
-    signs = Signs(attempt, spec, HostBoots(start, environment), environment, patience_s=patience_s)
-    warn_at = _warn_at(start, spec) if warn else math.inf
+    signs = Signs(attempt, HostBoots(start, environment), environment, patience_s=patience_s)
+    warn_at = _warn_at(start, signs.lead_s) if warn else math.inf
     while srun is not None and find(pid) == srun:
         if time.time() >= warn_at:
             warn_at = math.inf
@@ -107,15 +108,6 @@ def watch(
         wait_until(lambda: find(pid) != srun, timeout_s=pause_s, poll_s=min(_SRUN_POLL_S, poll_s))
 
 
-def _job_of(attempt: AttemptDirectory) -> JobSpec | None:
-    """Return the job of an attempt; None, with a message, if it cannot be read: srun is watched all the same."""
-    try:
-        return read_job_file(attempt.run)
-    except RecordError as error:
-        write_message(error.message)
-        return None
-
-
 def _start_of(attempt: AttemptDirectory) -> Start | None:
     """Return who started an attempt; None, with a message, if the record cannot be read."""
     try:
@@ -125,12 +117,11 @@ def _start_of(attempt: AttemptDirectory) -> Start | None:
         return None
 
 
-def _warn_at(start: Start | None, spec: JobSpec | None) -> float:
+def _warn_at(start: Start | None, lead_s: float) -> float:
     """Return when the tasks are warned of their end, in seconds since the epoch; infinity if they are not."""
-    lead = None if spec is None else spec.signal_lead
-    if start is None or start.end_time is None or lead is None:
+    if start is None or start.end_time is None or lead_s == 0:
         return math.inf
-    return start.end_time - lead.total_seconds()
+    return start.end_time - lead_s
 
 
 class JobEnd:
@@ -195,7 +186,6 @@ class Signs:
 
     Args:
         attempt: the attempt that the tasks belong to.
-        spec: its job; None if that cannot be read.
         hosts: when its hosts were started.
         environment: the batch script's environment.
         patience_s: how long srun may wait after a sign, in seconds.
@@ -204,14 +194,12 @@ class Signs:
     def __init__(
         self,
         attempt: AttemptDirectory,
-        spec: JobSpec | None,
         hosts: HostBoots,
         environment: Mapping[str, str],
         *,
         patience_s: float,
     ) -> None:
         self._attempt = attempt
-        self._spec = spec
         self._hosts = hosts
         self._environment = environment
         self._patience_s = patience_s
@@ -233,12 +221,11 @@ class Signs:
     def _look(self) -> Iterator[Sign]:
         """Yield the signs that are there now."""
         attempt = self._attempt
-        tasks = None if self._spec is None else self._spec.tasks
-        if tasks_have_ended(attempt, tasks=tasks):
+        if tasks_have_ended(attempt, self._count_tasks):
             yield Sign(sentence="all tasks have ended", patience_s=self._patience_s)
         if exists(attempt.decision):
             # Rank 0 has saved. In a loop of the user's own, others may still do so.
-            patience_s = max(self._patience_s, self._save_lead_s())
+            patience_s = max(self._patience_s, self.lead_s)
             yield Sign(sentence="the ranks have stopped", patience_s=patience_s)
         has_failed_task = any(attempt.path.glob("error-rank-*.json"))
         kill_wait_s = self._read_kill_wait_s() if has_failed_task else None
@@ -248,8 +235,25 @@ class Signs:
         for host in self._hosts.restarted():
             yield Sign(sentence=f"{host} was started anew while the tasks ran", patience_s=self._patience_s)
 
-    def _save_lead_s(self) -> float:
-        """Return how long a save may take, in seconds."""
+    @cached_property
+    def _spec(self) -> JobSpec | None:
+        """The job; None, with a message, if it cannot be read: srun is watched all the same."""
+        # Not above: this import takes three times as long as all the others, and most runs end without it.
+        from hpcddp.run.job_file import read_job_file
+
+        try:
+            return read_job_file(self._attempt.run)
+        except RecordError as error:
+            write_message(error.message)
+            return None
+
+    def _count_tasks(self) -> int:
+        """Return how many tasks the job has; 0 if that is not known."""
+        return 0 if self._spec is None else self._spec.tasks
+
+    @property
+    def lead_s(self) -> float:
+        """How long before the end of the job its tasks are warned, and how long a save may take, in seconds."""
         lead = None if self._spec is None else self._spec.signal_lead
         return 0.0 if lead is None else lead.total_seconds()
 
@@ -265,20 +269,20 @@ class Signs:
         return self._kill_wait_s
 
 
-def tasks_have_ended(attempt: AttemptDirectory, *, tasks: int | None) -> bool:
+def tasks_have_ended(attempt: AttemptDirectory, count_tasks: Callable[[], int]) -> bool:
     """Return whether the records of an attempt show that all of its tasks have ended, or are about to.
 
     They do if rank 0 has written the result, which it does last, or if each rank has written how its program ended or
     why it failed.
 
     Args:
-        tasks: how many tasks it has; None if that is not known.
+        count_tasks: returns how many tasks it has, 0 if that is not known; called when one has ended.
     """
     if _is_concluded(attempt):
         return True
-    return tasks is not None and all(
-        attempt.rank_exit(rank).exists() or attempt.rank_error(rank).exists() for rank in range(tasks)
-    )
+    # Files of exits and of errors.
+    ended_ranks = {path.stem.rpartition("-")[2] for path in attempt.path.glob("e*-rank-*.json")}
+    return bool(ended_ranks) and len(ended_ranks) == count_tasks()
 
 
 def _is_concluded(attempt: AttemptDirectory) -> bool:

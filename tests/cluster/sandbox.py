@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from hpcddp.sandbox import network, state
 from hpcddp.slurm.commands import show_job
 from hpcddp.slurm.job import ENDED_STATES
+from tests.command_line import hpcddp
 from tests.waiting import wait_until
 
 # Each question costs some milliseconds, and several tests wait at once.
@@ -41,17 +43,22 @@ class Sandbox:
         timeout: float = 180,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command that speaks to this Slurm; ``env`` is laid over the environment."""
-        done = subprocess.run(
-            [str(word) for word in argv],
-            cwd=cwd,
-            env={**self.environment, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=timeout,
-            check=False,
-        )
+        words = [str(word) for word in argv]
+        environment = {**self.environment, **(env or {})}
+        if words[:3] == [sys.executable, "-m", "hpcddp"]:
+            done = hpcddp(cwd or Path.cwd(), *words[3:], environment=environment, timeout_s=timeout)
+        else:
+            done = subprocess.run(
+                words,
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="surrogateescape",
+                timeout=timeout,
+                check=False,
+            )
         if check:
             assert done.returncode == 0, f"{argv} exited with {done.returncode}:\n{done.stdout}{done.stderr}"
         return done

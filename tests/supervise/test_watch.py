@@ -276,18 +276,18 @@ def test_a_controller_that_does_not_say_boot_times_is_no_sign(
 
 def test_one_rank_that_still_works_keeps_srun(scenario: Scenario) -> None:
     write_exit(scenario.attempt, exit_of(0))
-    assert not tasks_have_ended(scenario.attempt, tasks=2)
+    assert not tasks_have_ended(scenario.attempt, lambda: 2)
 
 
 @pytest.mark.parametrize(("attempts", "ended"), [(0, False), (1, True), (2, False)])
 def test_the_result_of_another_attempt_keeps_srun(scenario: Scenario, attempts: int, *, ended: bool) -> None:
     write_result(scenario.attempt.run, Result(status="stopped", attempts=attempts))
-    assert tasks_have_ended(scenario.attempt, tasks=2) is ended
+    assert tasks_have_ended(scenario.attempt, lambda: 2) is ended
 
 
 def test_a_run_directory_that_is_away_keeps_srun(scenario: Scenario, tmp_path: Path) -> None:
     scenario.attempt.run.path.rename(tmp_path / "away")
-    assert not tasks_have_ended(scenario.attempt, tasks=2)
+    assert not tasks_have_ended(scenario.attempt, lambda: 2)
 
 
 def test_a_damaged_job_file_does_not_end_the_watch(
