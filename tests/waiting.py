@@ -17,7 +17,8 @@ def wait_until(condition: Callable[[], T], what: str | Callable[[], object], tim
     """Wait until a condition is true, and return its value; else the test fails.
 
     Args:
-        condition: called about twenty times a second; one that takes long, as a command does, a quarter of the time.
+        condition: called about twenty times a second; one that takes long, as a command does, a tenth of the time, or
+            every five seconds if that is more often.
         what: what is waited for, or a function that says how it is instead.
         timeout_s: seconds.
     """
@@ -31,7 +32,8 @@ def wait_until(condition: Callable[[], T], what: str | Callable[[], object], tim
         if now >= deadline:
             pytest.fail(f"not within {timeout_s} s: {what if isinstance(what, str) else what()}")
         # What is waited for needs the processor.
-        time.sleep(max(0.05, 3 * (now - asked_at)))
+        took_s = now - asked_at
+        time.sleep(max(0.05, 3 * took_s, min(9 * took_s, 5)))
 
 
 def wait_for_text(path: Path, text: str, timeout_s: float = 120) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hpcddp.run import checkpoints
 from tests.cluster.comparison import report
 from tests.cluster.jobs import HPCDDP
-from tests.cluster.scenarios import OTHER_HOSTS, PREEMPTED_HOSTS, ScenarioContext
+from tests.cluster.scenarios import ScenarioContext
 from tests.cluster.tracked_run import TrackedRun
 
 # Longer than a requeued job waits here before it starts again.
@@ -28,7 +28,7 @@ def cancel(tracked: TrackedRun) -> TrackedRun:
 def start_slow_save(context: ScenarioContext, name: str, on: str) -> TrackedRun:
     """Start a run whose saves take four seconds."""
     slow = {"environment": {"env": {"HPCDDP_FAULTS": "sleep=4@save.rename"}}}
-    tracked = context.start(name, on=on, sections=slow)
+    tracked = context.start(name, nodes=1, on=on, sections=slow)
     tracked.wait_for_steps(10)
     return tracked
 
@@ -51,7 +51,7 @@ def cancelled_then_preempted(context: ScenarioContext, name: str, on: str) -> Tr
 
 def cancelled_in_the_requeue(context: ScenarioContext, name: str, on: str) -> TrackedRun:
     """Cancelled as soon as Slurm shows that the job is requeued."""
-    tracked = context.start(name, on=on)
+    tracked = context.start(name, nodes=1, on=on)
     tracked.wait_for_steps(40)
     context.preempt(on)
     tracked.wait_until(lambda: tracked.sandbox.job(tracked.job_id)["Restarts"] == "1", "the requeue")
@@ -65,14 +65,14 @@ CANCELS = (preempted_then_cancelled, cancelled_then_preempted, cancelled_in_the_
 
 
 def cancelled_and_preempted(context: ScenarioContext, times: int = 1) -> list[TrackedRun]:
-    """Cancel runs in every order with a preemption, on two pairs of hosts at once."""
+    """Cancel runs in every order with a preemption, on two hosts at once."""
     trials = list(enumerate(CANCELS * times))
 
-    def lane(number: int, hosts: str) -> list[TrackedRun]:
-        return [trial(context, f"trial{index}", hosts) for index, trial in trials[number::2]]
+    def lane(number: int, host: str) -> list[TrackedRun]:
+        return [trial(context, f"trial{index}", host) for index, trial in trials[number::2]]
 
     with ThreadPoolExecutor(2) as executor:
-        lanes = executor.map(lane, (0, 1), (PREEMPTED_HOSTS, OTHER_HOSTS))
+        lanes = executor.map(lane, (0, 1), context.sandbox.nodes[:2])
         tracked_runs = [tracked for one in lanes for tracked in one]
     for tracked in tracked_runs:
         report("scancel before, in and after a preemption", tracked)

@@ -17,7 +17,7 @@ from tests.command_line import hpcddp
 from tests.waiting import wait_until
 
 # Each question costs some milliseconds, and several tests wait at once.
-_POLL_S = 0.5
+_POLL_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

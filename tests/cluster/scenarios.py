@@ -33,6 +33,8 @@ STEP_S = 0.1
 STEPS_PER_EPOCH = 23
 # Preemptions take the first two hosts; every run that is not to be preempted uses the others.
 PREEMPTED_HOSTS, OTHER_HOSTS = "n1,n2", "n3,n4"
+# For runs of one rank: each rank is a second or more of the processor, and many faults need no second one.
+ONE_HOST = "n3"
 _AT_ONCE = 4
 _OWN_SLURMS_AT_ONCE = 2
 

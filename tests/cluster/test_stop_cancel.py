@@ -7,6 +7,7 @@ import hashlib
 import json
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.cancel_scenarios import (
@@ -18,26 +19,14 @@ from tests.cluster.cancel_scenarios import (
 )
 from tests.cluster.comparison import RunComparison, report
 from tests.cluster.jobs import HPCDDP
-from tests.cluster.scenarios import OTHER_HOSTS, ScenarioContext, after_scenario
-from tests.cluster.tracked_run import TrackedRun
-
-
-def cancelled_in_training(context: ScenarioContext) -> tuple[TrackedRun, RunComparison]:
-    """Cancelled in the middle; then continued, by a new job, to the end."""
-    tracked = context.start("run", on=OTHER_HOSTS)
-    tracked.wait_for_steps(30)
-    report("scancel in the training", cancel(tracked))
-    attempts = tracked.attempts
-    assert (tracked.sandbox.job(tracked.job_id)["JobState"], attempts) == ("CANCELLED", 1)
-    document = json.loads(context.sandbox.run(*HPCDDP, "submit", "--resume", tracked.run.path, "--json").stdout)
-    assert document["run_dir"] == str(tracked.run.path)
-    resumed = TrackedRun(sandbox=tracked.sandbox, job=tracked.job, run=tracked.run, job_id=document["job_id"])
-    return resumed, context.compare("scancel, then submit --resume", resumed)
+from tests.cluster.save_scenarios import cancelled_then_damaged
+from tests.cluster.scenarios import ONE_HOST, OTHER_HOSTS, ScenarioContext, ScenarioResult, after_scenario
+from tests.cluster.tracked_run import TrackedRun, trace_file
 
 
 def cancelled_in_a_save(context: ScenarioContext) -> TrackedRun:
     slow = {"environment": {"env": {"HPCDDP_FAULTS": "sleep=4@save.rename:46"}}}
-    tracked = context.start("run", on=OTHER_HOSTS, sections=slow)
+    tracked = context.start("run", nodes=1, on=ONE_HOST, sections=slow)
     tracked.wait_until(lambda: list(tracked.run.checkpoints.glob(".step-*46.*")), "the save after step 46")
     cancel(tracked)
     report("scancel during a save", tracked)
@@ -45,7 +34,7 @@ def cancelled_in_a_save(context: ScenarioContext) -> TrackedRun:
 
 
 def cancelled_before_the_requeue(context: ScenarioContext) -> TrackedRun:
-    tracked = context.start("run", on=OTHER_HOSTS)
+    tracked = context.start("run", nodes=1, on=ONE_HOST)
     tracked.wait_for_steps(40)
     context.sandbox.run("scancel", "--signal=USR2", tracked.job_id)
     tracked.wait_until((tracked.attempt.path / "decision.json").exists, "the decision to stop")
@@ -54,36 +43,44 @@ def cancelled_before_the_requeue(context: ScenarioContext) -> TrackedRun:
     return tracked
 
 
-def requeued_after_the_end(context: ScenarioContext) -> tuple[TrackedRun, str, str]:
-    tracked = context.start("run", on=OTHER_HOSTS, epochs=2)
-    tracked.wait_until_finished()
-    before = digest_of(tracked.run.path)
-    refused = context.sandbox.run("scontrol", "requeue", tracked.job_id, check=False)
-    assert refused.returncode != 0, refused.stdout
-    report("finished, then requeued", tracked)
-    return tracked, before, digest_of(tracked.run.path)
+@dataclass(frozen=True, kw_only=True)
+class Pestered:
+    """A run that was pestered while it lived and when it had finished.
+
+    Attributes:
+        refusal: what was said to a second job for it while it lived.
+        digests: its directory, before and after a requeue that Slurm refused.
+    """
+
+    tracked: TrackedRun
+    comparison: RunComparison
+    refusal: str
+    digests: tuple[str, str]
 
 
-def with_strangers(context: ScenarioContext) -> tuple[TrackedRun, RunComparison]:
-    """Somebody talks to the port of rank 0 as soon as it is known, and goes on."""
+def pestered(context: ScenarioContext) -> Pestered:
+    """Somebody talks to the port of rank 0 as soon as it is known, and goes on; somebody submits a second job."""
     tracked = context.start("run", on=OTHER_HOSTS)
     tracked.wait_until(lambda: tracked.attempts and tracked.attempt.rendezvous.exists(), "a rendezvous")
     meeting = json.loads(tracked.attempt.rendezvous.read_text())
+    refusal = ""
     while tracked.sandbox.job(tracked.job_id)["JobState"] == "RUNNING":
         place_of = (meeting["addresses"][0], meeting["port"])
         with contextlib.suppress(OSError), socket.create_connection(place_of, 1) as door:
             door.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(range(256)))
             time.sleep(0.3)
         time.sleep(0.1)
-    return tracked, context.compare("another program on the port of rank 0", tracked)
-
-
-def resumed_while_it_lives(context: ScenarioContext) -> tuple[TrackedRun, str, RunComparison]:
-    tracked = context.start("run", on=OTHER_HOSTS)
-    tracked.wait_for_steps(10)
-    done = context.sandbox.run(*HPCDDP, "submit", "--resume", tracked.run.path, check=False)
-    assert done.returncode == 2
-    return tracked, done.stderr, context.compare("a second job for a run that lives", tracked)
+        if not refusal and trace_file(tracked.attempt, 0).exists():
+            second = context.sandbox.run(*HPCDDP, "submit", "--resume", tracked.run.path, check=False)
+            assert second.returncode == 2
+            refusal = second.stderr
+    comparison = context.compare("another program on the port of rank 0, a second job for a run that lives", tracked)
+    before = digest_of(tracked.run.path)
+    requeue = context.sandbox.run("scontrol", "requeue", tracked.job_id, check=False)
+    assert requeue.returncode != 0, requeue.stdout
+    report("finished, then requeued", tracked)
+    digests = before, digest_of(tracked.run.path)
+    return Pestered(tracked=tracked, comparison=comparison, refusal=refusal, digests=digests)
 
 
 def digest_of(directory: Path) -> str:
@@ -95,10 +92,8 @@ def digest_of(directory: Path) -> str:
     return digest.hexdigest()
 
 
-@after_scenario(cancelled_in_training)
-def test_a_cancelled_run_stays_cancelled_and_goes_on_only_when_it_is_told_to(
-    scenario_result: tuple[TrackedRun, RunComparison],
-) -> None:
+@after_scenario(cancelled_then_damaged)
+def test_a_cancelled_run_stays_cancelled_and_goes_on_only_when_it_is_told_to(scenario_result: ScenarioResult) -> None:
     tracked, comparison = scenario_result
     assert comparison.has_same_result, comparison
     assert comparison.attempts == 2
@@ -123,28 +118,20 @@ def test_a_cancel_wins_before_in_and_after_a_preemption(scenario_result: list[Tr
     assert len(scenario_result) == len(CANCELS)
 
 
-@after_scenario(requeued_after_the_end)
-def test_slurm_refuses_to_requeue_a_finished_run_and_nothing_changes(
-    scenario_result: tuple[TrackedRun, str, str],
-) -> None:
-    tracked, before, after = scenario_result
-    job = tracked.sandbox.job(tracked.job_id)
-    assert (job["ExitCode"], job["Restarts"], tracked.attempts) == ("0:0", "0", 1)
+@after_scenario(pestered)
+def test_slurm_refuses_to_requeue_a_finished_run_and_nothing_changes(scenario_result: Pestered) -> None:
+    job = scenario_result.tracked.sandbox.job(scenario_result.tracked.job_id)
+    assert (job["ExitCode"], job["Restarts"], scenario_result.tracked.attempts) == ("0:0", "0", 1)
+    before, after = scenario_result.digests
     assert before == after
 
 
-@after_scenario(with_strangers)
-def test_strangers_at_the_port_of_rank_0_change_nothing(scenario_result: tuple[TrackedRun, RunComparison]) -> None:
-    _, comparison = scenario_result
-    assert comparison.lost_nothing, comparison
-    assert comparison.attempts == 1
+@after_scenario(pestered)
+def test_strangers_at_the_port_of_rank_0_and_a_second_job_change_nothing(scenario_result: Pestered) -> None:
+    assert scenario_result.comparison.lost_nothing, scenario_result.comparison
+    assert scenario_result.comparison.attempts == 1
 
 
-@after_scenario(resumed_while_it_lives)
-def test_a_run_that_lives_is_not_continued_by_a_second_job(
-    scenario_result: tuple[TrackedRun, str, RunComparison],
-) -> None:
-    tracked, refusal, comparison = scenario_result
-    assert tracked.job_id in refusal
-    assert comparison.lost_nothing, comparison
-    assert comparison.attempts == 1
+@after_scenario(pestered)
+def test_a_run_that_lives_is_not_continued_by_a_second_job(scenario_result: Pestered) -> None:
+    assert scenario_result.tracked.job_id in scenario_result.refusal

@@ -14,6 +14,7 @@ from tests.cluster.commands import script, start
 from tests.cluster.comparison import RunComparison
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.scenarios import (
+    ONE_HOST,
     OTHER_HOSTS,
     PREEMPTED_HOSTS,
     STEPS_PER_EPOCH,
@@ -38,22 +39,24 @@ def on_small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario
         yield ScenarioContext(sandbox=sandbox, directory=disk, references=references)
 
 
-def stopped_on_full_disk(context: ScenarioContext, name: str, kind: str, *, steps: int = 40) -> ScenarioResult:
+def stopped_on_full_disk(
+    context: ScenarioContext, name: str, kind: str, *, nodes: int = 1, steps: int = 40
+) -> ScenarioResult:
     """The disk is full from just before a stop until the next start has waited for a time."""
-    tracked = context.start(name, on=OTHER_HOSTS, seconds=0.15)
+    tracked = context.start(name, nodes=nodes, seconds=0.15)
     tracked.wait_for_steps(steps)
-    traces = [trace_file(tracked.attempt, rank) for rank in range(2)]
+    traces = [trace_file(tracked.attempt, rank) for rank in range(nodes)]
     # The model that is under test writes one more line in each step, into the last page of these files.
     tracked.wait_until(lambda: all(path.stat().st_size % _PAGE < _PAGE // 2 for path in traces), "room for the traces")
     FILLS[kind](context.directory)
     try:
-        tracked.signal(1, signal.SIGUSR2)
+        tracked.signal(nodes - 1, signal.SIGUSR2)
         tracked.wait_until(lambda: int(context.sandbox.job(tracked.job_id)["Restarts"]) == 1, "the requeue")
         context.sandbox.wait(tracked.job_id, states={"RUNNING"})
         time.sleep(10)
     finally:
         make_room(context.directory)
-    return tracked, context.compare(f"disk full at a stop and the next start, {kind}", tracked)
+    return tracked, context.compare(f"disk full at a stop and the next start, {kind}", tracked, nodes=nodes)
 
 
 def full_before_a_program_starts(context: ScenarioContext) -> TrackedRun:
@@ -88,12 +91,12 @@ def full_before_a_program_starts(context: ScenarioContext) -> TrackedRun:
 
 def away_at_the_end(context: ScenarioContext, name: str = "end", seconds: float = 8) -> ScenarioResult:
     """The run directory is away when the attempt ends."""
-    tracked = context.start(name, on=OTHER_HOSTS)
+    tracked = context.start(name, nodes=1, on=ONE_HOST)
     tracked.wait_for_steps(40)
-    tracked.signal(1, signal.SIGUSR2)
+    tracked.signal(0, signal.SIGUSR2)
     tracked.wait_until(tracked.attempt.decision.exists, "the decision")
     take_directory_away(tracked, seconds)
-    return tracked, context.compare("run directory away at the end of an attempt", tracked)
+    return tracked, context.compare("run directory away at the end of an attempt", tracked, nodes=1)
 
 
 def away_at_a_preemption(context: ScenarioContext) -> ScenarioResult:
@@ -165,7 +168,7 @@ def test_a_run_directory_that_is_away_at_a_save_costs_nothing(scenario_result: S
 def test_a_full_disk_at_any_stop_does_not_end_the_run(on_small_disk: ScenarioContext, trial: int) -> None:
     dice = random.Random(trial)
     kind = dice.choice(list(FILLS))
-    assert_went_on(*stopped_on_full_disk(on_small_disk, f"trial-{trial}", kind, steps=dice.randrange(10, 100)))
+    assert_went_on(*stopped_on_full_disk(on_small_disk, f"trial-{trial}", kind, nodes=2, steps=dice.randrange(10, 100)))
 
 
 def away_at_many_ends(context: ScenarioContext) -> list[ScenarioResult]:

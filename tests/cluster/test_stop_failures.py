@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.comparison import report
 from tests.cluster.save_scenarios import faults
-from tests.cluster.scenarios import OTHER_HOSTS, ScenarioContext, after_scenario
+from tests.cluster.scenarios import ONE_HOST, OTHER_HOSTS, ScenarioContext, after_scenario
 from tests.cluster.tracked_run import TrackedRun
 
 ScenarioResult = tuple[TrackedRun, dict[str, str]]
@@ -86,18 +86,32 @@ def worker_killed(context: ScenarioContext) -> ScenarioResult:
 
 
 def no_progress(context: ScenarioContext) -> ScenarioResult:
-    """The same rank dies at the same step of each attempt, and failures would be requeued."""
+    """The rank dies at the same step of each attempt, and failures would be requeued."""
     budgets = {"max_failures": 10, "max_attempts_without_progress": 2}
-    sections = {"requeue": budgets, **faults("kill@step:5,rank=1")}
-    return _failed(context, "fails at the same step each time", {}, sections)
+    sections = {"requeue": budgets, **faults("kill@step:5")}
+    tracked = context.start("run", nodes=1, on=ONE_HOST, sections=sections)
+    fields = tracked.wait_for_end("FAILED")
+    report("fails at the same step each time", tracked)
+    return tracked, fields
 
 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
         pytest.param(70, "a bug in the user's model", marks=after_scenario(raised), id="an exception"),
-        pytest.param(70, "train.nonfinite_loss is stop", marks=after_scenario(not_finite), id="a loss that is NaN"),
-        pytest.param(70, "/no/such/place/weights.pt", marks=after_scenario(wrong_path), id="a wrong path"),
+        # Other errors of the user's code on one rank, which take the same way.
+        pytest.param(
+            70,
+            "train.nonfinite_loss is stop",
+            marks=[after_scenario(not_finite), pytest.mark.long],
+            id="a loss that is NaN",
+        ),
+        pytest.param(
+            70,
+            "/no/such/place/weights.pt",
+            marks=[after_scenario(wrong_path), pytest.mark.long],
+            id="a wrong path",
+        ),
     ],
 )
 def test_the_users_own_failure_is_named_and_never_requeued(
@@ -125,7 +139,7 @@ def test_the_first_failing_rank_and_its_host_are_named_and_not_those_that_follow
     "word",
     [
         pytest.param("rank 1", marks=after_scenario(killed), id="SIGKILL"),
-        pytest.param("rank 1", marks=after_scenario(segmentation_fault), id="a segmentation fault"),
+        pytest.param("rank 1", marks=[after_scenario(segmentation_fault), pytest.mark.long], id="a segmentation fault"),
         pytest.param("rank 1", marks=after_scenario(left_with_zero), id="exit with 0"),
     ],
 )
@@ -140,8 +154,8 @@ def test_a_rank_that_ends_without_a_word_is_never_a_success(scenario_result: Sce
     "ranks",
     [
         pytest.param((0, 1), marks=after_scenario(stuck), id="a rank is stuck"),
-        # A stopped process cannot say where it stands.
-        pytest.param((0,), marks=after_scenario(stopped), id="a rank is stopped"),
+        # A stopped process cannot say where it stands; test_stop_restarts.py stops a rank too.
+        pytest.param((0,), marks=[after_scenario(stopped), pytest.mark.long], id="a rank is stopped"),
     ],
 )
 def test_a_hang_ends_with_124_and_the_stacks_of_all_ranks(

@@ -60,7 +60,7 @@ def killed_before_the_limit(context: ScenarioContext) -> TrackedRun:
 def stuck_at_the_limit(context: ScenarioContext) -> TrackedRun:
     """A rank is stuck when the time limit comes, and the timeout of the watchdog is not over yet."""
     sections: dict[str, dict[str, Any]] = {"resources": {"time_limit": 1}, "requeue": {"signal_lead": "20s"}}
-    tracked = context.start("stuck", on=OTHER_HOSTS, behaviour={"stuck_at": 40}, sections=sections)
+    tracked = context.start("stuck", nodes=1, behaviour={"rank": 0, "stuck_at": 40}, sections=sections)
     tracked.wait_until(lambda: tracked.attempts == 2, "a second attempt", timeout_s=200)
     context.sandbox.run("scancel", tracked.job_id)
     return tracked

@@ -107,12 +107,12 @@ def start_on(context: ScenarioContext, name: str, hosts: str) -> TrackedRun:
 
 def controller_ended(context: ScenarioContext) -> ScenarioResult:
     """slurmctld is away when the run wants to be requeued, and comes back."""
-    tracked = context.start("ended")
+    tracked = context.start("ended", nodes=1)
     tracked.wait_for_steps(30)
     with without_controller(context.sandbox):
-        tracked.signal(1, signal.SIGUSR2)
+        tracked.signal(0, signal.SIGUSR2)
         time.sleep(_AWAY_S)
-    return tracked, context.compare("slurmctld away at requeue time, back after 15 s", tracked)
+    return tracked, context.compare("slurmctld away at requeue time, back after 15 s", tracked, nodes=1)
 
 
 def controller_away_at_start(context: ScenarioContext) -> ScenarioResult:
@@ -126,11 +126,11 @@ def controller_away_at_start(context: ScenarioContext) -> ScenarioResult:
 
 def controller_killed(context: ScenarioContext) -> ScenarioResult:
     # The script of a job with Requeue=0 stays, because Slurm does not repair a requeue of it that was forgotten.
-    tracked = context.start("killed", sections={"requeue": {"causes": ["time_limit"]}})
+    tracked = context.start("killed", nodes=1, sections={"requeue": {"causes": ["time_limit"]}})
     tracked.wait_for_steps(30)
-    tracked.signal(1, signal.SIGUSR2)
+    tracked.signal(0, signal.SIGUSR2)
     kill_after_requeue(tracked)
-    return tracked, context.compare("slurmctld killed after the requeue, back after 2 s", tracked)
+    return tracked, context.compare("slurmctld killed after the requeue, back after 2 s", tracked, nodes=1)
 
 
 def controller_hangs(context: ScenarioContext) -> ScenarioResult:

@@ -16,18 +16,20 @@ from tests.cluster.tracked_run import TrackedRun
 
 # The runs that are cancelled in place of a requeue do not end as COMPLETED, for which all tests here wait.
 
-# low: ten seconds of grace; low0: none; lowc: twenty, and then cancelled instead of requeued.
-PARTITIONS = ("low", "low0", "lowc")
 SLOW_STEP_S = 1.5
 HOSTS = PREEMPTED_HOSTS.split(",")
+# low: ten seconds of grace; low0: none; lowc: twenty, and then cancelled instead of requeued.
+PARTITIONS = {"low": HOSTS, "low0": HOSTS[:1], "lowc": HOSTS[1:]}
 
 
 def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, RunComparison]]:
     """One job of ``high`` preempts three runs at once, and one of two elements of a job array."""
     tracked_runs = {
         # So slow that none finishes before the last one has begun, on any machine.
-        partition: context.start(partition, on=PREEMPTED_HOSTS, partition=partition, seconds=SLOW_STEP_S)
-        for partition in PARTITIONS
+        partition: context.start(
+            partition, nodes=len(hosts), on=",".join(hosts), partition=partition, seconds=SLOW_STEP_S
+        )
+        for partition, hosts in PARTITIONS.items()
     }
     elements = start_array(context)
     for tracked in (*tracked_runs.values(), elements[0]):
@@ -37,10 +39,11 @@ def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, RunCompar
     tracked_runs["low"].wait_until(lambda: context.sandbox.job(preempting)["JobState"] != "PENDING", "the preemption")
     for directory in (*(context.directory / partition for partition in PARTITIONS), context.directory / "array"):
         (directory / "fast").touch()
-    comparisons = {
-        partition: (tracked, context.compare(f"preemption on partition {partition}", tracked))
-        for partition, tracked in tracked_runs.items()
-    }
+    comparisons = {}
+    for partition, tracked in tracked_runs.items():
+        nodes = len(PARTITIONS[partition])
+        comparison = context.compare(f"preemption on partition {partition}", tracked, nodes=nodes)
+        comparisons[partition] = (tracked, comparison)
     return comparisons | {f"element {number}": finished(context, tracked) for number, tracked in enumerate(elements)}
 
 

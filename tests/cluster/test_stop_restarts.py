@@ -70,7 +70,8 @@ def disturbed(
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("SIGKILL", marks=after_scenario(rank_killed)),
+        # The element of a sweep is killed in the same way.
+        pytest.param("SIGKILL", marks=[after_scenario(rank_killed), pytest.mark.long]),
         pytest.param("SIGSEGV", marks=[after_scenario(rank_crashed), pytest.mark.long]),
         pytest.param("SIGSTOP", marks=after_scenario(rank_stopped)),
         pytest.param("an element of a sweep", marks=after_scenario(rank_of_element_killed)),
@@ -91,6 +92,12 @@ def test_the_tasks_start_again_in_the_job_from_the_newest_checkpoint(
     assert second in {STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH}
     assert comparison.steps_lost <= STEPS_PER_EPOCH
     assert comparison.has_same_result, comparison
+
+
+@after_scenario(rank_stopped)
+def test_the_ranks_that_wait_for_one_that_is_stopped_write_their_stacks(scenario_result: ScenarioResult) -> None:
+    tracked, _ = scenario_result
+    assert "most recent call first" in tracked.run.attempt(0).rank_log(0).read_text()
 
 
 def killed_before_the_ranks_have_met(context: ScenarioContext) -> TrackedRun:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.comparison import RunComparison
-from tests.cluster.scenarios import OTHER_HOSTS, ScenarioContext, after_scenario
+from tests.cluster.scenarios import ONE_HOST, OTHER_HOSTS, ScenarioContext, after_scenario
 from tests.cluster.tracked_run import TrackedRun
 
 ScenarioResult = tuple[TrackedRun, RunComparison]
@@ -47,13 +47,6 @@ def before_torch(context: ScenarioContext) -> ScenarioResult:
     return tracked, context.compare("signal before torch is imported", tracked)
 
 
-def requeued_by_the_user(context: ScenarioContext) -> ScenarioResult:
-    tracked = context.start("requeued", on=OTHER_HOSTS)
-    tracked.wait_for_steps(40)
-    context.sandbox.run("scontrol", "requeue", tracked.job_id)
-    return tracked, context.compare("scontrol requeue by the user", tracked)
-
-
 def out_of_time(context: ScenarioContext) -> ScenarioResult:
     """A run of two minutes under a limit of two, with no signal but its own clock."""
     sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
@@ -65,28 +58,28 @@ def warned_of_the_limit(context: ScenarioContext) -> ScenarioResult:
     """A run of two minutes under a limit of two, and Slurm's warning, which comes up to a minute early."""
     # Longer than the clock of the ranks needs: 10 s, two steps and a save.
     sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": "20s"}}
-    tracked = context.start("warned", on=OTHER_HOSTS, seconds=0.66, sections=sections)
-    return tracked, context.compare("time limit, with Slurm's signal", tracked)
+    tracked = context.start("warned", nodes=1, on=ONE_HOST, seconds=0.66, sections=sections)
+    return tracked, context.compare("time limit, with Slurm's signal", tracked, nodes=1)
 
 
 def limit_raised(context: ScenarioContext) -> ScenarioResult:
     """A run of more than two minutes under a limit of two, which is raised."""
     sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
-    tracked = context.start("raised", on=OTHER_HOSTS, seconds=0.75, sections=sections)
+    tracked = context.start("raised", nodes=1, on=ONE_HOST, seconds=0.75, sections=sections)
     tracked.wait_for_steps(10)
     context.sandbox.run("scontrol", "update", f"JobId={tracked.job_id}", "TimeLimit=+5")
-    return tracked, context.compare("time limit raised by scontrol update", tracked)
+    return tracked, context.compare("time limit raised by scontrol update", tracked, nodes=1)
 
 
 def suspended(context: ScenarioContext) -> ScenarioResult:
     """A run under a limit of two minutes that is suspended for longer than that."""
     sections: Sections = {"resources": {"time_limit": 2}, "requeue": {"signal_lead": None}}
-    tracked = context.start("suspended", on=OTHER_HOSTS, sections=sections)
+    tracked = context.start("suspended", nodes=1, on=ONE_HOST, sections=sections)
     tracked.wait_for_steps(20)
     context.sandbox.run("scontrol", "suspend", tracked.job_id)
     time.sleep(130)
     context.sandbox.run("scontrol", "resume", tracked.job_id)
-    return tracked, context.compare("suspended for longer than the time limit", tracked)
+    return tracked, context.compare("suspended for longer than the time limit", tracked, nodes=1)
 
 
 def batch_script_signalled(context: ScenarioContext) -> ScenarioResult:
@@ -100,7 +93,7 @@ def batch_script_signalled(context: ScenarioContext) -> ScenarioResult:
 
 
 def interrupted(context: ScenarioContext) -> TrackedRun:
-    tracked = context.start("interrupted", on=OTHER_HOSTS)
+    tracked = context.start("interrupted", nodes=1, on=ONE_HOST)
     tracked.wait_for_steps(40)
     context.sandbox.run("scancel", "--signal=INT", tracked.job_id)
     tracked.wait_for_end("FAILED")
@@ -109,7 +102,7 @@ def interrupted(context: ScenarioContext) -> TrackedRun:
 
 def terminated_as_a_whole(context: ScenarioContext) -> TrackedRun:
     """SIGTERM to every process of a job: srun kills the tasks at once when it gets it."""
-    tracked = context.start("terminated", on=OTHER_HOSTS)
+    tracked = context.start("terminated", nodes=1, on=ONE_HOST)
     tracked.wait_for_steps(40)
     context.sandbox.run("scancel", "--full", "--signal=TERM", tracked.job_id)
     tracked.wait_for_end("FAILED")
@@ -143,13 +136,6 @@ def test_a_signal_before_torch_is_imported_is_at_most_one_stop_and_never_an_end(
     assert comparison.lost_nothing, comparison
     assert comparison.attempts <= 2
     assert len(tracked.events("requeue")) == comparison.attempts - 1
-
-
-@after_scenario(requeued_by_the_user)
-def test_a_requeue_by_the_user_loses_nothing_and_restarts_once(scenario_result: ScenarioResult) -> None:
-    tracked, comparison = scenario_result
-    assert comparison.lost_nothing, comparison
-    assert (comparison.attempts, tracked.sandbox.job(tracked.job_id)["Restarts"]) == (2, "1")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.scenarios import OTHER_HOSTS, ScenarioContext, after_scenario
-from tests.cluster.tracked_run import TrackedRun
+from tests.cluster.scenarios import OTHER_HOSTS, ScenarioContext, ScenarioResult, after_scenario
 from tests.train.shown import (
     MLFLOW_OPENS_FILES,
     same,
@@ -19,12 +18,11 @@ from tests.train.shown import (
 TRACKERS = ["tensorboard", "wandb", "mlflow"]
 
 
-def requeued(context: ScenarioContext) -> TrackedRun:
+def requeued(context: ScenarioContext) -> ScenarioResult:
     """A requeue sends SIGTERM to every process of the job: to that of W&B too, which dies of it."""
     tracked = context.start(
         "tracked",
         on=OTHER_HOSTS,
-        epochs=7,
         sections={
             "environment": {"env": {"WANDB_MODE": "offline"}},
             "trackers": {"use": TRACKERS, "tracking_uri": f"file:{context.directory}/mlruns"},
@@ -35,30 +33,38 @@ def requeued(context: ScenarioContext) -> TrackedRun:
     for tracker in TRACKERS:
         tracked.wait_until(tracked.run.tracker(tracker).exists, f"the first point in {tracker}")
     context.sandbox.run("scontrol", "requeue", tracked.job_id)
-    tracked.wait_until_finished()
-    return tracked
+    return tracked, context.compare("scontrol requeue by the user", tracked)
 
 
 scenario = after_scenario(requeued)
 
 
 @scenario
-def test_tensorboard_shows_one_curve(scenario_result: TrackedRun) -> None:
-    assert scenario_result.attempts == 2
-    same(shown_by_tensorboard(scenario_result.run.path), written(scenario_result.run.path))
+def test_a_requeue_by_the_user_loses_nothing_and_restarts_once(scenario_result: ScenarioResult) -> None:
+    tracked, comparison = scenario_result
+    assert comparison.lost_nothing, comparison
+    assert (comparison.attempts, tracked.sandbox.job(tracked.job_id)["Restarts"]) == (2, "1")
 
 
 @scenario
-def test_wandb_shows_one_run(scenario_result: TrackedRun) -> None:
-    same(shown_by_wandb(scenario_result.run.path), written(scenario_result.run.path))
-    records = wandb_records(scenario_result.run.path)
+def test_tensorboard_shows_one_curve(scenario_result: ScenarioResult) -> None:
+    path = scenario_result[0].run.path
+    same(shown_by_tensorboard(path), written(path))
+
+
+@scenario
+def test_wandb_shows_one_run(scenario_result: ScenarioResult) -> None:
+    path = scenario_result[0].run.path
+    same(shown_by_wandb(path), written(path))
+    records = wandb_records(path)
     assert len({record.run_id for kind, record in records if kind == "run"}) == 1
     assert [record.exit_code for kind, record in records if kind == "exit"] == [75, 0]
 
 
 @pytest.mark.filterwarnings(MLFLOW_OPENS_FILES)
 @scenario
-def test_mlflow_shows_one_run(scenario_result: TrackedRun) -> None:
-    (run,), curves = shown_by_mlflow(f"file:{scenario_result.job.parent.parent}/mlruns")
+def test_mlflow_shows_one_run(scenario_result: ScenarioResult) -> None:
+    tracked, _ = scenario_result
+    (run,), curves = shown_by_mlflow(f"file:{tracked.job.parent.parent}/mlruns")
     assert run.info.status == "FINISHED"
-    same(curves, written(scenario_result.run.path))
+    same(curves, written(tracked.run.path))
