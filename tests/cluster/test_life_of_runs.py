@@ -23,13 +23,14 @@ from tests.cluster.sandbox import Sandbox
 from tests.cluster.sandboxes import QUICK, sandbox_with
 from tests.cluster.tracked_run import TrackedRun, processes_with, records, trace_file
 from tests.manage.runs import make
-from tests.waiting import wait_until
+from tests.waiting import wait_for_text, wait_until
 
 ALL = 200
 EXPECTED = {
     "pending": 3, "running": 2, "requeued": 1, "cancelled": 1, "failed": 1, "timed out": 1, "lost": 1,
     "finished": ALL - 10,
 }  # fmt: skip
+_WORKS = "import time; print('at work', flush=True); time.sleep(900)"
 _COMMANDS = ("squeue", "scontrol", "sacct", "sinfo", "sprio", "sacctmgr", "sdiag")
 
 
@@ -82,11 +83,12 @@ def _start(project: Project, name: str, *, steps_s: float = 0.3, epochs: int = 4
     return _tracked(project, name, job, submit(project.sandbox, job))
 
 
-def _start_program(project: Project, name: str, text: str) -> TrackedRun:
-    """Submit a program of one line in place of a training."""
+def _start_program(project: Project, name: str, text: str = _WORKS, **changes: Any) -> TrackedRun:
+    """Submit a program of one line in place of a training, which would import torch."""
     job = project.directory / f"{name}.yaml"
+    resources = {"time_limit": 20, "partition": "low", **changes.pop("resources", {})}
     command = [sys.executable, "-c", text]
-    job.write_text(json.dumps({"name": "digits", "command": command, "resources": {"time_limit": 20}}))
+    job.write_text(json.dumps({"name": "digits", "command": command, "resources": resources, **changes}))
     return _tracked(project, name, job, submit(project.sandbox, job))
 
 
@@ -98,20 +100,20 @@ def _tracked(project: Project, name: str, job: Path, document: dict[str, Any]) -
 
 def _start_all(project: Project) -> None:
     causes = {"causes": ["preemption"], "signal_lead": "40s"}
-    _start(project, "timed out", resources={"time_limit": 1}, requeue=causes)
-    preempted = _start(project, "requeued", resources={"nodelist": "n4"})
-    for name in ("running 1", "cancelled", "forgotten"):
-        _start(project, name, resources={"nodelist": "n1"} if name == "forgotten" else {})
-    _start_program(project, "running 2", "import time; time.sleep(900)")
+    _start_program(project, "timed out", resources={"time_limit": 1}, requeue=causes)
+    preempted = _start_program(project, "requeued", resources={"nodelist": "n4"})
+    for name in ("running 1", "running 2", "cancelled"):
+        _start_program(project, name)
+    _start_program(project, "forgotten", resources={"nodelist": "n1"})
     _start_program(project, "failed", "raise ValueError('a bug')")
     _start_program(project, "finished", "print('done')")
     for name, resources in _WAITING.items():
         _start(project, name, resources=resources)
-    preempted.wait_for_steps(5)
+    _wait_for_work(preempted)
     words = ("--partition=high", "--exclusive", "--nodelist=n4", "--output=/dev/null", "--wrap=sleep 300")
     project.sandbox.submit(*words)
     for name in ("cancelled", "forgotten"):
-        project.runs[name].wait_for_steps(5)
+        _wait_for_work(project.runs[name])
     _kill(project, project.runs["forgotten"])
     project.hpcddp("cancel", project.runs["cancelled"].run.run_id)
     for number in range(ALL - len(project.runs)):
@@ -121,8 +123,15 @@ def _start_all(project: Project) -> None:
             .started(f"{9000 + number}")
         )
         made.steps(1, 400).ended("finished", steps=400)
+    for name in set(_ENDS) - {"forgotten"}:
+        # A look costs less than the question below.
+        project.runs[name].wait_until(project.runs[name].run.result.exists, f"the end of {name}")
     for name, state in {**_ENDS, "running 1": "running", "running 2": "running", "requeued": "requeued"}.items():
         project.wait_for(name, state)
+
+
+def _wait_for_work(tracked: TrackedRun) -> None:
+    wait_for_text(tracked.run.attempt(0).rank_log(0), "at work")
 
 
 def _kill(project: Project, tracked: TrackedRun) -> None:
