@@ -124,9 +124,9 @@ def jobs(submitter: Submitter) -> Iterator[dict[str, SubmittedJob]]:
     """Submit all of them at once, and wait for their ends."""
     sent = {
         "venv": submitter.send(
-            "venv", {"venv": str(submitter.virtual("my venv"))}, nodes=2, resources={"nodelist": "n3,n4"}
+            "venv", {"venv": str(submitter.virtual("my venv"))}, nodes=2, program=True, resources={"nodelist": "n3,n4"}
         ),
-        "pyxis": submitter.send("pyxis", container_of(submitter, "pyxis"), resources={"nodelist": "n3"}),
+        "pyxis": submitter.send("pyxis", container_of(submitter, "pyxis"), program=True, resources={"nodelist": "n3"}),
         "bare": submitter.send("bare", bare_container(submitter), resources={"nodelist": "n4"}),
         "uv": submitter.send("uv", {"uv": str(uv_project(submitter))}, program=True),
         "conda": submitter.send("conda", {"conda": str(submitter.virtual("envs/train"))}, program=True),
