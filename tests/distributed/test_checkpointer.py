@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hpcddp.run.checkpoints import list_checkpoints
+from tests.forked_python import ForkedPython
 from tests.messages import GoldenMessages
 
 PROGRAM = Path(__file__).with_name("checkpointer_rank.py")
@@ -23,22 +22,14 @@ def run_ranks(run: Path, faults: str = "") -> list[list[str]]:
         port = free.getsockname()[1]
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(run), faults],
-            env={**os.environ, **group, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            cwd=PROGRAM.parents[2],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        ForkedPython(PROGRAM, str(run), faults, env={**os.environ, **group, "RANK": str(rank), "OMP_NUM_THREADS": "1"})
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+        outputs = [process.communicate()[0].splitlines() for process in processes]
     finally:
         for process in processes:
             process.kill()
-            process.wait()
     assert [process.returncode for process in processes] == [0, 0], outputs
     return outputs
 

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,13 +14,14 @@ from typing import IO
 import pytest
 
 from hpcddp.run.checkpoints import list_checkpoints
+from tests.forked_python import ForkedPython, run_python
 
-ROOT = Path(__file__).parents[2]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 STEPS = 24
 _LINE = re.compile(r"step (\d+)  loss (\S+)")
 
 
-def start(run: Path, ranks: int, *options: str) -> list[subprocess.Popen[str]]:
+def start(run: Path, ranks: int, *options: str) -> list[ForkedPython]:
     """Start the example as torchrun does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -31,35 +30,31 @@ def start(run: Path, ranks: int, *options: str) -> list[subprocess.Popen[str]]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "HPCDDP_"))}
     clean |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    words = (str(run), "--steps", str(STEPS), "--save-every", "10", *options)
     return [
-        subprocess.Popen(
-            [sys.executable, "examples/own_loop.py", str(run), "--steps", str(STEPS), "--save-every", "10", *options],
+        ForkedPython(
+            EXAMPLE,
+            *words,
             env=clean | (group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
         )
         for rank in range(ranks)
     ]
 
 
-def end(processes: Sequence[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
+def end(processes: Sequence[ForkedPython]) -> tuple[list[int], list[str]]:
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate()[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    return [process.returncode for process in processes], outputs
+    return [process.wait() for process in processes], outputs
 
 
 def steps(output: str) -> list[tuple[str, str]]:
     return _LINE.findall(output)
 
 
-def read_until(stream: IO[str] | None, text: str) -> str:
-    assert stream is not None
+def read_until(stream: IO[str], text: str) -> str:
     seen = ""
     while text not in seen:
         line = stream.readline()
@@ -109,15 +104,7 @@ def test_example_stops_with_all_its_ranks_and_loses_no_step(
 
 
 def test_example_refuses_to_go_on_without_a_group(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "examples/own_loop.py", str(tmp_path / "run")],
-        env={**os.environ, "WORLD_SIZE": "2"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_python(EXAMPLE, str(tmp_path / "run"), env={**os.environ, "WORLD_SIZE": "2"})
     assert done.returncode == 1
     assert "WORLD_SIZE is 2" in done.stderr
     assert "no process group is open" in done.stderr

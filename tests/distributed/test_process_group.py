@@ -1,17 +1,17 @@
 """The process group holds every rank, or every rank says why not; who reaches its store ends it as infrastructure."""
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not marked so
 
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import Start, write_start
+from tests.forked_python import ForkedPython
 from tests.messages import GoldenMessages
 
 pytestmark = pytest.mark.distributed
@@ -24,7 +24,7 @@ def run_ranks(
     ranks: Sequence[int],
     *,
     world_size: int,
-    versions: dict[int, str] | None = None,
+    versions: Mapping[int, str] = MappingProxyType({}),
     timeout_s: float = 60,
     nodes: int = 1,
     interfere: Callable[[int], None] | None = None,
@@ -33,31 +33,15 @@ def run_ranks(
     attempt.path.mkdir(parents=True)
     write_start(attempt, Start(job_id="1", host="n1", time=0.0, is_local=False, token="abc"))
     processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                WORKER,
-                attempt.path,
-                str(rank),
-                str(world_size),
-                str(nodes),
-                (versions or {}).get(rank, "1"),
-                str(timeout_s),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+        ForkedPython(
+            WORKER, str(attempt.path), *map(str, (rank, world_size, nodes, versions.get(rank, "1"), timeout_s))
         )
         for rank in ranks
     ]
     if interfere is not None:
-        stdout = processes[0].stdout
-        assert stdout is not None
-        interfere(int(stdout.readline()))
+        interfere(int(processes[0].stdout.readline()))
     outputs = [process.communicate(timeout=240)[0].strip() for process in processes]
-    return [
-        (process.returncode, output.rpartition("\n")[2]) for process, output in zip(processes, outputs, strict=True)
-    ]
+    return [(process.wait(), output.rpartition("\n")[2]) for process, output in zip(processes, outputs, strict=True)]
 
 
 def test_all_ranks_meet_and_reduce(tmp_path: Path) -> None:

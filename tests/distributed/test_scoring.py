@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.distributed.scoring_rank import METRICS, evaluate_samples
+from tests.forked_python import ForkedPython
 from tests.messages import GoldenMessages
 
 
@@ -19,16 +18,8 @@ def test_evaluation_on_several_ranks_equals_that_of_one_process(
     golden: GoldenMessages, tmp_path: Path, ranks: int
 ) -> None:
     script = Path(__file__).with_name("scoring_rank.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / "store"), str(rank), str(ranks)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = [process.communicate(timeout=120) for process in processes]
+    processes = [ForkedPython(script, str(tmp_path / "store"), str(rank), str(ranks)) for rank in range(ranks)]
+    outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0] * ranks, outputs
     assert len({output for output, _ in outputs}) == 1
     answer = json.loads(outputs[0][0])

@@ -13,24 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.facts import assert_facts, line_from
+from tests.forked_python import ForkedPython, run_python
 from tests.messages import GoldenMessages
 from tests.slurm.programs import program
 from tests.waiting import wait_until, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
-
-
-def with_hpcddp() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-
-
-def run_script(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of this file in a process of its own, in which signals can be handled."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        env=with_hpcddp(),
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
 
 
 # The program kills itself by SIGTERM, like a signal to the whole tree; the task gets SIGTERM a moment later, or never.
@@ -66,7 +54,7 @@ os._exit(0)
     ],
 )
 def test_a_program_that_a_shared_signal_ended_was_told_to_end(heard: str, body: str, told: str) -> None:
-    done = run_script(TASK, heard, body)
+    done = run_python(TASK, heard, body)
     assert done.stdout.strip() == told, done.stderr
 
 
@@ -126,7 +114,7 @@ os._exit(0)
 def test_a_program_gets_each_signal_of_the_end_of_the_job_once_and_its_log_says_why(
     signalled: str, left_s: str, handles: str, facts: tuple[str, ...], sent: str, golden: GoldenMessages
 ) -> None:
-    done = run_script(CHECKS, signalled, left_s, handles)
+    done = run_python(CHECKS, signalled, left_s, handles)
     assert_facts(golden.message(line_from(done.stderr, "the time limit")), *facts)
     *signals, notice = done.stdout.split()
     assert [name for name in signals if name != "SIGUSR2"] == [name for name in sent.split() if name != "SIGUSR2"]
@@ -199,7 +187,7 @@ os._exit(0)
 def test_a_program_gets_the_signal_after_which_it_saves(
     signals: str, handled: str, saves: str, launcher: str, got: str
 ) -> None:
-    done = run_script(LISTENS, signals, handled, saves, launcher, "0.5")
+    done = run_python(LISTENS, signals, handled, saves, launcher, "0.5")
     assert done.stderr.splitlines()[-1] == got, done.stderr
 
 
@@ -215,7 +203,7 @@ def test_a_program_gets_the_signal_after_which_it_saves(
 )
 def test_only_a_program_that_saves_at_sigterm_gets_it_a_lead_before_the_end(handled: str, saves: str, got: str) -> None:
     # The program would end by itself a second before the end, and half a second before others get SIGTERM.
-    done = run_script(LISTENS, "", handled, saves, "", "2.5")
+    done = run_python(LISTENS, "", handled, saves, "", "2.5")
     assert done.stderr.splitlines()[-1] == got, done.stderr
 
 
@@ -268,7 +256,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("slurm", ["answers", "fails"])
 def test_a_program_that_ends_with_its_step_after_sigterm_saves_first(slurm: str) -> None:
-    done = run_script(ENDS_WITH_ITS_STEP, slurm)
+    done = run_python(ENDS_WITH_ITS_STEP, slurm)
     # The traceback of a thread may come later.
     (ended,) = (line for line in done.stderr.splitlines() if line.startswith("ended: "))
     assert ended.split()[1] == "0", done.stderr
@@ -327,7 +315,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("continues", ["nobody", "srun"])
 def test_a_program_cannot_requeue_its_job_before_slurm_has_said_why_it_ends(tmp_path: Path, continues: str) -> None:
-    done = run_script(REQUEUES_ITS_JOB, str(tmp_path / "answer"), continues)
+    done = run_python(REQUEUES_ITS_JOB, str(tmp_path / "answer"), continues)
     assert sorted(done.stderr.splitlines()[-1].split()) == ["0", "SIGTERM", "after", "ended:"], done.stderr
 
 
@@ -367,13 +355,9 @@ def test_an_end_of_the_job_that_slurm_has_moved_counts(
     attempt = tmp_path / "attempts" / "0"
     attempt.mkdir(parents=True)
     environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": "5"}
-    environment["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     running = []
     for rank in range(ranks):
-        words = [sys.executable, "-c", MOVED, str(rank), str(attempt), str(known_s)]
-        running.append(
-            subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
+        running.append(ForkedPython(MOVED, str(rank), str(attempt), str(known_s), env=environment))
         if ranks > 1:
             wait_until((attempt / "end-time.json").exists, "the answer to rank 0")
     said = [rank.communicate(timeout=60) for rank in running]
@@ -418,8 +402,7 @@ def test_a_program_whose_run_a_newer_attempt_owns_is_killed_before_it_can_save(
 ) -> None:
     attempt = tmp_path / "runs" / "demo" / "r1" / "attempts" / "0"
     attempt.mkdir(parents=True)
-    words = [sys.executable, "-c", FENCED, str(attempt)]
-    task = subprocess.Popen(words, env=with_hpcddp(), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    task = ForkedPython(FENCED, str(attempt), cwd=tmp_path)
     child = tmp_path / "child"
     wait_until(lambda: child.exists() and child.read_text().strip(), "the child of the program")
     time.sleep(1)
@@ -478,7 +461,7 @@ def test_a_rank_that_is_halted_while_slurm_is_asked_holds_up_no_save_that_has_co
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", MEETS_IN_ITS_SAVE, str(end.fileno()), str(rank)],
-            env=with_hpcddp(),
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             pass_fds=[end.fileno()],
             stdout=subprocess.PIPE,
             text=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from hpcddp.stop.reasons import Cause, StopReason
 from hpcddp.task import signals
 from hpcddp.task.signals import CauseQuery
 from tests.facts import assert_facts, line_from
+from tests.forked_python import ForkedPython
 from tests.messages import GoldenMessages
-from tests.submission.local_run import ROOT
 from tests.waiting import wait_until
 
 TASK = """
@@ -67,16 +66,9 @@ def record(*, kind: str = "ValueError", exit_code: int = 70, secondary: bool = F
     )
 
 
-def start_task(attempt: AttemptDirectory, *words: str, rank: int = 3) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", TASK, str(attempt.path), *words],
-        cwd=ROOT,
-        env={**os.environ, "RANK": str(rank), "SLURMD_NODENAME": "n4"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+def start_task(attempt: AttemptDirectory, *words: str, rank: int = 3) -> ForkedPython:
+    environment = {**os.environ, "RANK": str(rank), "SLURM_PROCID": str(rank), "SLURMD_NODENAME": "n4"}
+    process = ForkedPython(TASK, str(attempt.path), *words, env=environment)
     assert process.stdout.readline() == "up\n"
     return process
 
@@ -219,18 +211,15 @@ def test_a_stop_does_not_wait_for_a_controller_that_does_not_answer(monkeypatch:
 def test_the_cause_that_slurm_shows_rank_0_is_recorded_at_once(
     attempt: AttemptDirectory, rank: str, shown: str, recorded: list[str]
 ) -> None:
-    environment = {**os.environ, "RANK": rank, "SLURM_PROCID": rank}
-    words = [sys.executable, "-c", TASK, str(attempt.path), shown, "a program"]
-    with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "up\n"
-            process.send_signal(signal.SIGTERM)
+    process = start_task(attempt, shown, "a program", rank=int(rank))
+    try:
+        process.send_signal(signal.SIGTERM)
 
-            def kinds() -> list[str]:
-                return [event.kind for event in read_events(attempt.run.events)]
+        def kinds() -> list[str]:
+            return [event.kind for event in read_events(attempt.run.events)]
 
-            wait_until(lambda: "signal" in kinds() and kinds().count("cause") == len(recorded), "the events", 60)
-        finally:
-            process.kill()
+        wait_until(lambda: "signal" in kinds() and kinds().count("cause") == len(recorded), "the events", 60)
+    finally:
+        process.kill()
+        process.communicate()
     assert [event.cause for event in read_events(attempt.run.events) if event.kind == "cause"] == recorded

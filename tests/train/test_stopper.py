@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,10 +12,10 @@ import pytest
 import hpcddp
 from hpcddp.train.distributed import NoGroupError
 from hpcddp.train.stopper import Stopper, StopperError
+from tests.forked_python import run_python
 from tests.messages import GoldenMessages
 from tests.slurm.programs import program
 
-ROOT = Path(__file__).parents[2]
 BEGIN = """
 import atexit, os, signal, sys, time
 import hpcddp
@@ -28,15 +26,7 @@ stopper = Stopper()
 
 
 def run(program: str, **environment: str) -> tuple[int, list[str], str]:
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + program],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(BEGIN + program, env={**os.environ, **environment})
     return done.returncode, done.stdout.split(), done.stderr
 
 
