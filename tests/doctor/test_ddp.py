@@ -64,6 +64,8 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
         document("linear", train={"dataset": f"{MODELS}:shard", "num_classes": 10, "epochs": 1}, size=32),
         2,
     ),
+    "dead": (document("dead"), 2),
+    "noisy": (document("noisy"), 2),
     "other_samples": (document("stubborn", train={"dataset": f"{MODELS}:other_samples", "num_classes": 10}), 2),
 }
 
@@ -179,17 +181,21 @@ def test_a_data_set_that_shards_by_the_environment_is_a_defect_also_where_ranks_
     assert diagnoses["shard"].result().steps == 2
 
 
-def test_a_model_without_any_gradient_leaves_nothing_to_compare(golden: GoldenMessages) -> None:
+def test_a_model_without_any_gradient_leaves_nothing_to_compare(
+    golden: GoldenMessages, diagnoses: Mapping[str, Future[DdpDiagnosis]]
+) -> None:
     with pytest.raises(ComparisonError) as caught:
-        diagnose(document("dead"))
+        diagnoses["dead"].result()
     message = golden.message(caught.value)
     assert "gradient of every parameter is 0" in message
     assert "in every step" in message
 
 
-def test_noise_that_hides_whether_gradients_are_right_is_no_all_clear(golden: GoldenMessages) -> None:
+def test_noise_that_hides_whether_gradients_are_right_is_no_all_clear(
+    golden: GoldenMessages, diagnoses: Mapping[str, Future[DdpDiagnosis]]
+) -> None:
     with pytest.raises(ComparisonError) as caught:
-        diagnose(document("noisy"))
+        diagnoses["noisy"].result()
     assert "random numbers other than dropout" in golden.message(caught.value)
 
 

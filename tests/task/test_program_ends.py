@@ -23,16 +23,22 @@ ROOT = Path(__file__).parents[2]
 
 # The program kills itself by SIGTERM, like a signal to the whole tree; the task gets SIGTERM a moment later, or never.
 TASK = """
-import os, signal, threading, sys
+import os, signal, threading, sys, time
+from contextlib import suppress
 from hpcddp.stop.deadline import EndTime, KnownEnd
 from hpcddp.stop.listener import LISTENER
 from hpcddp.task import program
 
 LISTENER.install()
-if sys.argv[1] != "never":
-    threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGTERM)).start()
 end = EndTime(KnownEnd(end_time=None, time=0.0))
 running = program.Program(["sh", "-c", sys.argv[2]], dict(os.environ), end=end, notice_s=0.0)
+def hear():
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, running._process.pid, os.WEXITED | os.WNOWAIT)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGTERM)
+if sys.argv[1] == "heard":
+    threading.Thread(target=hear, daemon=True).start()
 code = running.wait()
 print(code, running.notice)
 sys.stdout.flush()
@@ -43,14 +49,14 @@ os._exit(0)
 @pytest.mark.parametrize(
     ("heard", "body", "told"),
     [
-        ("0.3", "kill -TERM $$", f"{-signal.SIGTERM} terminated"),
-        ("0.3", "exit 143", "143 terminated"),
-        ("1.3", "trap 'exit 0' TERM; sleep 1; kill -TERM $$", "0 terminated"),
+        ("heard", "kill -TERM $$", f"{-signal.SIGTERM} terminated"),
+        ("heard", "exit 143", "143 terminated"),
+        ("heard", "trap 'exit 0' TERM; sleep 1; kill -TERM $$", "0 terminated"),
         # The handler is there for less than half a second.
-        ("1.2", "sleep 0.55; trap 'exit 0' TERM; sleep 0.4; kill -TERM $$", "0 terminated"),
+        ("heard", "sleep 0.55; trap 'exit 0' TERM; sleep 0.4; kill -TERM $$", "0 terminated"),
         ("never", "trap 'exit 0' TERM; sleep 1; kill -TERM $$", "0 None"),
         ("never", "kill -TERM $$", f"{-signal.SIGTERM} None"),
-        ("0.3", "exit 3", "3 None"),
+        ("heard", "exit 3", "3 None"),
     ],
 )
 def test_a_program_that_a_shared_signal_ended_was_told_to_end(heard: str, body: str, told: str) -> None:
@@ -138,18 +144,20 @@ for name in sys.argv[1:]:
 print("ready", flush=True)
 time.sleep(%s)
 '''
-signals, handled, saves, launcher, lead = (words.split() for words in sys.argv[1:])
+signals, handled, saves, launcher, left = (words.split() for words in sys.argv[1:])
 begins = "import subprocess, sys; subprocess.call([sys.executable, *sys.argv[1:]])"
-end = EndTime(KnownEnd(end_time=time.time() + 3.0, time=0.0))
+def ends_in(seconds):
+    return EndTime(KnownEnd(end_time=time.time() + seconds, time=0.0))
 environment = dict(os.environ)
 read_end, write_end = os.pipe()
 os.dup2(write_end, 1)
 running = program.Program(
-    [sys.executable, *(["-c", begins] if launcher else []), "-c", body % 2, *handled], environment, end=end,
-    notice_s=0.5, lead_s=float(lead[0]), save_signal=saves[0] if saves else None, is_launcher=bool(launcher),
+    [sys.executable, *(["-c", begins] if launcher else []), "-c", body % 2, *handled], environment, end=ends_in(600),
+    notice_s=0.5, lead_s=5.5, save_signal=saves[0] if saves else None, is_launcher=bool(launcher),
 )
 with open(read_end) as said:
     assert said.readline() == "ready\\n"
+    running._end = ends_in(float(left[0]))
     for name in signals:
         os.kill(os.getpid(), signal.Signals["SIG" + name])
         time.sleep(0.3)
@@ -187,7 +195,7 @@ os._exit(0)
 def test_a_program_gets_the_signal_after_which_it_saves(
     signals: str, handled: str, saves: str, launcher: str, got: str
 ) -> None:
-    done = run_python(LISTENS, signals, handled, saves, launcher, "0.5")
+    done = run_python(LISTENS, signals, handled, saves, launcher, "600")
     assert done.stderr.splitlines()[-1] == got, done.stderr
 
 
@@ -202,8 +210,8 @@ def test_a_program_gets_the_signal_after_which_it_saves(
     ],
 )
 def test_only_a_program_that_saves_at_sigterm_gets_it_a_lead_before_the_end(handled: str, saves: str, got: str) -> None:
-    # The program would end by itself a second before the end, and half a second before others get SIGTERM.
-    done = run_python(LISTENS, "", handled, saves, "", "2.5")
+    # The program would end by itself 4 s before the end, and 3.5 s before others get SIGTERM.
+    done = run_python(LISTENS, "", handled, saves, "", "6")
     assert done.stderr.splitlines()[-1] == got, done.stderr
 
 
@@ -455,7 +463,9 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("trial", range(3))
+@pytest.mark.parametrize(
+    "trial", [0, *(pytest.param(trial, marks=pytest.mark.long("another place of a step")) for trial in (1, 2))]
+)
 def test_a_rank_that_is_halted_while_slurm_is_asked_holds_up_no_save_that_has_collectives(trial: int) -> None:
     ends = socket.socketpair()
     ranks = [

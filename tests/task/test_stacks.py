@@ -34,20 +34,17 @@ STARTING = """
 import subprocess, sys
 subprocess.run([sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"])
 """
+# A loader process is forked.
 LOADER = """
-import time
-from torch.utils.data import DataLoader, Dataset
+import multiprocessing, time
 
-class Data(Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, index):
-        print("ready", flush=True)
-        self.hangs()
-    def hangs(self):
-        time.sleep(600)
+def hangs():
+    print("ready", flush=True)
+    time.sleep(600)
+
+worker = multiprocessing.get_context("fork").Process(target=hangs)
 """
-TRAINS = "for batch in DataLoader(Data(), num_workers=1, batch_size=1, multiprocessing_context='fork'):\n    pass\n"
+TRAINS = "worker.start()\nworker.join()\n"
 LISTENS = "from hpcddp.task.signals import show_stacks_on_request\nshow_stacks_on_request()\n"
 SPAWNING = """
 import multiprocessing, sys, time

@@ -15,6 +15,7 @@ from hpcddp.stop.reasons import StopReason
 from tests.facts import assert_facts, line_from
 from tests.messages import GoldenMessages
 from tests.submission.local_run import start
+from tests.task.test_umask import mode, open_to_others
 from tests.waiting import wait_until
 
 SHORT_TIMEOUT = "launch: {hang_timeout: 5s}"
@@ -23,7 +24,9 @@ SHORT_TIMEOUT = "launch: {hang_timeout: 5s}"
 def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(
     tmp_path: Path, golden: GoldenMessages
 ) -> None:
+    before = os.umask(0o027)
     run = start(tmp_path)
+    os.umask(before)
     run.wait_until_it_trains()
     rank_1 = run.tasks()[1]
     for _ in range(3):
@@ -39,7 +42,11 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_with_a_checkpoint(
     assert run.failures == []
     assert_facts(golden.message(line_from(run.log(1), "SIGUSR2: the training")), "saved", "at the end of a step")
     for rank in (0, 1):
-        check_handlers(json.loads((tmp_path / f"handlers-{rank}.json").read_text()))
+        handlers = tmp_path / f"handlers-{rank}.json"
+        check_handlers(json.loads(handlers.read_text()))
+        # A model of the user's own writes with the umask of its submitter.
+        assert mode(handlers) == 0o640
+    assert open_to_others(run.run) == []
 
 
 def check_handlers(handlers: dict[str, str]) -> None:
@@ -66,7 +73,11 @@ def test_a_signal_before_torch_is_imported_is_not_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["exit=0", pytest.param("kill", marks=pytest.mark.long("test_stop_failures.py kills a rank"))]
+    "fault",
+    [
+        pytest.param("exit=0", marks=pytest.mark.long("test_stop_failures.py has a rank that exits with 0")),
+        pytest.param("kill", marks=pytest.mark.long("test_stop_failures.py kills a rank")),
+    ],
 )
 def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(
     tmp_path: Path, fault: str, golden: GoldenMessages

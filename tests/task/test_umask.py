@@ -11,7 +11,6 @@ import pytest
 
 from hpcddp.run.directory import RunDirectory
 from tests.submission.local_commands import ended, program, result, submit
-from tests.submission.local_run import start
 
 WRITES = """
 import os
@@ -80,11 +79,3 @@ def test_an_entrypoint_writes_with_the_umask_of_its_submitter(tmp_path: Path) ->
     assert list(run.tensorboard.iterdir())
     assert list(run.checkpoints.glob("*/*"))
     assert open_to_others(run) == []
-
-
-def test_a_model_of_the_users_own_writes_with_the_umask_of_its_submitter(tmp_path: Path) -> None:
-    local = start(tmp_path, train="train: {model: 'small:build', dataset: digits, epochs: 1}")
-    local.wait_for_end()
-    assert local.result["status"] == "finished"
-    assert [mode(tmp_path / f"handlers-{rank}.json") for rank in range(2)] == [0o640, 0o640]
-    assert open_to_others(local.run) == []

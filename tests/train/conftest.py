@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ ONE_RANK = RankEnv(rank=0, local_rank=0, world_size=1, local_world_size=1, node_
 @pytest.fixture(scope="session")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Open a process group of one rank."""
+    # Each training ends with a collection, which then leaves out what was there before.
+    gc.collect()
+    gc.freeze()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     store = tmp_path_factory.mktemp("group") / "store"

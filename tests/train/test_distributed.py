@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import torch.distributed as dist
 from hpcddp.run.collectives import read_collectives, write_trace
 from hpcddp.run.directory import RunDirectory
 from hpcddp.train.distributed import collective_trace
+from tests.forked_python import run_python
 
 
 @pytest.mark.usefixtures("group")
@@ -41,5 +40,5 @@ def test_a_process_group_that_cannot_be_closed_ends_the_process_with_all_of_its_
         "with _exit_after(timedelta(seconds=0.1)):\n"
         "    time.sleep(600)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python(code)
     assert (done.returncode, done.stdout) == (0, "the last line\n")

@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcddp import Context
+from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.checkpoints import list_checkpoints
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_records import read_decision
+from hpcddp.train.context import TrainContext
+from hpcddp.train.entry import run_entrypoint
+from hpcddp.train.errors import UserCodeError
 from tests.command_line import hpcddp
 from tests.messages import GoldenMessages
 from tests.submission.local_commands import ended, result
+from tests.train.conftest import Training
 from tests.waiting import wait_for_text
 
 MODULE = """
@@ -31,6 +38,8 @@ def facts(context: hpcddp.Context):
     context.logger.info("this is a word of mine")
     total = torch.tensor(float(context.rank))
     dist.all_reduce(total, group=context.process_group)
+    for step in range(1, 4):
+        context.log(torch.tensor(step), loss=torch.tensor(0.5), right=3)
     return {
         "sum of ranks": total.item(),
         "world": context.world_size,
@@ -65,16 +74,6 @@ def fails(context: hpcddp.Context):
     if context.rank == 1:
         raise ValueError("my own mistake")
     dist.barrier()
-
-async def later(context: hpcddp.Context):
-    return 1
-
-def logs(context: hpcddp.Context):
-    for step in range(1, 4):
-        context.log(torch.tensor(step), loss=torch.tensor(0.5), right=3)
-
-def odd(context: hpcddp.Context):
-    return {"without a batch": context.plan, "a set": {1, 2}}
 """
 
 ALONE = ("--tasks-per-node", "1")
@@ -99,7 +98,15 @@ def submit(directory: Path, function: str, *words: str, pause: float = 0.0, batc
     return document
 
 
-def test_a_function_is_told_who_it_is_and_what_it_returns_is_kept(directory: Path) -> None:
+async def later(_: Context) -> int:
+    return 1
+
+
+def odd(context: Context) -> dict[str, Any]:
+    return {"without a batch": context.plan, "a set": {1, 2}}
+
+
+def test_a_function_is_told_who_it_is_and_what_it_logs_and_returns_is_kept(directory: Path) -> None:
     run = ended(submit(directory, "facts", batch="{global_batch_size: 65}"))
     assert result(run)["returned"] == {
         "sum of ranks": 1.0,
@@ -112,6 +119,13 @@ def test_a_function_is_told_who_it_is_and_what_it_returns_is_kept(directory: Pat
     }
     assert result(run)["status"] == "finished"
     assert "rank 1 INFO this is a word of mine" in run.attempt(0).rank_log(1).read_text()
+    # Numbers of a device can be logged.
+    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [(record["step"], record["loss"], record["right"]) for record in records] == [
+        (1, 0.5, 3), (2, 0.5, 3), (3, 0.5, 3),
+    ]  # fmt: skip
+    shown = hpcddp(directory, "status", run.path, "--json")
+    assert json.loads(shown.stdout)["runs"][0]["step"] == 3
 
 
 @pytest.mark.long("tests/cluster/test_commands.py preempts a function")
@@ -140,24 +154,19 @@ def test_an_exception_of_a_function_is_named_with_its_rank(directory: Path) -> N
     assert result(run)["reason"].endswith("failed first: ValueError: my own mistake")
 
 
-def test_what_json_cannot_hold_is_not_kept_and_the_log_says_so(golden: GoldenMessages, directory: Path) -> None:
-    run = ended(submit(directory, "odd", *ALONE))
-    assert (result(run)["status"], result(run)["returned"]) == ("finished", None)
-    _, _, warning = run.attempt(0).rank_log(0).read_text().partition("warning: ")
+def context_of(training: Training, function: str) -> TrainContext:
+    training.run.attempt(0).path.mkdir(parents=True)
+    spec = JobSpec.model_validate({"name": "fn", "entrypoint": f"{__name__}:{function}", "trackers": {"use": []}})
+    return replace(training.context(), spec=spec)
+
+
+def test_what_json_cannot_hold_is_not_kept_and_the_log_says_so(golden: GoldenMessages, training: Training) -> None:
+    run_entrypoint(context_of(training, "odd"))
+    assert (result(training.run)["status"], result(training.run)["returned"]) == ("finished", None)
+    _, _, warning = "\n".join(training.said).partition("warning: ")
     assert "not kept in result.json" in golden.message(warning.partition("\n")[0])
 
 
-def test_a_function_that_runs_nothing_when_it_is_called_is_refused(directory: Path) -> None:
-    run = ended(submit(directory, "later", *ALONE))
-    assert result(run)["exit_code"] == 70
-    assert "async function or a generator" in result(run)["reason"]
-
-
-def test_numbers_of_a_device_can_be_logged_and_status_shows_the_run(directory: Path) -> None:
-    run = ended(submit(directory, "logs", *ALONE))
-    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    assert [(record["step"], record["loss"], record["right"]) for record in records] == [
-        (1, 0.5, 3), (2, 0.5, 3), (3, 0.5, 3),
-    ]  # fmt: skip
-    shown = hpcddp(directory, "status", run.path, "--json")
-    assert json.loads(shown.stdout)["runs"][0]["step"] == 3
+def test_a_function_that_runs_nothing_when_it_is_called_is_refused(training: Training) -> None:
+    with pytest.raises(UserCodeError, match="async function or a generator"):
+        run_entrypoint(context_of(training, "later"))

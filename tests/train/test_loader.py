@@ -18,6 +18,7 @@ from hpcddp.train.data.builtin import SyntheticImages
 from hpcddp.train.data.loader import Batches, Data, Placement, choose_workers, micro_batch_keys
 from hpcddp.train.randomness import SampleKeys
 from tests.distributed.own_code import few_digits
+from tests.forked_python import run_python
 from tests.waiting import wait_until
 
 PLACEMENT = Placement(torch.device("cpu"), torch.float32, channels_last=False)
@@ -111,15 +112,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "print(*children(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_python(script)
     assert done.returncode == -signal.SIGKILL, done.stderr
     workers = [int(word) for word in done.stdout.split()]
     assert len(workers) == 2

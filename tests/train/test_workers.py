@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hpcddp.stop.listener import signals_held
 from hpcddp.train.data.workers import LostWorkerError, lost_worker, register_workers, start_worker
+from tests.forked_python import ForkedPython, run_python
 from tests.messages import GoldenMessages
 from tests.waiting import wait_until
 
@@ -65,8 +64,7 @@ class Slow(Dataset[Any]):
 
 
 def test_a_worker_whose_parent_was_killed_before_it_began_ends() -> None:
-    command = [sys.executable, "-c", KILLED_PARENT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run_python(KILLED_PARENT)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "", "")
 
 
@@ -157,10 +155,11 @@ def test_an_unknown_worker_is_named_by_its_process_id(golden: GoldenMessages) ->
 
 def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "pid"
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(told)], cwd=Path(__file__).parents[2])
+    parent = ForkedPython(PARENT, str(told))
     try:
         wait_until(lambda: told.exists() and told.read_text().endswith("\n"), "the other process")
     finally:
         parent.kill()
         parent.wait()
+        parent.communicate()
     wait_until(lambda: not is_there(int(told.read_text())), "the other process")
