@@ -7,6 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.depends_on(
+    "scripts/slow-tests", "pyproject.toml", "tests/conftest.py", "tests/test_markers.py"
+)
+
 ROOT = Path(__file__).parents[1]
 PROBE = """\
 import pathlib

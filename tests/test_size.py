@@ -52,6 +52,7 @@ def commit(project: Path) -> None:
         subprocess.run(["git", "-C", project, *words], check=True, timeout=60)
 
 
+@pytest.mark.depends_on("hpcddp", "templates", "scripts/size", "pyproject.toml", "tests/test_size.py")
 def test_the_package_keeps_its_budget() -> None:
     done = run_size(PROJECT, "--check")
     assert done.returncode == 0, done.stdout + done.stderr

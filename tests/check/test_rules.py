@@ -14,10 +14,11 @@ from tests.check.examples import report_of
 NEEDS_SLURM = {"slurm-refuses", "beyond-the-cluster"}
 HERE = [rule for rule in RULES.values() if rule.code not in NEEDS_SLURM]
 SLOW = {rule.code for rule in HERE if rule.is_slow}
+MARKS = [pytest.mark.slow, pytest.mark.depends_on("hpcddp/check", "hpcddp/jobfile", "hpcddp/train", "tests/check")]
 
 
 def parametrized(rules: list[Rule]) -> list[object]:
-    return [pytest.param(rule, id=rule.code, marks=[pytest.mark.slow] if rule.code in SLOW else []) for rule in rules]
+    return [pytest.param(rule, id=rule.code, marks=MARKS if rule.code in SLOW else []) for rule in rules]
 
 
 @pytest.mark.parametrize("rule", parametrized(HERE))

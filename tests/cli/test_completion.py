@@ -16,6 +16,10 @@ import pytest
 
 from tests.cli.slow_libraries import SLOW, UNINSTALL
 
+pytestmark = pytest.mark.depends_on(
+    "hpcddp/__main__.py", "hpcddp/cli", "hpcddp/site", "pyproject.toml", "tests/cli/test_completion.py"
+)
+
 BASH = """
 eval "$(_HPCDDP_COMPLETE=source_bash hpcddp)"
 COMP_WORDS=("$@")
@@ -144,7 +148,6 @@ PROMPTS = {
 }
 
 
-@pytest.mark.depends_on("hpcddp/cli", "pyproject.toml", "tests/cli/test_completion.py")
 @pytest.mark.parametrize(
     "name",
     [

@@ -40,7 +40,13 @@ def called(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return hpcddp(directory, *words, environment={**os.environ, "COLUMNS": "200"})
 
 
-@pytest.fixture(scope="module", params=["", "trackers: {use: [tensorboard]}\n"], ids=["alone", "with a tracker"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("", id="alone", marks=pytest.mark.long("test_commands_local.py sees that no tracker runs")),
+        pytest.param("trackers: {use: [tensorboard]}\n", id="with a tracker"),
+    ],
+)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a run of two attempts."""
     directory = tmp_path_factory.mktemp("command")

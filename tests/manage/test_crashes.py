@@ -28,6 +28,7 @@ def called(directory: Path, *words: str) -> str:
 
 
 @pytest.mark.distributed
+@pytest.mark.depends_on("hpcddp/manage", "hpcddp/run", "hpcddp/supervise", "hpcddp/task", "tests/manage")
 @pytest.mark.parametrize(
     "seed",
     [2, *(pytest.param(seed, marks=pytest.mark.long("repetitions")) for seed in range(20) if seed != 2)],

@@ -10,6 +10,8 @@ import pytest
 
 from tests.command_line import hpcddp
 
+pytestmark = pytest.mark.depends_on("hpcddp/manage", "hpcddp/run", "hpcddp/supervise", "hpcddp/train", "tests/manage")
+
 # 23 steps in an epoch, and a checkpoint after each: a rank is killed after step 30, an exception follows after step 60.
 JOB = """\
 name: real

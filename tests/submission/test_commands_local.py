@@ -40,29 +40,36 @@ def task_in(log: Path) -> int:
 
 
 def test_a_command_that_ends_well_finishes_the_run(tmp_path: Path) -> None:
-    run = ended(submit(tmp_path, "--tasks-per-node", "2", *program(tmp_path, "print('hello')")))
-    assert (result(run)["status"], result(run)["world_size"]) == ("finished", 2)
-    assert [event.kind for event in read_events(run.events)] == ["start", "train", "finish"]
-    assert run.attempt(0).rank_log(1).read_text() == "hello\n"
-
-
-def test_the_task_of_a_command_starts_without_numpy(tmp_path: Path) -> None:
     looks = program(
         tmp_path,
         """
         import os
         with open(f"/proc/{os.getppid()}/maps") as maps:
             print(maps.read())
+        print("hello")
         """,
     )
-    run = ended(submit(tmp_path, *looks))
-    maps = run.attempt(0).rank_log(0).read_text()
-    assert "pydantic_core" in maps
-    assert "numpy" not in maps
+    run = ended(submit(tmp_path, "--tasks-per-node", "2", *looks))
+    assert (result(run)["status"], result(run)["world_size"]) == ("finished", 2)
+    assert [event.kind for event in read_events(run.events)] == ["start", "train", "finish"]
+    # What the task has loaded, which starts without numpy.
+    log = run.attempt(0).rank_log(1).read_text()
+    assert log.endswith("\nhello\n")
+    assert "pydantic_core" in log
+    assert "numpy" not in log
+    # The job names no tracker.
+    assert not run.tensorboard.exists()
+    assert not run.trackers.exists()
 
 
 @pytest.mark.parametrize(
-    ("signum", "word"), [("SIGTERM", "terminated"), ("SIGUSR2", "warned"), ("SIGUSR1", None), ("SIGINT", None)]
+    ("signum", "word"),
+    [
+        pytest.param("SIGTERM", "terminated", marks=pytest.mark.long("a program that fails while it saves gets one")),
+        ("SIGUSR2", "warned"),
+        pytest.param("SIGUSR1", None, marks=pytest.mark.long("a program that saves and leaves gets one")),
+        ("SIGINT", None),
+    ],
 )
 def test_every_signal_to_a_task_reaches_its_program(tmp_path: Path, signum: str, word: str | None) -> None:
     listens = program(
@@ -113,8 +120,10 @@ def test_a_program_that_saves_and_leaves_after_its_own_signal_has_not_finished(t
         ("raise OSError('no space for the checkpoint')", "OSError: no space for the checkpoint"),
         # A traceback from before the signal is in each log.
         ("sys.exit(1)", None),
-        ("raise KeyboardInterrupt", None),
-        ("raise subprocess.CalledProcessError(1, 'copy')", None),
+        *(
+            pytest.param(ending, None, marks=pytest.mark.long("other exceptions that say nothing"))
+            for ending in ("raise KeyboardInterrupt", "raise subprocess.CalledProcessError(1, 'copy')")
+        ),
     ],
 )
 def test_a_program_that_fails_while_it_saves_is_told(tmp_path: Path, ending: str, told: str | None) -> None:
@@ -160,6 +169,7 @@ def test_a_program_that_does_not_listen_survives_the_warning(tmp_path: Path) -> 
     assert result(ended(document))["status"] == "finished"
 
 
+@pytest.mark.long("so does the program of a launcher whose task is killed")
 def test_a_program_dies_with_its_task(tmp_path: Path) -> None:
     lonely = program(
         tmp_path,
@@ -188,14 +198,16 @@ def test_the_processes_of_a_launcher_end_with_the_attempt(tmp_path: Path, how: s
         import os, signal, subprocess, sys
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        print(f"task={os.getppid()}; worker={worker.pid};", flush=True)
+        print(f"task={os.getppid()}; own={os.getpid()}; worker={worker.pid};", flush=True)
         worker.wait()
         """,
     )
     document = submit(tmp_path, *launcher)
     log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
     wait_for_text(log, "worker=")
-    worker = Path(f"/proc/{log.read_text().partition('worker=')[2].partition(';')[0]}")
+    own, worker = (
+        Path(f"/proc/{log.read_text().partition(f'{word}=')[2].partition(';')[0]}") for word in ("own", "worker")
+    )
     assert worker.exists()
     if how == "a killed task":
         os.kill(task_in(log), signal.SIGKILL)
@@ -205,8 +217,10 @@ def test_the_processes_of_a_launcher_end_with_the_attempt(tmp_path: Path, how: s
         assert worker.exists()
         os.kill(int(document["job_id"]), signal.SIGTERM)
     run = ended(document)
-    assert result(run)["status"] == ("failed" if how == "a killed task" else "cancelled")
-    assert not worker.exists() or "State:\tZ" in (worker / "status").read_text()
+    outcome = (result(run)["status"], result(run)["exit_code"])
+    assert outcome == (("failed", 71) if how == "a killed task" else ("cancelled", 130))
+    for process in (own, worker):
+        assert not process.exists() or "State:\tZ" in (process / "status").read_text()
 
 
 def test_a_resumed_run_ends_what_the_killed_script_of_its_attempt_left(tmp_path: Path) -> None:
@@ -271,11 +285,11 @@ def test_a_rank_that_fails_is_named_and_the_others_only_followed(tmp_path: Path)
         time.sleep(60)
         """,
     )
-    run = ended(submit(tmp_path, "--tasks-per-node", "3", *fails))
+    run = ended(submit(tmp_path, "--tasks-per-node", "2", *fails))
     assert result(run)["exit_code"] == 70
     assert "rank 1 on " in result(run)["reason"]
     assert result(run)["reason"].endswith("failed first: ValueError: my own mistake")
-    assert first_error(run.attempt(0)).secondary.startswith("ranks 0, 2 failed as a consequence")
+    assert first_error(run.attempt(0)).secondary.startswith("rank 0 failed as a consequence")
     assert " failed: ValueError: my own mistake" in run.attempt(0).rank_log(1).read_text()
 
 
@@ -351,7 +365,7 @@ def test_a_program_that_asked_by_file_goes_on_whatever_its_exit_code(tmp_path: P
         sys.exit(1)
         """,
     )
-    run = ended(submit(tmp_path, "--tasks-per-node", "2", *asks))
+    run = ended(submit(tmp_path, *asks))
     assert result(run)["status"] == "stopped"
     assert "the command requested a requeue" in result(run)["reason"]
 

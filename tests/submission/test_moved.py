@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,14 +20,16 @@ from hpcddp.jobfile.write import dump_for_script
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import read_json
 from hpcddp.run.job_file import read_submitted_job
+from hpcddp.run.job_records import Start, write_start, write_submission_record
 from hpcddp.run.moved import moved_from, refuse_copy
 from hpcddp.run.ownership import RunDirectoryError
-from hpcddp.run.record import RecordError
+from hpcddp.run.record import RecordError, write_record
+from hpcddp.run.result import Result
 from hpcddp.run.sweep import Sweep
 from hpcddp.slurm import commands
 from hpcddp.submission.resume import request_to_resume, resume
 from hpcddp.submission.resume_sweep import resume_sweep
-from hpcddp.submission.submit import Submission
+from hpcddp.submission.submit import Submission, prepare, submission_record, write_run
 from hpcddp.submission.sweep import submit_sweep
 from hpcddp.submission.sweep_element import find_to_resume
 from hpcddp.supervise.begin import begin
@@ -44,13 +48,28 @@ requeue: {max_failures: 0}
 """
 
 
-def failed_run(directory: Path, *words: str) -> RunDirectory:
-    """Start a run that fails, and give its command what it wants for the next time."""
-    (directory / "job.yaml").write_text(JOB)
-    done = hpcddp(directory, "submit", "job.yaml", "--cluster", "local", "--follow", "--json", *words)
-    assert done.returncode == 1, done.stdout + done.stderr
+def job_of(directory: Path, text: str, *overrides: str) -> ResolvedJob:
+    (directory / "job.yaml").write_text(text)
+    return load_job(directory / "job.yaml", overrides=overrides)
+
+
+def failed_run(directory: Path, *overrides: str) -> RunDirectory:
+    """Lay down what a run leaves that has failed, and give its command what it wants for the next time."""
+    job = job_of(directory, JOB, *overrides)
+    with contextlib.chdir(directory):
+        request = request_of(job, run_id="r1", cluster="local", python=sys.executable, environment=dict(os.environ))
+        run = RunDirectory(request.run.path.absolute())
+        run.path.mkdir(parents=True, mode=0o700)
+        write_run(run, prepare(request))
+        write_submission_record(run, submission_record(request, "999999"))
+    attempt = run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    start = Start(job_id="999999", host=socket.gethostname(), time=1.0, is_local=True, run_dir=str(run.path))
+    write_start(attempt, start)
+    write_record(run.result, Result(status="failed", reason="x"))
+    (run.path / "trail").write_text("a b\n")
     (directory / "ready").touch()
-    return RunDirectory(Path(json.loads(done.stdout)["run_dir"]))
+    return run
 
 
 def resume_now(run: RunDirectory) -> Submission:
@@ -75,7 +94,12 @@ def failed(tmp_path: Path) -> RunDirectory:
     return failed_run(tmp_path)
 
 
-def test_a_run_that_was_moved_goes_on_in_its_new_place(failed: RunDirectory, tmp_path: Path) -> None:
+def test_a_run_that_was_moved_goes_on_in_its_new_place(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = hpcddp(tmp_path, "submit", "job.yaml", "--cluster", "local", "--follow", "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (tmp_path / "ready").touch()
+    failed = RunDirectory(Path(json.loads(done.stdout)["run_dir"]))
     place = tmp_path / "kept 'here'" / "elsewhere" / "renamed"
     place.parent.mkdir(parents=True)
     failed.path.rename(place)
@@ -97,7 +121,7 @@ def test_a_run_goes_on_after_its_whole_project_was_moved(tmp_path: Path) -> None
 def test_a_run_does_not_go_on_where_the_directory_of_its_code_has_gone(tmp_path: Path, golden: GoldenMessages) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    run = failed_run(project, "--set", f"run_root={tmp_path / 'runs'}")
+    run = failed_run(project, f"run_root={tmp_path / 'runs'}")
     place = run.path.rename(tmp_path / "moved")
     shutil.rmtree(project)
     done = hpcddp(tmp_path, "submit", "--resume", place)
@@ -119,6 +143,7 @@ def test_a_moved_run_goes_on_when_the_copy_in_its_old_place_is_moved_away(tmp_pa
     assert content_of(copy) == before
 
 
+@pytest.mark.long("a run in its place goes on")
 def test_a_run_that_was_brought_back_to_its_place_from_a_backup_goes_on(tmp_path: Path) -> None:
     run = failed_run(tmp_path)
     shutil.copytree(run.path, tmp_path / "backup")
@@ -199,11 +224,6 @@ def test_the_job_of_the_original_is_left_alone_by_who_names_a_copy(
     assert f"{copy} is a copy of the run {living.path}, " in message
     assert "; name that run, " in message
     assert Path(f"/proc/{read_json(living.submission)['job_id']}").exists()
-
-
-def job_of(directory: Path, text: str) -> ResolvedJob:
-    (directory / "job.yaml").write_text(text)
-    return load_job(directory / "job.yaml")
 
 
 @pytest.fixture

@@ -530,10 +530,10 @@ def test_a_field_of_a_training_is_refused_for_a_run_that_is_none(
 
 
 def test_a_training_goes_on_with_more_epochs_and_another_rate(directory: Path) -> None:
-    follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
+    follower = start(directory, "job.yaml", "--cluster", "local", "--follow", "--set", "resources.tasks_per_node=1")
     run = wait_for_step(directory, 5)
     follower.terminate()
-    follower.communicate(timeout=60)
+    follower.communicate(timeout=120)
     stopped = steps_of(run)[-1]
     words = ["--resume", run.run_id, "--set", "train.epochs=7", "--set", "learning_rate.base=0.05"]
     code, out, error = submit(directory, *words, "--follow", "--json")
@@ -550,17 +550,18 @@ def test_a_training_goes_on_with_more_epochs_and_another_rate(directory: Path) -
     assert steps_of(run_of(directory)) == list(range(1, 185))
 
 
-def test_a_training_goes_on_with_another_global_batch(directory: Path) -> None:
+def test_a_training_goes_on_with_another_global_batch_and_other_resources(directory: Path) -> None:
     follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
     run = wait_for_step(directory, 5)
+    # To end the follower means the same as Ctrl-C.
     follower.terminate()
-    follower.communicate(timeout=60)
+    follower.communicate(timeout=120)
     stopped = steps_of(run)[-1]
     epochs, step_in_epoch = divmod(stopped, 23)
     left = 1437 - 64 * step_in_epoch
     # 128 samples are 12 steps of a whole epoch.
     total = stopped + -(-left // 128) + 12 * (5 - epochs)
-    words = ["--resume", run.run_id, "--global-batch-size", "128", "--time", "20min"]
+    words = ["--resume", run.run_id, "--global-batch-size", "128", "--tasks-per-node", "1"]
     code, out, error = submit(directory, *words, "--follow", "--json")
     assert code == 0, error
     assert f"change: epoch {epochs + 1} " in error
@@ -568,7 +569,8 @@ def test_a_training_goes_on_with_another_global_batch(directory: Path) -> None:
     assert f" step {total} instead of step 138\n" in error
     assert steps_of(run) == list(range(1, total + 1))
     document = json.loads(out)["result"]
-    assert (document["steps"], document["samples_seen"]) == (total, 6 * 1437)
+    assert (document["steps"], document["samples_seen"], document["world_size"]) == (total, 6 * 1437, 1)
+    assert "tasks_per_node: 1" in run.job_file.read_text()
     assert f"epoch 6/6  step {total}/{total}  " in error
     explained = hpcddp(directory, "why", run.run_id)
     assert ", batch.global_batch_size 64 -> 128\n" in explained.stdout

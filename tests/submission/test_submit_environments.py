@@ -13,6 +13,10 @@ import pytest
 
 from tests.submission.submitting import virtual
 
+pytestmark = pytest.mark.depends_on(
+    "hpcddp/script", "hpcddp/submission", "hpcddp/task", "templates", "tests/submission/test_submit_environments.py"
+)
+
 SEE = """
 import json, os, shutil, sys
 from pathlib import Path

@@ -37,12 +37,17 @@ batch: {global_batch_size: 64}
 learning_rate: {base: 0.1}
 train: {model: "small:build", dataset: digits, epochs: 2}
 """
+ONE_RANK = ("--set", "resources.tasks_per_node=1")
+
+
+def write_job(directory: Path) -> None:
+    (directory / "small.py").write_text(MODEL)
+    (directory / "job.yaml").write_text(JOB)
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    (tmp_path / "small.py").write_text(MODEL)
-    (tmp_path / "job.yaml").write_text(JOB)
+    write_job(tmp_path)
     return tmp_path
 
 
@@ -58,10 +63,17 @@ def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return parsed
 
 
-def test_a_followed_run_trains_with_two_ranks_and_tells_no_secret(directory: Path) -> None:
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what ``submit`` says of a run that it has followed to its end."""
+    directory = tmp_path_factory.mktemp("followed")
+    write_job(directory)
     done = submit(directory, "--follow", "--json")
     assert done.returncode == 0, done.stderr
-    answer = document(done)
+    return document(done)
+
+
+def test_a_followed_run_trains_with_two_ranks_and_tells_no_secret(answer: dict[str, Any]) -> None:
     assert (answer["status"], answer["result"]["world_size"]) == ("finished", 2)
     run = Path(answer["run_dir"])
     assert run.stat().st_mode & 0o777 == 0o700
@@ -72,7 +84,7 @@ def test_a_followed_run_trains_with_two_ranks_and_tells_no_secret(directory: Pat
 
 
 def test_submit_returns_at_once_and_the_run_outlives_its_session(directory: Path) -> None:
-    done = submit(directory)
+    done = submit(directory, *ONE_RANK)
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("next"))
     assert lines["next"].startswith("hpcddp logs ")
@@ -103,10 +115,10 @@ def test_who_insists_on_the_end_of_a_job_ends_ranks_that_do_not_stop(directory: 
     (directory / "small.py").write_text(
         "import time\n" + MODEL.replace("    return", "    time.sleep(600)\n    return")
     )
-    answer = document(submit(directory, "--json"))
-    log = Path(answer["run_dir"]) / "attempts" / "0" / "rank-1.log"
+    answer = document(submit(directory, "--json", *ONE_RANK))
+    log = Path(answer["run_dir"]) / "attempts" / "0" / "rank-0.log"
     wait_until(log.exists, f"{log}")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     # The first one asks them to save; this model never comes to the end of a step.
     while Path(f"/proc/{answer['job_id']}").exists():
         assert time.monotonic() < deadline
@@ -118,8 +130,7 @@ def test_who_insists_on_the_end_of_a_job_ends_ranks_that_do_not_stop(directory: 
     assert answer["job_id"] not in listing
 
 
-def test_the_pickle_holds_an_importable_function_and_a_path_only(directory: Path) -> None:
-    answer = document(submit(directory, "--follow", "--json"))
+def test_the_pickle_holds_an_importable_function_and_a_path_only(answer: dict[str, Any]) -> None:
     (pickle,) = (Path(answer["run_dir"]) / "submitit").glob("*_submitted.pkl")
     operations = list(pickletools.genops(pickle.read_bytes()))
     names = [argument for operation, argument, _ in operations if "UNICODE" in operation.name]

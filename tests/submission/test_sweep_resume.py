@@ -57,7 +57,8 @@ def squeue(monkeypatch: pytest.MonkeyPatch, *jobs: QueuedJob) -> None:
 def swept(slurm: FakeSlurm, *, count: int = 5, parallel: int | None = None, **results: str) -> Sweep:
     """Submit a sweep; elements with a result have run, the others have not begun."""
     options = sweep_overrides([f"train.seed=0..{count - 1}"], None, parallel)
-    request = request_of(load_job(Path("job.yaml"), options=options), run_id="s1", environment=slurm.environment())
+    environment = slurm.environment(MAX_ARRAY_SIZE=str(commands.DEFAULT_LARGEST_ARRAY))
+    request = request_of(load_job(Path("job.yaml"), options=options), run_id="s1", environment=environment)
     sweep = submit_sweep(request).sweep
     for element, status in results.items():
         index = int(element.removeprefix("element_"))
@@ -183,13 +184,16 @@ def test_as_many_run_at_once_as_before(slurm: FakeSlurm, capsys: pytest.CaptureF
     assert slurm.calls[1][0] == "--array=0-1,3-4%2"
 
 
-def test_a_long_sweep_continues_in_the_arrays_that_it_had(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = swept(slurm, count=1004, parallel=8, element_0="finished", element_1003="failed")
+def test_a_long_sweep_continues_in_the_arrays_that_it_had(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "DEFAULT_LARGEST_ARRAY", 11)
+    sweep = swept(slurm, count=14, parallel=8, element_0="finished", element_13="failed")
     run(capsys, "--resume", "s1")
     assert [(call[0], call[-1]) for call in slurm.calls[2:]] == [
-        ("--array=1-1000%8", "first=0"), ("--dependency=afterany:103", "first=1001"),
+        ("--array=1-10%8", "first=0"), ("--dependency=afterany:103", "first=11"),
     ]  # fmt: skip
-    submission = read_submission(sweep.run(1003))
+    submission = read_submission(sweep.run(13))
     assert submission is not None
     assert submission.job_id == "104_2"
 
@@ -235,12 +239,13 @@ def test_a_damaged_result_is_named_and_nothing_is_resumed(
 def test_an_array_that_slurm_refuses_leaves_the_results_as_they_were(
     slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep = swept(slurm, count=1004, element_0="failed", element_1003="failed")
+    monkeypatch.setattr(commands, "DEFAULT_LARGEST_ARRAY", 11)
+    sweep = swept(slurm, count=14, element_0="failed", element_13="failed")
     monkeypatch.setenv("REFUSED_CALL", "4")
     code, _, err = run(capsys, "--resume", "s1")
     assert (code, "sbatch refused the job" in err) == (1, True)
     assert slurm.cancelled == ["103"]
-    for index in (0, 1003):
+    for index in (0, 13):
         result = read_result(sweep.run(index))
         assert result is not None
         assert result.status == "failed"
