@@ -12,6 +12,9 @@ from tests.distributed import rank
 from tests.distributed.training import job_document, run_ranks
 
 _LOADED = 50
+LEFT_OUT = pytest.mark.depends_on(
+    "hpcddp/train/model/replica.py", "tests/distributed/test_compiler.py", "pyproject.toml"
+)
 # Code that compiles something gets the compiler itself, also after a training has left it out.
 _COMPILES = """
 import torch
@@ -68,6 +71,7 @@ print("torch._dynamo.eval_frame" in sys.modules)
 """
 
 
+@LEFT_OUT
 def test_a_second_process_group_does_not_load_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", _OPENS_TWO_GROUPS], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
@@ -87,12 +91,13 @@ import torch.distributed.tensor
 """
 
 
-@pytest.mark.depends_on("hpcddp/train/model/replica.py", "tests/distributed/test_compiler.py", "pyproject.toml")
+@LEFT_OUT
 def test_who_looks_at_all_modules_does_not_load_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", _LOOKS_AT_ALL_MODULES], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
+@LEFT_OUT
 def test_code_that_compiles_finds_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", _COMPILES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

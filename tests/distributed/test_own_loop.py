@@ -17,6 +17,15 @@ from hpcddp.run.checkpoints import list_checkpoints
 from tests.forked_python import ForkedPython, run_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
+# Loading torch's compiler, as DDP does, would take longer than the training.
+RUN_EXAMPLE = """
+import runpy, sys
+from hpcddp.train.model.replica import leave_compiler_out
+
+leave_compiler_out()
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 STEPS = 24
 _LINE = re.compile(r"step (\d+)  loss (\S+)")
 
@@ -30,10 +39,10 @@ def start(run: Path, ranks: int, *options: str) -> list[ForkedPython]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "HPCDDP_"))}
     clean |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    words = (str(run), "--steps", str(STEPS), "--save-every", "10", *options)
+    words = (str(EXAMPLE), str(run), "--steps", str(STEPS), "--save-every", "10", *options)
     return [
         ForkedPython(
-            EXAMPLE,
+            RUN_EXAMPLE,
             *words,
             env=clean | (group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
         )
