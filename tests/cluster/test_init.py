@@ -68,7 +68,7 @@ def test_the_profile_tells_the_partitions_gpus_and_preemption_of_this_slurm(sand
 def test_the_first_job_runs_to_its_end(sandbox: Sandbox, tmp_path: Path) -> None:
     written = init(sandbox, tmp_path, "--partition", "high")
     assert written["next"] == "hpcddp submit job.yaml --follow"
-    submitted = submit(sandbox, tmp_path, "--set", "train.epochs=1")
+    submitted = submit(sandbox, tmp_path, "--set", "train.epochs=1", "--set", "train.model=squeezenet1_1")
     assert finished(sandbox, submitted["job_id"])["Partition"] == "high"
     result = result_of(RunDirectory(Path(submitted["run_dir"])))
     assert (result["status"], result["world_size"]) == ("finished", 2)

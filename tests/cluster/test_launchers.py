@@ -135,16 +135,12 @@ BIN = Path(sys.executable).parent
 ON_TWO_HOSTS = ("--nodes", "2", "--time", "10")
 
 
+@pytest.mark.long("the test below has one world of such ranks, and the one above a process group of torchrun's")
 @pytest.mark.parametrize(
     "words",
     [
         ("--global-batch-size", "64", "--", BIN / "torchrun", "--nproc-per-node", "2", EXAMPLES / "torchrun_script.py"),
-        pytest.param(
-            ("--tasks-per-node", "2", "--", BIN / "accelerate", "launch", EXAMPLES / "accelerate_script.py"),
-            marks=pytest.mark.long(
-                "torchrun is started in the same way; tests of the job file have accelerate's options"
-            ),
-        ),
+        ("--tasks-per-node", "2", "--", BIN / "accelerate", "launch", EXAMPLES / "accelerate_script.py"),
     ],
     ids=["torchrun", "accelerate"],
 )
@@ -163,11 +159,16 @@ def test_a_launcher_as_the_command_is_started_once_on_each_host_and_all_ranks_ar
 def test_ranks_of_a_launcher_save_at_a_preemption_and_go_on_in_the_next_attempt(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    program = script(tmp_path, SAVES.replace("CODE", "0"))
+    begins = "rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} begins at"
+    program = script(tmp_path, SAVES.replace("CODE", "0").replace("begins at", begins))
     on = ("--nodes", "2", "--nodelist", "n1,n2", "--partition", "low", "--time", "10")
     tracked = start(sandbox, tmp_path, *on, "--", BIN / "torchrun", "--nproc-per-node", "2", program)
-    for task in (0, 1):
-        wait_for_text(tracked.run.attempts / "0" / f"rank-{task}.log", "begins at 0\nbegins at 0")
+
+    def ranks() -> list[str]:
+        logs = (log for log in tracked.attempt.rank_logs().values() if tracked.attempts)
+        return sorted(rank for log in logs for rank in re.findall("(.*) begins at 0", log.read_text()))
+
+    tracked.wait_until(lambda: tracked.attempts and ranks() == sorted(RANKS), "one world of all ranks")
     high = ("--partition=high", "--exclusive", "--nodelist=n1,n2", "--nodes=2", "--output=/dev/null")
     sandbox.submit(*high, "--wrap=sleep 2")
     tracked.wait_until_finished(timeout_s=240)

@@ -93,7 +93,7 @@ def test_a_rank_that_ends_without_a_record_is_named_and_is_no_success(
     wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
-@pytest.mark.long("tests/cluster/test_main_job.py has an exception on one rank")
+@pytest.mark.long("tests/cluster/test_commands.py has an exception on one rank")
 def test_an_exception_of_one_rank_is_the_first_and_the_other_only_followed(
     tmp_path: Path, golden: GoldenMessages
 ) -> None:
