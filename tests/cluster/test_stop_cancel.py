@@ -59,7 +59,10 @@ class Pestered:
 
 
 def pestered(context: ScenarioContext) -> Pestered:
-    """Somebody talks to the port of rank 0 as soon as it is known, and goes on; somebody submits a second job."""
+    """Somebody talks to the port of rank 0 as soon as it is known, and goes on; somebody submits a second job.
+
+    Then come signals to the batch script alone, each of which would end a shell without a trap, and one to srun too.
+    """
     tracked = context.start("run", on=OTHER_HOSTS)
     tracked.wait_until(lambda: tracked.attempts and tracked.attempt.rendezvous.exists(), "a rendezvous")
     meeting = json.loads(tracked.attempt.rendezvous.read_text())
@@ -74,7 +77,10 @@ def pestered(context: ScenarioContext) -> Pestered:
             second = context.sandbox.run(*HPCDDP, "submit", "--resume", tracked.run.path, check=False)
             assert second.returncode == 2
             refusal = second.stderr
-    comparison = context.compare("another program on the port of rank 0, a second job for a run that lives", tracked)
+            for name in ("HUP", "INT", "TERM", "USR1", "USR2"):
+                context.sandbox.run("scancel", "--batch", f"--signal={name}", tracked.job_id)
+            context.sandbox.run("scancel", "--full", "--signal=INT", tracked.job_id)
+    comparison = context.compare("strangers at the port of rank 0, a second job, signals to the batch script", tracked)
     before = digest_of(tracked.run.path)
     requeue = context.sandbox.run("scontrol", "requeue", tracked.job_id, check=False)
     assert requeue.returncode != 0, requeue.stdout
@@ -127,7 +133,9 @@ def test_slurm_refuses_to_requeue_a_finished_run_and_nothing_changes(scenario_re
 
 
 @after_scenario(pestered)
-def test_strangers_at_the_port_of_rank_0_and_a_second_job_change_nothing(scenario_result: Pestered) -> None:
+def test_strangers_at_the_port_of_rank_0_a_second_job_and_signals_to_the_script_change_nothing(
+    scenario_result: Pestered,
+) -> None:
     assert scenario_result.comparison.lost_nothing, scenario_result.comparison
     assert scenario_result.comparison.attempts == 1
 

@@ -75,10 +75,10 @@ def stopped(context: ScenarioContext) -> ScenarioResult:
 
 
 def worker_killed(context: ScenarioContext) -> ScenarioResult:
-    tracked = context.start("run", on=OTHER_HOSTS, sections={"train": {"num_workers": 2}})
+    tracked = context.start("run", nodes=1, on=ONE_HOST, sections={"train": {"num_workers": 2}})
     tracked.wait_for_steps(40)
-    tracked.wait_until(lambda: tracked.workers(1), "a worker of rank 1")
-    for pid in tracked.workers(1):
+    tracked.wait_until(lambda: tracked.workers(0), "a worker of the rank")
+    for pid in tracked.workers(0):
         os.kill(pid, signal.SIGKILL)
     fields = tracked.wait_for_end("FAILED")
     report("DataLoader worker killed", tracked)

@@ -11,7 +11,7 @@ import pytest
 from hpcddp.run.directory import RunDirectory
 from tests.cluster.comparison import RunComparison
 from tests.cluster.jobs import HPCDDP, write_job
-from tests.cluster.scenarios import EPOCHS, PREEMPTED_HOSTS, ScenarioContext, after_scenario
+from tests.cluster.scenarios import EPOCHS, PREEMPTED_HOSTS, STEP_S, ScenarioContext, ScenarioResult, after_scenario
 from tests.cluster.tracked_run import TrackedRun
 
 # The runs that are cancelled in place of a requeue do not end as COMPLETED, for which all tests here wait.
@@ -23,7 +23,7 @@ PARTITIONS = {"low": HOSTS, "low0": HOSTS[:1], "lowc": HOSTS[1:]}
 
 
 def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, RunComparison]]:
-    """One job of ``high`` preempts three runs at once, and one of two elements of a job array."""
+    """One job of ``high`` preempts three runs at once."""
     tracked_runs = {
         # So slow that none finishes before the last one has begun, on any machine.
         partition: context.start(
@@ -31,8 +31,7 @@ def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, RunCompar
         )
         for partition, hosts in PARTITIONS.items()
     }
-    elements = start_array(context)
-    for tracked in (*tracked_runs.values(), elements[0]):
+    for tracked in tracked_runs.values():
         tracked.wait_for_steps(5)
     context.preempt()
     comparisons = {}
@@ -40,11 +39,15 @@ def preempted(context: ScenarioContext) -> dict[str, tuple[TrackedRun, RunCompar
         nodes = len(PARTITIONS[partition])
         comparison = context.compare(f"preemption on partition {partition}", tracked, nodes=nodes)
         comparisons[partition] = (tracked, comparison)
-    return comparisons | {f"element {number}": finished(context, tracked) for number, tracked in enumerate(elements)}
+    return comparisons
 
 
-def finished(context: ScenarioContext, tracked: TrackedRun) -> tuple[TrackedRun, RunComparison]:
-    return tracked, context.compare("preemption of an array element", tracked, nodes=1)
+def element_preempted(context: ScenarioContext) -> list[ScenarioResult]:
+    """One of two elements of a job array is preempted."""
+    elements = start_array(context)
+    elements[0].wait_for_steps(5)
+    context.preempt(HOSTS[0])
+    return [(tracked, context.compare("preemption of an array element", tracked, nodes=1)) for tracked in elements]
 
 
 def start_array(context: ScenarioContext) -> list[TrackedRun]:
@@ -52,7 +55,7 @@ def start_array(context: ScenarioContext) -> list[TrackedRun]:
     directory = context.directory / "array"
     directory.mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("traced_model.py"), directory)
-    train = {"model_args": {"seconds": SLOW_STEP_S}}
+    train = {"model_args": {"seconds": STEP_S}}
     job = write_job(directory, model="traced_model:build", nodes=1, epochs=EPOCHS, sections={"train": train})
     context.sandbox.run(*HPCDDP, "render", str(job), "-o", "job.sbatch", cwd=directory)
     array = context.sandbox.submit("--array=0-1", "--hold", "job.sbatch", cwd=directory)
@@ -87,9 +90,11 @@ def test_the_event_log_tells_the_stop_the_save_and_the_requeue(scenario_result: 
     assert [event.step for event in tracked.events("train")] == [0, stop.step]
 
 
-@scenario
-def test_only_the_array_element_that_is_preempted_is_requeued(scenario_result: dict[str, Any]) -> None:
-    (hit, hit_account), (spared, spared_account) = scenario_result["element 0"], scenario_result["element 1"]
+# The same of a sweep: test_sweeps.py.
+@pytest.mark.long
+@after_scenario(element_preempted, own_slurm=True)
+def test_only_the_array_element_that_is_preempted_is_requeued(scenario_result: list[ScenarioResult]) -> None:
+    (hit, hit_account), (spared, spared_account) = scenario_result
     assert (hit_account.attempts, spared_account.attempts) == (2, 1)
     assert hit_account.lost_nothing
     assert spared_account.lost_nothing

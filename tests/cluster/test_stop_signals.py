@@ -82,16 +82,6 @@ def suspended(context: ScenarioContext) -> ScenarioResult:
     return tracked, context.compare("suspended for longer than the time limit", tracked, nodes=1)
 
 
-def batch_script_signalled(context: ScenarioContext) -> ScenarioResult:
-    """Signals to the batch script alone, each of which would end a shell without a trap, and one to srun too."""
-    tracked = context.start("batch", on=OTHER_HOSTS)
-    tracked.wait_for_steps(40)
-    for name in ("HUP", "INT", "TERM", "USR1", "USR2"):
-        context.sandbox.run("scancel", "--batch", f"--signal={name}", tracked.job_id)
-    context.sandbox.run("scancel", "--full", "--signal=INT", tracked.job_id)
-    return tracked, context.compare("signals to the batch script alone", tracked)
-
-
 def interrupted(context: ScenarioContext) -> TrackedRun:
     tracked = context.start("interrupted", nodes=1, on=ONE_HOST)
     tracked.wait_for_steps(40)
@@ -167,13 +157,6 @@ def test_an_end_of_the_job_that_moves_back_stops_nothing(scenario_result: Scenar
     assert comparison.lost_nothing, comparison
     assert comparison.attempts == 1
     assert "Slurm has moved the end of the job to" in tracked.log()
-
-
-@after_scenario(batch_script_signalled)
-def test_signals_to_the_batch_script_change_nothing(scenario_result: ScenarioResult) -> None:
-    _, comparison = scenario_result
-    assert comparison.lost_nothing, comparison
-    assert comparison.attempts == 1
 
 
 @after_scenario(interrupted)
