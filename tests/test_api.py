@@ -126,27 +126,27 @@ def test_what_is_wrong_is_named_by_its_argument(golden: GoldenMessages) -> None:
 
 
 def test_a_sweep_is_submitted_waited_for_and_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "program.py").write_text("import sys\nprint('rate', sys.argv[1])\nsys.exit(sys.argv[1] == '0.3')\n")
+    (here / "program.py").write_text("import sys\nprint('rate', sys.argv[1])\nsys.exit(sys.argv[1] == '0.2')\n")
     command = [sys.executable, "program.py", "{lr}"]
-    sweep = api.submit(command=command, cluster="local", sweep={"lr": [0.1, 0.2, 0.3]}, max_parallel=3)
+    sweep = api.submit(command=command, cluster="local", sweep={"lr": [0.1, 0.2]}, max_parallel=2)
     assert isinstance(sweep, hpcddp.Sweep)
-    assert sweep.wait(timeout=120, progress=True) == ["finished", "finished", "failed"] == sweep.states
+    assert sweep.wait(timeout=120, progress=True) == ["finished", "failed"] == sweep.states
     shown = capsys.readouterr().err.splitlines()
-    assert shown[-1] == f"sweep {sweep.sweep_id}: 2 finished, 1 failed"
+    assert shown[-1] == f"sweep {sweep.sweep_id}: 1 finished, 1 failed"
     assert len(set(shown)) == len(shown)
-    assert sweep.values == [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]
-    assert [run.run_id for run in sweep.runs] == [f"{sweep.sweep_id}_{index}" for index in range(3)]
-    assert sweep.runs[1].logs().splitlines()[-1] == "rate 0.2"
+    assert sweep.values == [{"lr": 0.1}, {"lr": 0.2}]
+    assert [run.run_id for run in sweep.runs] == [f"{sweep.sweep_id}_{index}" for index in range(2)]
+    assert sweep.runs[0].logs().splitlines()[-1] == "rate 0.1"
     results = sweep.results()
-    assert [None if result is None else result.status for result in results] == ["finished", "finished", "failed"]
+    assert [None if result is None else result.status for result in results] == ["finished", "failed"]
     assert api.Sweep.find(sweep.sweep_id) == api.Sweep(str(sweep.path)) == sweep
-    assert repr(sweep) == f"<Sweep {sweep.sweep_id} (program, 3 runs, 1 failed, 2 finished)>"
-    assert "has ended already (2 finished, 1 failed)" in sweep.cancel()
+    assert repr(sweep) == f"<Sweep {sweep.sweep_id} (program, 2 runs, 1 failed, 1 finished)>"
+    assert "has ended already (1 finished, 1 failed)" in sweep.cancel()
     (here / "program.py").write_text("print('again')\n")
     # Its runs have left this machine, so that the one that failed can start again at once.
     assert sweep.resume() == sweep
-    assert sweep.wait(timeout=120) == ["finished"] * 3
-    with pytest.raises(UserError, match="has no run to resume: 3 finished, 0 alive"):
+    assert sweep.wait(timeout=120) == ["finished"] * 2
+    with pytest.raises(UserError, match="has no run to resume: 2 finished, 0 alive"):
         sweep.resume()
 
 

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 
 PROGRAM = Path(__file__).parent / "light_program.py"
 # What a fault is made of has tests of its own.
-CHANGED = pytest.mark.depends_on("hpcddp/rehearse", "tests/rehearse")
+pytestmark = pytest.mark.depends_on("hpcddp/rehearse", "tests/rehearse")
 
 
 @pytest.fixture
@@ -44,7 +44,6 @@ def processes_below(directory: Path) -> list[int]:
     return [pid for pid, root in roots if root.startswith(f"{directory}/")]
 
 
-@CHANGED
 def test_a_right_program_comes_back_from_every_fault_and_leaves_nothing(project: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -77,7 +76,6 @@ def test_a_right_program_comes_back_from_every_fault_and_leaves_nothing(project:
     assert list(index.glob("*.json")) == []
 
 
-@CHANGED
 def test_a_program_that_starts_over_is_found_and_its_runs_can_be_kept(project: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     done = rehearse(project, f"--fault preemption --keep {kept} --- forgets")
@@ -90,7 +88,6 @@ def test_a_program_that_starts_over_is_found_and_its_runs_can_be_kept(project: P
     assert "--keep is" in done.stderr
 
 
-@CHANGED
 def test_a_program_that_goes_on_differently_is_found_with_its_first_step(project: Path) -> None:
     done = rehearse(project, "--fault kill --json --- drifts")
     assert done.returncode == 1, done.stderr
@@ -100,7 +97,6 @@ def test_a_program_that_goes_on_differently_is_found_with_its_first_step(project
     assert fault["first_metric"]["step"] % 8 == 1
 
 
-@CHANGED
 def test_a_program_that_no_two_starts_repeat_is_found(project: Path) -> None:
     done = rehearse(project, "--fault preemption --json --- random")
     assert done.returncode == 1, done.stderr

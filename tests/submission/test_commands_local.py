@@ -310,6 +310,7 @@ def test_the_same_mistake_on_two_ranks_is_no_consequence_of_one(tmp_path: Path) 
     assert error.others == (f"rank 1 on {socket.gethostname()}: ValueError: no such file",)
 
 
+@pytest.mark.depends_on("hpcddp/run", "hpcddp/supervise", "hpcddp/task", "tests/submission/test_commands_local.py")
 def test_ranks_that_run_different_numbers_of_steps_are_told(tmp_path: Path) -> None:
     uneven = program(
         tmp_path,

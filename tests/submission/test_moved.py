@@ -160,15 +160,14 @@ def test_a_run_that_was_moved_to_another_file_system_is_no_copy(tmp_path: Path) 
         refuse_copy(place)
     shutil.rmtree(run.path)
     refuse_copy(place)
-    assert_goes_on(tmp_path, place.path)
 
 
 def test_a_run_that_is_called_by_another_path_goes_on_under_its_own(tmp_path: Path) -> None:
     run = failed_run(tmp_path)
     (tmp_path / "link").symlink_to(run.path)
-    done = hpcddp(tmp_path, "submit", "--resume", tmp_path / "link", "--follow", "--json")
+    done = hpcddp(tmp_path, "submit", "--resume", tmp_path / "link", "--dry-run")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["run_dir"] == str(run.path)
+    assert done.stderr.endswith(f"run directory {run.path}\n")
 
 
 def test_a_copy_is_not_resumed_in_place_of_the_original(

@@ -33,7 +33,7 @@ def directory(tmp_path: Path) -> Path:
 def test_a_followed_run_that_is_interrupted_saves_and_goes_on_when_it_is_resumed(
     directory: Path, golden: GoldenMessages
 ) -> None:
-    follower = start(directory, "job.yaml", "--cluster", "local", "--follow")
+    follower = start(directory, "job.yaml", "--cluster", "local", "--follow", "--set", "resources.tasks_per_node=1")
     run = wait_for_step(directory, 30)
     follower.send_signal(signal.SIGINT)
     out, error = follower.communicate(timeout=120)

@@ -608,6 +608,7 @@ def test_an_element_keeps_the_value_of_its_last_resumption(slurm: FakeSlurm) -> 
     assert len(read_run_files(run).changes) == 2
 
 
+@pytest.mark.long("test_api.py resumes a run with another command")
 def test_a_command_goes_on_with_other_arguments(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import sys\nprint('arguments', sys.argv[1:])\nsys.exit('x' in sys.argv)\n")
