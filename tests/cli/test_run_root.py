@@ -65,6 +65,10 @@ def chosen(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "../chosen" if request.param == "relative" else str(tmp_path / "chosen")
 
 
+# For tests that take seconds: a run on this machine, and what doctor install imports.
+ONE_PATH = pytest.mark.parametrize("chosen", ["relative"], indirect=True)
+
+
 def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     found = boundary.run(app, words)
     captured = capsys.readouterr()
@@ -90,6 +94,7 @@ def _takes_run_root(command: Any) -> bool:
     return any("--run-root" in parameter.opts for parameter in command.params)
 
 
+@ONE_PATH
 @pytest.mark.usefixtures("here")
 def test_its_file_system_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path, chosen: str) -> None:
     (tmp_path / "chosen").mkdir()
@@ -175,6 +180,7 @@ def test_a_run_waits_for_another_one_there(
     assert len(list(first.parent.iterdir())) == 2
 
 
+@ONE_PATH
 @pytest.mark.usefixtures("here")
 def test_a_run_on_this_machine_lives_there(capsys: pytest.CaptureFixture[str], tmp_path: Path, chosen: str) -> None:
     run(capsys, "submit", "--cluster", "local", "--follow", "--run-root", chosen, "--", "true")
