@@ -17,8 +17,8 @@ def wait_until(condition: Callable[[], T], what: str | Callable[[], object], tim
     """Wait until a condition is true, and return its value; else the test fails.
 
     Args:
-        condition: called about twenty times a second; one that takes long, as a command does, a tenth of the time, or
-            every five seconds if that is more often.
+        condition: called about twenty times a second; one that takes longer, as a command does, a tenth of the time,
+            but once a second, or every five seconds if it takes half a second.
         what: what is waited for, or a function that says how it is instead.
         timeout_s: seconds.
     """
@@ -33,7 +33,8 @@ def wait_until(condition: Callable[[], T], what: str | Callable[[], object], tim
             pytest.fail(f"not within {timeout_s} s: {what if isinstance(what, str) else what()}")
         # What is waited for needs the processor.
         took_s = now - asked_at
-        time.sleep(max(0.05, 3 * took_s, min(9 * took_s, 5)))
+        longest_s = 1 if took_s < 0.5 else 5
+        time.sleep(max(0.05, 3 * took_s, min(9 * took_s, longest_s)))
 
 
 def wait_for_text(path: Path, text: str, timeout_s: float = 120) -> None:

@@ -18,7 +18,7 @@ from tests.cluster.tracked_run import TrackedRun
 from tests.waiting import wait_until
 
 _POLL_S = 0.2
-_LONGEST_END_S = 30
+_LONGEST_END_S = 60
 
 
 @contextlib.contextmanager

@@ -95,7 +95,7 @@ class TrackedRun:
     def wait_for_end(self, state: str, *, timeout_s: float = 300) -> dict[str, str]:
         """Wait until the job has ended in a state and none of its processes is left; return what Slurm says."""
         fields = self.sandbox.wait(self.job_id, states={state}, timeout=timeout_s)
-        self.wait_until(lambda: not self.processes(), f"the end of {self.processes()}", timeout_s=20)
+        self.wait_until(lambda: not self.processes(), f"the end of {self.processes()}", timeout_s=60)
         return fields
 
     def ranks(self) -> dict[int, int]:
