@@ -209,7 +209,7 @@ def test_every_rank_is_told_who_it_is_and_the_one_process_that_it_is_alone(
         match="RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 LOCAL_WORLD_SIZE=1 NODE_RANK=0 SLURM_PROCID=0 SLURM_NTASKS=1",
     ):
         diagnose(document("told"))
-    job = comparison_of(JobSpec.model_validate(document("told")), world_size=3)
+    job = comparison_of(JobSpec.model_validate(document("told")), world_size=2)
     where = ProcessSettings(
         python=sys.executable,
         directory=ROOT,
@@ -218,9 +218,9 @@ def test_every_rank_is_told_who_it_is_and_the_one_process_that_it_is_alone(
         steps=1,
         timeout_s=240,
     )
-    last = run_ranks(where, "ranks", job.document(ranks=3), 3)[2]
+    last = run_ranks(where, "ranks", job.document(ranks=2), 2)[1]
     assert last["error"]["message"].endswith(
-        "RANK=2 LOCAL_RANK=2 WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 NODE_RANK=0 SLURM_PROCID=2 SLURM_NTASKS=3"
+        "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 NODE_RANK=0 SLURM_PROCID=1 SLURM_NTASKS=2"
     )
 
 

@@ -126,6 +126,7 @@ def test_a_rank_that_stands_still_is_named_and_the_stacks_of_the_other_are_dumpe
     wait_until(lambda: not run.tasks(), "the end of all tasks", 120)
 
 
+@pytest.mark.long("tests/cluster/test_stop_failures.py has a stuck rank, and test_distributed.py the recorder of gloo")
 def test_a_rank_that_is_stuck_is_named_with_the_place_and_all_stacks_are_dumped(tmp_path: Path) -> None:
     run = start(tmp_path, "sleep=600@step:5,rank=1", launch=SHORT_TIMEOUT)
     run.wait_for_end()

@@ -6,8 +6,6 @@ import hashlib
 import inspect
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from hpcddp.train.data.builtin import SyntheticImages, load_digits
 from hpcddp.train.data.loader import Data
 from hpcddp.train.data.opening import fingerprint, open_data, tensor_bytes
 from hpcddp.train.errors import DataError, TrainingError
+from tests.forked_python import run_python
 from tests.messages import GoldenMessages
 
 
@@ -55,7 +54,7 @@ def test_the_digits_are_read_without_scikit_learn() -> None:
     code = (
         "import sys; from hpcddp.train.data.builtin import load_digits; load_digits(); print('sklearn' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert run_python(code).stdout == "False\n"
 
 
 def test_digits_are_three_by_thirty_two_by_thirty_two_and_normalised() -> None:

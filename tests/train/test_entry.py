@@ -148,6 +148,7 @@ def test_a_stopped_function_goes_on_and_comes_out_the_same(directory: Path) -> N
     assert steps == list(range(1, 61))
 
 
+@pytest.mark.long("tests/cluster/test_stop_failures.py names the first rank that fails")
 def test_an_exception_of_a_function_is_named_with_its_rank(directory: Path) -> None:
     run = ended(submit(directory, "fails"))
     assert result(run)["exit_code"] == 70
