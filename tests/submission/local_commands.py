@@ -29,7 +29,7 @@ def program(directory: Path, text: str) -> tuple[str, ...]:
     return ("--", sys.executable, str(path))
 
 
-def ended(document: dict[str, Any], timeout_s: float = 60) -> RunDirectory:
+def ended(document: dict[str, Any], timeout_s: float = 180) -> RunDirectory:
     """Wait for the run's result, and for the end of its script."""
     run = RunDirectory(Path(document["run_dir"]))
     script = Path(f"/proc/{document['job_id']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -159,13 +160,16 @@ def test_a_program_that_does_not_listen_survives_the_warning(tmp_path: Path) -> 
         """
         import os, time
         print(f"task={os.getppid()};", flush=True)
-        time.sleep(2)
+        while not os.path.exists("go"):
+            time.sleep(0.05)
         """,
     )
     document = submit(tmp_path, *deaf)
     log = RunDirectory(Path(document["run_dir"])).attempt(0).rank_log(0)
     wait_for_text(log, "task=")
     os.kill(task_in(log), signal.SIGUSR2)
+    time.sleep(1)
+    (tmp_path / "go").touch()
     assert result(ended(document))["status"] == "finished"
 
 
@@ -212,10 +216,19 @@ def test_the_processes_of_a_launcher_end_with_the_attempt(tmp_path: Path, how: s
     if how == "a killed task":
         os.kill(task_in(log), signal.SIGKILL)
     else:
-        os.kill(int(document["job_id"]), signal.SIGTERM)
-        time.sleep(6)
+        script = int(document["job_id"])
+        os.kill(script, signal.SIGTERM)
+        time.sleep(3)
         assert worker.exists()
-        os.kill(int(document["job_id"]), signal.SIGTERM)
+
+        def insist() -> bool:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(script, signal.SIGTERM)
+            time.sleep(1)
+            return not Path(f"/proc/{script}").exists()
+
+        # The script may have heard of the first one late.
+        wait_until(insist, "the end of the script", 180)
     run = ended(document)
     outcome = (result(run)["status"], result(run)["exit_code"])
     assert outcome == (("failed", 71) if how == "a killed task" else ("cancelled", 130))
@@ -300,6 +313,9 @@ def test_the_same_mistake_on_two_ranks_is_no_consequence_of_one(tmp_path: Path) 
         import os, signal, time
         # It is told to end, because the other one has failed, before it makes the mistake itself.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(f"ready-{os.environ['RANK']}", "w").close()
+        while not (os.path.exists("ready-0") and os.path.exists("ready-1")):
+            time.sleep(0.05)
         time.sleep(2 * int(os.environ["RANK"]))
         raise ValueError("no such file")
         """,
