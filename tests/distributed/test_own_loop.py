@@ -99,7 +99,7 @@ def test_example_stops_with_all_its_ranks_and_loses_no_step(
     tmp_path: Path, whole: Callable[[int], str], ranks: int, told: int, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
-    processes = start(run, ranks, "--pause", "0.05")
+    processes = start(run, ranks, "--pause", "0.2")
     before = read_until(processes[0].stdout, "step 5  ")
     processes[told].send_signal(number)
     codes, said = end(processes)
