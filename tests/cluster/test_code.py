@@ -48,7 +48,7 @@ def run_requeued(sandbox: Sandbox, directory: Path, code: str, requeues: int, *,
     path = project / "job.yaml"
     path.write_text(json.dumps(job))
     submitted = submit(sandbox, path)
-    sandbox.wait(submitted["job_id"], states={"COMPLETED", "FAILED"}, timeout=60 + 30 * requeues)
+    sandbox.wait(submitted["job_id"], states={"COMPLETED", "FAILED"}, timeout=180 + 30 * requeues)
     return RunDirectory(Path(submitted["run_dir"]))
 
 

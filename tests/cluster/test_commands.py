@@ -171,7 +171,7 @@ def test_a_command_that_asks_to_go_on_is_run_again_until_it_does_not(sandbox: Sa
 @pytest.mark.long("tests/supervise/test_end_of_commands.py counts what such a command asks")
 def test_a_command_that_only_ever_asks_to_go_on_is_ended_by_the_budget(sandbox: Sandbox, tmp_path: Path) -> None:
     tracked = start(sandbox, tmp_path, "--time", "10", "--", "sh", "-c", "exit 75")
-    fields = tracked.wait_for_end("FAILED", timeout_s=180)
+    fields = tracked.wait_for_end("FAILED")
     assert (fields["ExitCode"], tracked.attempts) == ("93:0", 2)
     assert "max_attempts_without_progress" in tracked.result["reason"]
 
@@ -251,7 +251,7 @@ def test_a_command_whose_task_fails_is_run_again_as_often_as_max_failures_says(
             victims = tracked.workers(1) if how == "its program is killed" else [tracked.ranks()[1]]
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
-    fields = tracked.wait_for_end("FAILED", timeout_s=120)
+    fields = tracked.wait_for_end("FAILED")
     assert (fields["ExitCode"], fields["Restarts"]) == ("71:0", "0")
     assert [event.cause for event in tracked.events("restart")] == ["crash"] * max_failures
     assert tracked.attempts == max_failures + 1
@@ -272,7 +272,7 @@ def test_a_lost_node_is_no_failure_of_a_command_and_ends_it_when_no_progress_is_
         with lost(sandbox, node_of(tracked, 1)):
             wait_for_work(tracked, tmp_path, 1)
             sandbox.run("scontrol", "update", f"NodeName={node_of(tracked, 1)}", "State=DOWN", "Reason=test")
-            fields = tracked.sandbox.wait(tracked.job_id, states={"FAILED"}, timeout=120)
+            fields = tracked.sandbox.wait(tracked.job_id, states={"FAILED"}, timeout=240)
         assert (fields["ExitCode"], fields["Restarts"]) == ("93:0", "2")
         assert [event.cause for event in tracked.events("requeue")] == ["node_failure"] * 2
         assert "requeue.max_attempts_without_progress is 2" in tracked.result["reason"]
@@ -319,7 +319,7 @@ def test_a_command_that_somebody_requeues_by_scontrol_goes_on_until_it_makes_no_
     for attempt in range(2):
         wait_for_work(tracked, tmp_path, attempt, ranks=1)
         sandbox.run("scontrol", "requeue", tracked.job_id)
-    fields = tracked.wait_for_end("FAILED", timeout_s=120)
+    fields = tracked.wait_for_end("FAILED")
     assert (fields["ExitCode"], fields["Restarts"]) == ("93:0", "2")
     assert [event.cause for event in tracked.events("requeue")] == ["requeued"] * 2
 

@@ -108,7 +108,7 @@ def test_a_rank_that_never_starts_is_named_with_its_host(sandbox: Sandbox, direc
     wrapper.chmod(0o755)
     job = write_job(directory, python=str(wrapper), sections={"launch": {"rendezvous_timeout": "20s"}})
     submitted = submit(sandbox, job)
-    ended = sandbox.wait(submitted["job_id"], states={"FAILED"}, timeout=120)
+    ended = sandbox.wait(submitted["job_id"], states={"FAILED"})
     result = result_of(RunDirectory(Path(submitted["run_dir"])))
     second = expand(ended["NodeList"])[1]
     assert "1 of 2 ranks did not start within the rendezvous timeout of" in result["reason"]
