@@ -21,7 +21,13 @@ RANKS = {"rank 0 of 4", "rank 1 of 4", "rank 2 of 4", "rank 3 of 4"}
 @pytest.mark.parametrize(
     ("tasks", "words"),
     [
-        (1, ("--global-batch-size", "64", "--", sys.executable, EXAMPLES / "torchrun_script.py")),
+        pytest.param(
+            1,
+            ("--global-batch-size", "64", "--", sys.executable, EXAMPLES / "torchrun_script.py"),
+            marks=pytest.mark.depends_on(
+                "examples/torchrun_script.py", "hpcddp/task", "pyproject.toml", "tests/cluster/test_launchers.py"
+            ),
+        ),
         pytest.param(
             2,
             ("--", sys.executable, EXAMPLES / "lightning_script.py", "--nodes", "2", "--devices", "2"),
