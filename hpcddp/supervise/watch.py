@@ -282,7 +282,7 @@ def tasks_have_ended(attempt: AttemptDirectory, count_tasks: Callable[[], int]) 
         return True
     # Files of exits and of errors.
     ended_ranks = {path.stem.rpartition("-")[2] for path in attempt.path.glob("e*-rank-*.json")}
-    return bool(ended_ranks) and len(ended_ranks) == count_tasks()
+    return 0 < len(ended_ranks) == count_tasks()
 
 
 def _is_concluded(attempt: AttemptDirectory) -> bool:
