@@ -260,7 +260,7 @@ def test_a_sweep_is_shown_explained_and_cancelled_as_one(project: Project) -> No
     wait_until(lambda: "2 running, 1 cancelled" in project.hpcddp("status", sweep_id), status, 120)
     assert project.hpcddp("requeue", sweep_id).count("is requeued: the program of run") == 2
     # Slurm's own delay of two minutes applies to an element whose end takes longer than hpcddp allows for.
-    wait_until(lambda: all(attempts == [0, 1] for attempts in _attempts(project, sweep_id)), status, 240)
+    wait_until(lambda: all(attempts == [0, 1] for attempts in _attempts(project, sweep_id)), status, 480)
     assert project.hpcddp("cancel", sweep_id).startswith(f"2 elements of sweep {sweep_id} are being cancelled")
     wait_until(lambda: "3 cancelled" in project.hpcddp("status", sweep_id), status, 120)
 

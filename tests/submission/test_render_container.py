@@ -73,7 +73,7 @@ def test_a_task_in_a_container_ignores_the_warning_until_it_has_a_handler(runner
     install_programs(runner, apptainer=APPTAINER)
     (runner.record / "hold").touch()
     process = runner.start(script_of(runner, environment=apptainer_job()))
-    wait_until((runner.record / "running").exists, "a file of the script", 30)
+    wait_until((runner.record / "running").exists, "a file of the script")
     (task,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ignored = next(line for line in Path(f"/proc/{task}/status").read_text().splitlines() if line.startswith("SigIgn"))
     (runner.record / "hold").unlink()

@@ -120,7 +120,7 @@ def test_a_signal_during_the_activation_starts_no_task(runner: ScriptRunner, lau
         activate.write('touch "$RECORD/activating"; while [[ -e $RECORD/hold ]]; do sleep 0.02; done\n')
     (runner.record / "hold").touch()
     process = runner.start(script_of(runner, launcher=launcher, environment={"venv": "venv"}), END_CODE="75")
-    wait_until((runner.record / "activating").exists, "a file of the script", 30)
+    wait_until((runner.record / "activating").exists, "a file of the script")
     process.send_signal(signal.SIGTERM)
     (runner.record / "hold").unlink()
     assert runner.end_of(process) == 75

@@ -309,7 +309,7 @@ def test_the_tasks_are_warned_before_the_end(scenario: Scenario, tmp_path: Path,
     write_start(scenario.attempt, replace(start, end_time=time.time() + 60))
     text = f'trap "exit 7" USR2; touch {tmp_path}/ready; while [[ ! -e {tmp_path}/end ]]; do sleep 0.02; done'
     with subprocess.Popen(["bash", "-c", text]) as srun:
-        wait_until((tmp_path / "ready").exists, "the trap", 30)
+        wait_until((tmp_path / "ready").exists, "the trap")
         thread = threading.Thread(
             target=watch, args=(scenario.attempt, srun.pid), kwargs={"environment": LOCAL, "warn": warn, "poll_s": 0.02}
         )

@@ -116,7 +116,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
     workers = [int(word) for word in done.stdout.split()]
     assert len(workers) == 2
-    wait_until(lambda: not any(map(is_running, workers)), f"the end of {workers}", 30)
+    wait_until(lambda: not any(map(is_running, workers)), f"the end of {workers}")
 
 
 def test_process_that_still_holds_a_loader_ends_by_itself(tmp_path: Path) -> None:
