@@ -259,7 +259,7 @@ def _take_launch(
     if ranks == "own":
         note = "one task on each node, which uses all GPUs of the node"
         if launch.has_launcher:
-            note += "; the launcher keeps its options, because a shell has to read them"
+            note += "; the launcher keeps its options"
         draft.take(line, launch.command.text, ("launcher",), OWN, note)
     if launch.started_by == "shell" and draft.values["resources", "nodes"] != 1:
         why = "without srun it runs on the first node alone; hpcddp starts it on every node of the job"

@@ -206,8 +206,8 @@ class LauncherWords:
 def split_launcher(words: tuple[Word, ...]) -> LauncherWords | None:
     """Return the parts of a launcher's command.
 
-    None for another program, with options that are not known, and where a shell has to expand what the launcher itself
-    reads: its options, or the name of its program.
+    None for another program, with options that are not known, where it is not seen what it launches, and where a shell
+    has to expand what the launcher itself reads: its options, or the name of its program.
     """
     texts = tuple(word.text for word in words)
     launcher = find_launcher(texts, {})
@@ -235,7 +235,7 @@ def split_launcher(words: tuple[Word, ...]) -> LauncherWords | None:
             count = 1
         world += words[position : position + count]
         position += count
-    if any(word.expands for word in (*words[:head], *options, *words[start : start + 1])):
+    if start == len(words) or any(word.expands for word in (*words[:head], *options, words[start])):
         return None
     return LauncherWords(
         head=words[:head], options=tuple(options), world=tuple(world), program=words[start:], command=command

@@ -451,6 +451,7 @@ LINES = st.sampled_from(
 
 
 @example(["#SBATCH --image=a", "#SBATCH --image=a", "srun python x.py"])
+@example(["cd $A", "accelerate launch"])
 @given(st.lists(LINES, max_size=12))
 def test_any_script_becomes_a_job_with_a_row_for_every_line_or_is_refused(lines: list[str]) -> None:
     text = "\n".join(["#!/bin/bash", *lines, ""])
