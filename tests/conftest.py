@@ -17,7 +17,8 @@ from tests.messages import COLLECTED, GoldenMessages
 from tests.slurm_version import expected_failure, slurm_version
 
 # A busy machine makes an example slow, never wrong. scripts/test --long asks for the profile "long".
-settings.register_profile("once", deadline=None, max_examples=50)
+# The same examples each time: who changes one thing is not told about another. New ones are looked for with --long.
+settings.register_profile("once", deadline=None, max_examples=50, derandomize=True)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("once")
 

@@ -19,6 +19,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.job_file import write_exported_values
 from hpcddp.run.job_records import SubmissionRecord, write_submission_record
 from tests.messages import GoldenMessages
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
 
@@ -190,7 +191,10 @@ def test_an_own_run_in_a_shared_root_goes_on(shared: Shared) -> None:
     run = shared.ended_run(USER)
     done = shared.hpcddp("submit", "--resume", "r1", "--run-root", shared.path, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["run_dir"] == str(run)
+    answer = json.loads(done.stdout)
+    assert answer["run_dir"] == str(run)
+    # The job writes into the directory of the fixture.
+    wait_until(lambda: not Path(f"/proc/{answer['job_id']}").exists(), "the end of the job")
 
 
 def test_a_link_that_somebody_has_put_into_a_run_is_not_followed(shared: Shared) -> None:
