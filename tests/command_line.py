@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from tests.ranks import FORKS
+from tests.ranks import FORKS, take_environment
 
 # Each start reads the exit codes of all processes that have ended, and an exit code can be read only once.
 _LOCK = threading.Lock()
@@ -57,9 +57,7 @@ def _run(
 ) -> None:
     from hpcddp.__main__ import main
 
-    # The parent was started long before, by another test.
-    os.environ.clear()
-    os.environ.update(environment)
+    take_environment(environment)
     os.chdir(directory)
     os.umask(umask)
     for stream, file in ((1, out), (2, errors)):

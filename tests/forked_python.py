@@ -18,11 +18,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
 
-from tests.ranks import FORKS
+from tests.ranks import FORKS, Forked, leave, take_environment
 
 
-class ForkedPython:
-    """``python -c TEXT WORDS...`` or ``python FILE WORDS...``, with what its starter uses of ``subprocess.Popen``.
+class ForkedPython(Forked):
+    """``python -c TEXT WORDS...`` or ``python FILE WORDS...``.
 
     Args:
         program: the text, or the path of the file.
@@ -39,17 +39,9 @@ class ForkedPython:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  communicate closes it
         streams = [Connection(number, readable=False) for number in (write_end, os.dup(self._errors.fileno()))]
         variables = dict(os.environ if env is None else env)
-        self._process = FORKS.Process(target=_run, args=(program, words, variables, cwd or Path.cwd(), streams))
-        self._process.start()
+        super().__init__(FORKS.Process(target=_run, args=(program, words, variables, cwd or Path.cwd(), streams)))
         for stream in streams:
             stream.close()
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
@@ -59,9 +51,8 @@ class ForkedPython:
         return code
 
     def send_signal(self, number: int) -> None:
-        pid = self._process.pid
-        if pid is not None and self.poll() is None:
-            os.kill(pid, number)
+        if self.pid is not None and self.poll() is None:
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         self._process.kill()
@@ -93,9 +84,7 @@ def run_python(
 def _run(
     program: str | Path, words: Sequence[str], environment: dict[str, str], cwd: Path, streams: Sequence[Connection]
 ) -> None:
-    # The parent was started long before, by another test.
-    os.environ.clear()
-    os.environ.update(environment)
+    take_environment(environment)
     os.chdir(cwd)
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream.fileno(), number)
@@ -115,10 +104,7 @@ def _run(
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of gloo may still run.
-    os._exit(code)
+    leave(code)
 
 
 def _set_threads(number: str | None) -> None:

@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _TIMEOUT_S = 300
 FORKS = multiprocessing.get_context("forkserver")
@@ -50,8 +51,27 @@ def run_forked(main: Callable[..., int], arguments: Sequence[Any], *, world_size
     return Ended([process.exitcode or 0 for process in processes], [file.read_text() for file in files])
 
 
-class ForkedProcess:
-    """A process forked from one that has imported torch, with what its starter uses of ``subprocess.Popen``.
+class Forked:
+    """A process forked from one that has imported torch, with what its starter uses of ``subprocess.Popen``."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+        self._process.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+
+class ForkedProcess(Forked):
+    """A function in a session of its own.
 
     Args:
         main: a function of a module; what it returns is the exit code.
@@ -70,21 +90,8 @@ class ForkedProcess:
         directory: Path,
         output: Path,
     ) -> None:
-        self._process = FORKS.Process(
-            target=_run_in_session, args=(main, arguments, output, dict(environment), directory)
-        )
-        self._process.start()
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
+        job = (main, arguments, output, dict(environment), directory)
+        super().__init__(FORKS.Process(target=_run_in_session, args=job))
 
     def wait(self) -> int | None:
         self._process.join()
@@ -102,14 +109,21 @@ def _run_in_session(
 def _run(
     main: Callable[..., int], arguments: Sequence[Any], rank: int, output: Path, environment: dict[str, str]
 ) -> None:
-    # The parent of all ranks was started long before: the environment and the directory are those of the test.
-    os.environ.clear()
-    os.environ.update(environment)
+    take_environment(environment)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
-    code = main(*arguments, rank)
+    leave(main(*arguments, rank))
+
+
+def take_environment(environment: Mapping[str, str]) -> None:
+    """Take the environment of a test; the parent of all forked processes was started long before."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def leave(code: int) -> NoReturn:
+    """End a forked process, of which threads of gloo may still run."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of gloo may still run.
     os._exit(code)

@@ -280,9 +280,13 @@ def tasks_have_ended(attempt: AttemptDirectory, count_tasks: Callable[[], int]) 
     """
     if _is_concluded(attempt):
         return True
-    # Files of exits and of errors.
-    ended_ranks = {path.stem.rpartition("-")[2] for path in attempt.path.glob("e*-rank-*.json")}
-    return 0 < len(ended_ranks) == count_tasks()
+    # Records of exits and of errors.
+    if not any(attempt.path.glob("e*-rank-*.json")):
+        return False
+    tasks = count_tasks()
+    return tasks > 0 and all(
+        attempt.rank_exit(rank).exists() or attempt.rank_error(rank).exists() for rank in range(tasks)
+    )
 
 
 def _is_concluded(attempt: AttemptDirectory) -> bool:

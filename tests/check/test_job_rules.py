@@ -72,6 +72,7 @@ def test_the_grace_time_of_the_partition_is_compared_with_a_step_and_a_save(
     assert [hit.key for hit in hits] == (["resources.partition"] if is_found else [])
 
 
+@pytest.mark.slow
 @TORCH
 @pytest.mark.parametrize(
     "source",
@@ -88,6 +89,7 @@ def test_a_model_of_the_user_that_cannot_be_built_here_says_nothing(
     assert model_refusal(read_job(Path("job.yaml"), None).spec, directory=tmp_path) is None
 
 
+@pytest.mark.slow
 @TORCH
 def test_a_model_that_cannot_be_built_without_memory_is_no_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -98,6 +100,7 @@ def test_a_model_that_cannot_be_built_without_memory_is_no_finding(
     assert codes(Example(text), tmp_path, monkeypatch) == []
 
 
+@pytest.mark.slow
 @TORCH
 def test_an_unknown_argument_of_the_data_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = RULES["data"].good
@@ -107,6 +110,7 @@ def test_an_unknown_argument_of_the_data_is_a_finding(tmp_path: Path, monkeypatc
     assert all("sise" in finding.hit.problem for finding in findings)
 
 
+@pytest.mark.slow
 @TORCH
 def test_an_image_folder_with_more_classes_than_the_model_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,8 @@ def test_commands_that_only_look_work_where_the_slow_libraries_are_not_installed
     ]
     done = run_python(UNINSTALL.format(names=SLOW - {"asyncio"}) + CALL, json.dumps(calls))
     assert (done.returncode, done.stderr) == (0, "")
+    for word in ("Usage", "#SBATCH", "rank", '"$schema"', "no run"):
+        assert word in done.stdout
 
 
 def test_commands_that_only_look_load_nothing_slow() -> None:

@@ -274,9 +274,13 @@ def test_a_controller_that_does_not_say_boot_times_is_no_sign(
     assert watching.HostBoots(read_start(on_slurm.attempt), ON_SLURM).restarted() == []
 
 
-def test_one_rank_that_still_works_keeps_srun(scenario: Scenario) -> None:
-    write_exit(scenario.attempt, exit_of(0))
+@pytest.mark.parametrize("others", [(), (2,), (2, 3)], ids=str)
+def test_one_rank_that_still_works_keeps_srun(scenario: Scenario, others: tuple[int, ...]) -> None:
+    for rank in (0, *others):
+        write_exit(scenario.attempt, exit_of(rank))
     assert not tasks_have_ended(scenario.attempt, lambda: 2)
+    write_exit(scenario.attempt, exit_of(1))
+    assert tasks_have_ended(scenario.attempt, lambda: 2)
 
 
 @pytest.mark.parametrize(("attempts", "ended"), [(0, False), (1, True), (2, False)])
