@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,8 +71,9 @@ def init(
     The command queries the cluster, and also writes a first job file. The profile,
     ~/.config/hpcddp/profiles/NAME.yaml, holds default settings for all jobs and the facts about the cluster:
     partitions, limits, GPUs, accounts, preemption. With these facts, hpcddp refuses a job that cannot run on the
-    cluster. On a machine without Slurm, the command writes only the job file, for a job that runs on this machine;
-    NAME, --partition, --account or --qos are then an error.
+    cluster. If Slurm lists GPUs, sbatch --test-only, which submits nothing, tells how the cluster lets jobs request
+    them. On a machine without Slurm, the command writes only the job file, for a job that runs on this machine; NAME,
+    --partition, --account or --qos are then an error.
 
     With --from, the command asks no cluster. It reads SCRIPT, runs nothing of it, and writes a job file that requests
     the same and runs the same program. It prints the job file, and what became of each line of the script.
@@ -82,6 +83,7 @@ def init(
     Example: hpcddp init --from train.sbatch
     """
     from hpcddp.jobfile.profiles import DEFAULT_PROFILE, profile_file
+    from hpcddp.site.gpu_request import find_gpu_request
     from hpcddp.site.profile_writer import choose
 
     settings = {"--partition": partition, "--account": account, "--qos": qos}
@@ -108,6 +110,7 @@ def init(
         _write_local_job(job_file, error.reason, dry_run=dry_run, as_json=as_json)
         return
     choice = choose(facts, partition=partition, account=account, qos=qos)
+    choice = replace(choice, gpu_request=find_gpu_request(facts, choice, os.environ))
     document = _write_profile(name, file, job_file, facts, choice, dry_run=dry_run)
     _print(document, _summary(facts, choice, document), dry_run=dry_run, as_json=as_json)
 
@@ -222,7 +225,7 @@ def _write_profile(
             job = first_job(str(job_file), name, facts, runs_in=choice.runs_in)
             _save(job_file, job, "--job names another file")
         _save(file, text, "XDG_CONFIG_HOME names another directory, and --dry-run prints it", below=True)
-    given = {"partition": choice.partition, "account": choice.account, "qos": choice.qos}
+    given = {name: getattr(choice, name) for name in ("partition", "account", "qos", "gpu_request")}
     return {
         "profile": name,
         "profile_file": str(file),
@@ -263,6 +266,8 @@ def _summary(facts: ClusterFacts, choice: Choice, document: Mapping[str, Any]) -
         yield from _under("this Slurm", [*differences, "see docs/slurm-versions.md"])
     yield from _under("partitions", _partition_lines(facts))
     yield f"accounts       {_accounts_line(facts)}"
+    if choice.gpu_request is not None:
+        yield f"GPU requests   {': '.join(choice.gpu_request)}"
     if facts.submit_plugins:
         yield f"site's rules   {', '.join(facts.submit_plugins)}: they may change or refuse any job"
     if facts.disable_root_jobs and facts.user == "root":

@@ -59,6 +59,7 @@ class Partition(Facts):
         grace_time_s: how long they have to leave, in seconds.
         priority_tier: jobs of a higher tier preempt those of a lower one.
         default_mem: memory of jobs that ask for none, such as "2G per CPU"; None is all of the node.
+        whole_nodes: whether each job gets all of its nodes, their GPUs included.
         kinds: its nodes.
     """
 
@@ -76,6 +77,7 @@ class Partition(Facts):
     grace_time_s: int = 0
     priority_tier: int = 1
     default_mem: str | None = None
+    whole_nodes: bool = False
     kinds: tuple[NodeKind, ...] = ()
 
     @property

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -229,6 +229,12 @@ class Resources(Section):
     gpu_type: Annotated[
         GpuType | None, FieldFacts(option=Option(help="Kind of GPU, such as a100."), is_of_a_site=True)
     ] = Field(None, description="Kind of GPU: `a100` becomes `--gres=gpu:a100:N`.")
+    gpu_request: Annotated[Literal["gres", "gpus-per-node", "none"], FieldFacts(is_of_a_site=True)] = Field(
+        "gres",
+        description="How Slurm is asked for the GPUs: `gres` writes `--gres=gpu:N`, `gpus-per-node` writes "
+        "`--gpus-per-node=N`, and `none` writes nothing, for partitions whose nodes come with all their GPUs. "
+        "`hpcddp init` finds out what the cluster accepts.",
+    )
     gres: Annotated[Mapping[GresName, GresCount], FieldFacts(is_of_a_site=True)] = Field(
         default_factory=dict,
         description="Other generic resources of each node, by name: `{nvme: 100G, lscratch: 200}`. `NAME:TYPE` is a "

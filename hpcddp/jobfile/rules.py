@@ -171,13 +171,16 @@ def _one_task_per_gpu(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _gpu_fields_need_gpus(spec: JobSpec) -> Iterator[Finding]:
+    why = "the job asks for no GPU; set resources.gpus_per_node"
     if spec.uses_gpus:
-        return
+        why = "resources.gpu_request is none, with which Slurm is asked for no GPU; leave one of the two out"
+        if spec.resources.gpu_request != "none":
+            return
     for name in ("gpu_type", "mem_per_gpu"):
         value = getattr(spec.resources, name)
         if value is not None:
-            yield f"resources.{name}", f"is {value}, and the job asks for no GPU; set resources.gpus_per_node"
-    if spec.train is not None and spec.train.device == "cuda":
+            yield f"resources.{name}", f"is {value}, and {why}"
+    if spec.train is not None and spec.train.device == "cuda" and not spec.uses_gpus:
         yield "train.device", "is cuda, and the job asks for no GPU; set resources.gpus_per_node, or write cpu"
 
 
@@ -484,7 +487,7 @@ RULES = (
     Rule(("batch", *_RANKS), fixed_micro_batch_divides),
     Rule(("batch.unit", "batch.group"), groups_are_named),
     Rule(("launcher", "resources.tasks_per_node", "resources.gpus_per_node"), _one_task_per_gpu),
-    Rule(("resources.gpu_type", "resources.mem_per_gpu", *_DEVICE), _gpu_fields_need_gpus),
+    Rule(("resources.gpu_type", "resources.mem_per_gpu", "resources.gpu_request", *_DEVICE), _gpu_fields_need_gpus),
     Rule(_MEMORY, _one_memory),
     Rule(_DATA, _data_from_files),
     Rule(_DATA, _dataset_arguments),

@@ -225,6 +225,8 @@ def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated:
     resources: dict[str, object] = {"nodes": nodes}
     if counts.gpus_per_node:
         resources["gpus_per_node"] = counts.gpus_per_node
+        if "gpus-per-node" in flags:
+            resources["gpu_request"] = "gpus-per-node"
     if counts.gpus_per_node and counts.gpu_type is not None:
         resources["gpu_type"] = counts.gpu_type
     if not counts.gpus_per_node and ranks_per_node > 1:

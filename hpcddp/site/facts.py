@@ -132,6 +132,7 @@ def _partition(fields: Mapping[str, str], config: Mapping[str, str], kinds: tupl
         grace_time_s=_number(fields.get("GraceTime")) or 0,
         priority_tier=_number(fields.get("PriorityTier")) or 1,
         default_mem=_default_memory(fields) or _default_memory(config),
+        whole_nodes="EXCLUSIVE" in fields.get("OverSubscribe", "") or config.get("SelectType") == "select/linear",
         kinds=kinds,
     )
 

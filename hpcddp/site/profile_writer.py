@@ -30,6 +30,7 @@ class Choice:
         qos: the QOS, and the reason for it.
         time_limit: the time limit, and the reason for it.
         runs_in: the partition of jobs with these settings; None where there is none that the user may use.
+        gpu_request: how Slurm is asked for GPUs, and the reason for it.
     """
 
     partition: tuple[str, str] | None
@@ -37,6 +38,7 @@ class Choice:
     qos: tuple[str, str] | None
     time_limit: tuple[str, str] | None
     runs_in: str | None
+    gpu_request: tuple[str, str] | None = None
 
 
 _ASKED = "as requested"
@@ -100,14 +102,15 @@ def _chosen_account(facts: ClusterFacts, wanted: str | None, partition: str | No
 
 # A plugin of Slurm's own that refuses jobs without a time limit (slurm.conf(5), JobSubmitPlugins).
 _REQUIRE_TIME_LIMIT = "require_timelimit"
-_FIRST_LIMIT_S = HOUR
+FIRST_LIMIT_S = HOUR
+"""The time limit of a job that needs one, in seconds."""
 
 
 def _time_limit(facts: ClusterFacts, partition: str | None) -> tuple[str, str] | None:
     if _REQUIRE_TIME_LIMIT not in facts.submit_plugins:
         return None
     facts_of_partition = facts.partitions[partition] if partition is not None else None
-    return str(time_limit_of(facts_of_partition, _FIRST_LIMIT_S)), "the site refuses jobs without one"
+    return str(time_limit_of(facts_of_partition, FIRST_LIMIT_S)), "the site refuses jobs without one"
 
 
 def time_limit_of(partition: Partition | None, wanted_s: int) -> TimeLimit:
@@ -181,6 +184,8 @@ def _resources(facts: ClusterFacts, choice: Choice) -> Iterator[str]:
             role = "the default one: " if partition.default else ""
             yield _setting("partition", name, f"{role}{describe_partition(partition)}", active=False)
     yield from _account(facts, choice)
+    if choice.gpu_request is not None:
+        yield _setting("gpu_request", *choice.gpu_request)
     if choice.time_limit is not None:
         yield _setting("time_limit", *choice.time_limit)
     elif choice.runs_in is not None:

@@ -350,6 +350,13 @@ def _memory_mb(spec: JobSpec) -> float:
     return float(text[:-1]) * _MB_PER_UNIT[text[-1]] * times[field]
 
 
+def _requested_gpus(spec: JobSpec) -> int:
+    # Slurm need not list the GPUs of nodes that come with all of them.
+    if spec.resources.gpu_request == "none":
+        return 0
+    return spec.resources.gpus_per_node
+
+
 def _gpus_of(kind: NodeKind, spec: JobSpec) -> int:
     wanted = spec.resources.gpu_type
     return kind.gpus if wanted is None else kind.gpu_types.get(wanted, 0)
@@ -395,7 +402,7 @@ def _less_memory(spec: JobSpec, most: float) -> str:
 def _fewer_gpus(_: JobSpec, most: float) -> str:
     if most:
         return f"write {int(most)} or less, and more nodes"
-    return "leave it out for a CPU job"
+    return "leave it out for a CPU job, or write resources.gpu_request none if Slurm does not list the GPUs of nodes"
 
 
 def _gpu_unit(count: float, spec: JobSpec) -> str:
@@ -406,7 +413,7 @@ def _gpu_unit(count: float, spec: JobSpec) -> str:
 NEEDS = (
     Need(
         key=lambda _: "resources.gpus_per_node",
-        amount=lambda spec: spec.resources.gpus_per_node,
+        amount=_requested_gpus,
         stock=_gpus_of,
         says=lambda spec: str(spec.resources.gpus_per_node),
         unit=_gpu_unit,

@@ -155,17 +155,17 @@ def _size(spec: JobSpec) -> Iterator[Directive]:
     else:
         yield Directive("nodes", str(resources.nodes + resources.spare_nodes), "resources.nodes")
         yield Directive("ntasks-per-node", str(spec.tasks_per_node), "resources.tasks_per_node")
-    if gres := list(_gres(spec)):
+    gpus = str(resources.gpus_per_node)
+    if resources.gpu_type:
+        gpus = f"{resources.gpu_type}:{gpus}"
+    gres = [f"{name}:{count}" for name, count in resources.gres.items()]
+    if spec.uses_gpus and resources.gpu_request == "gres":
+        gres.insert(0, f"gpu:{gpus}")
+    elif spec.uses_gpus and resources.gpu_request == "gpus-per-node":
+        yield Directive("gpus-per-node", gpus, "resources.gpus_per_node")
+    if gres:
         yield Directive("gres", ",".join(gres), "resources.gres")
     yield Directive("cpus-per-task", str(spec.cpus_per_task), "resources.cpus_per_task")
-
-
-def _gres(spec: JobSpec) -> Iterator[str]:
-    resources = spec.resources
-    if spec.uses_gpus:
-        kind = f":{resources.gpu_type}" if resources.gpu_type else ""
-        yield f"gpu{kind}:{resources.gpus_per_node}"
-    yield from (f"{name}:{count}" for name, count in resources.gres.items())
 
 
 def _unchanged(resources: Resources) -> Iterator[Directive]:

@@ -45,6 +45,7 @@ _SET_BY_FLAG: Final = MappingProxyType(
         "distribution": ("SLURM_DISTRIBUTION", "SLURM_DIST_PLANESIZE"),
         "export": ("SLURM_EXPORT_ENV",),
         "gpu-freq": ("SLURM_GPU_FREQ",),
+        "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
         "hint": ("SLURM_HINT",),
         "mem": ("SLURM_MEM_PER_NODE",),
         "mem-bind": tuple(name for name in _STEP_OPTIONS if name.startswith("SLURM_MEM_BIND")),

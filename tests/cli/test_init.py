@@ -201,6 +201,46 @@ def test_a_controller_that_is_away_is_one_sentence(programs: Path, run: Run, gol
     assert message.endswith("; try again later")
 
 
+REFUSED = "echo 'sbatch: error: not here' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("refusals", "shared", "gpu_request", "reason"),
+    [
+        ("", "EXCLUSIVE", None, ""),
+        (f"*--gres=*) {REFUSED};;", "NO", "gpus-per-node", "sbatch refuses --gres=gpu:1"),
+        (f"*--gpus-per-node=*) {REFUSED};;", "EXCLUSIVE", None, ""),
+        (f"*--g*) {REFUSED};;", "EXCLUSIVE", "none", "sbatch refuses --gres=gpu:1 and --gpus-per-node=1"),
+        # Without a request a job would get no GPU.
+        (f"*--g*) {REFUSED};;", "NO", None, ""),
+        # What follows says nothing of the form of the request.
+        (f"*) {REFUSED};;", "EXCLUSIVE", None, ""),
+        (
+            "*--g*) echo 'Job violates accounting/QOS policy (job submit limit, ...)' >&2; exit 1;;",
+            "EXCLUSIVE",
+            None,
+            "",
+        ),
+        ("*--g*) echo 'Unable to contact slurm controller' >&2; exit 1;;", "EXCLUSIVE", None, ""),
+    ],
+)
+def test_gpus_are_requested_in_the_first_form_that_sbatch_accepts(
+    programs: Path, run: Run, refusals: str, shared: str, gpu_request: str | None, reason: str
+) -> None:
+    scontrol = programs / "scontrol"
+    scontrol.write_text(f"{scontrol.read_text().rstrip()} | sed s/OverSubscribe=NO/OverSubscribe={shared}/\n")
+    asked = programs / "asked"
+    command(programs, "sbatch", f'echo "$*" >> {asked}; case $* in {refusals} esac')
+    output, _ = run("init", "--partition", "lowc")
+    settings = read_document(PROFILE.read_text()).value["resources"]
+    assert settings.pop("gpu_request", None) == gpu_request
+    assert settings == {"partition": "lowc"}
+    assert (f"GPU requests   {gpu_request}: {reason}\n" in output) == (gpu_request is not None)
+    # A site may want all of them, and nothing is ever submitted.
+    for line in asked.read_text().splitlines():
+        assert line.startswith("--test-only --partition=lowc --time=01:00:00 --nodes=1 --ntasks-per-node=1")
+
+
 def test_accounts_are_named_and_a_silent_accounting_is_told(programs: Path, run: Run, golden: GoldenMessages) -> None:
     enforced = "AccountingStorageEnforce = associations\\nAccountingStorageType = accounting_storage/slurmdbd\\n"
     command(

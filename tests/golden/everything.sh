@@ -2,7 +2,7 @@
 #SBATCH --job-name=everything.1_x-y
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=2
-#SBATCH --gres=gpu:a100:2
+#SBATCH --gpus-per-node=a100:2
 #SBATCH --cpus-per-task=8
 #SBATCH --mem-per-gpu=40G
 #SBATCH --time=1-02:00:00
@@ -167,6 +167,7 @@ resources:
   nodes: 3
   gpus_per_node: 2
   gpu_type: a100
+  gpu_request: gpus-per-node
   cpus_per_task: 8
   mem_per_gpu: "40G"
   time_limit: "1-02:00:00"

@@ -36,6 +36,22 @@ def test_other_generic_resources_are_requested_beside_the_gpus(resources: dict[s
 
 
 @pytest.mark.parametrize(
+    ("resources", "gpus", "gres"),
+    [
+        ({"gpu_request": "gpus-per-node"}, "2", None),
+        ({"gpu_request": "gpus-per-node", "gpu_type": "a100", "gres": {"nvme": 100}}, "a100:2", "nvme:100"),
+        ({"gpu_request": "none"}, None, None),
+        ({"gpu_request": "none", "gres": {"nvme": 100}}, None, "nvme:100"),
+        # A profile also holds for jobs on CPUs.
+        ({"gpu_request": "gpus-per-node", "gpus_per_node": 0, "tasks_per_node": 2}, None, None),
+    ],
+)
+def test_the_site_says_how_gpus_are_requested(resources: dict[str, Any], gpus: str | None, gres: str | None) -> None:
+    written = directives(**{"gpus_per_node": 2, **resources})
+    assert (written.get("gpus-per-node"), written.get("gres"), written["ntasks-per-node"]) == (gpus, gres, "2")
+
+
+@pytest.mark.parametrize(
     ("resources", "nodes"), [({"nodes": 3, "min_nodes": 2}, "3"), ({"nodes": 3, "spare_nodes": 2}, "5")]
 )
 def test_a_job_that_may_lose_nodes_gets_the_spare_ones_and_is_not_killed(resources: dict[str, Any], nodes: str) -> None:

@@ -29,6 +29,11 @@ BETWEEN = {
     ),
     "resources: {gpu_type: a100}": ("resources.gpu_type: is a100", "set resources.gpus_per_node"),
     "resources: {mem_per_gpu: 8G}": ("resources.mem_per_gpu: is 8G", "set resources.gpus_per_node"),
+    "resources: {gpus_per_node: 2, gpu_request: none, mem_per_gpu: 8G}": (
+        "resources.mem_per_gpu: is 8G",
+        "resources.gpu_request is none",
+        "leave one of the two out",
+    ),
     "resources: {mem: 8G, mem_per_cpu: 1G}": ("resources.mem_per_cpu: is 1G", "resources.mem", "keep one of them"),
     "requeue: {signal_lead: 20h}": ("requeue.signal_lead: is 20h", "65535s", "write less"),
     "requeue: {signal_lead: 5min}\nresources: {time_limit: 5}": (
@@ -214,6 +219,7 @@ def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
     "more",
     [
         "resources: {gpus_per_node: 2, tasks_per_node: 2, gpu_type: nvidia_a100_1g.10gb, mem_per_gpu: 8G}",
+        "resources: {gpus_per_node: 2, gpu_request: none}",
         "resources: {time_limit: unlimited}",
         "resources: {time_limit: 1}",
         "resources: {time_limit: 1}\nrequeue: {signal_lead: null}",
@@ -226,6 +232,11 @@ def test_split_is_not_for_the_user_to_pass(refuse: Refuse) -> None:
 )
 def test_fields_that_fit_together_pass(more: str, load: Load) -> None:
     load(f"{more}\n")
+
+
+def test_a_training_on_gpus_need_not_request_them_by_number(load: Load) -> None:
+    spec = load("resources: {gpus_per_node: 2, gpu_request: none}\n", good=train("epochs: 1, device: cuda")).spec
+    assert (spec.world_size, spec.device) == (2, "cuda")
 
 
 def test_the_default_warning_comes_at_half_of_a_limit_that_is_shorter(load: Load) -> None:

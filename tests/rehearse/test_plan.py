@@ -104,6 +104,7 @@ def test_a_job_of_a_range_of_nodes_gets_as_many_as_the_rehearsal_has(place: Plac
 
 def test_the_sandbox_gets_nothing_that_is_of_a_site_and_the_cluster_all_of_it() -> None:
     of_a_site: dict[str, Any] = {
+        "gpu_request": "none",
         "gres": {"nvme": "100G"},
         "mem_per_cpu": "2G",
         "partition": "cpu",

@@ -121,6 +121,20 @@ def test_numbers_are_taken_whatever_states_them(lines: list[str], numbers: tuple
     assert (spec.resources.nodes, spec.resources.gpus_per_node, spec.tasks_per_node, spec.cpus_per_task) == numbers
 
 
+@pytest.mark.parametrize(
+    ("flags", "gpu_request"),
+    [
+        ("--gpus-per-node=a100:4", "gpus-per-node"),
+        ("--gpus-per-node=4 --gres=nvme:100", "gpus-per-node"),
+        ("--gres=gpu:4", "gres"),
+        ("--gpus-per-task=1 --ntasks-per-node=4", "gres"),
+    ],
+)
+def test_gpus_are_requested_as_the_script_does(flags: str, gpu_request: str) -> None:
+    resources = job_with(f"#SBATCH {flags}").job.spec.resources
+    assert (resources.gpus_per_node, resources.gpu_request) == (4, gpu_request)
+
+
 @pytest.mark.parametrize("nodes", ["2-4", "1-4"])
 def test_a_range_of_nodes_is_taken(nodes: str) -> None:
     conversion = job_with(f"#SBATCH --nodes={nodes}", "#SBATCH --ntasks-per-node=2")

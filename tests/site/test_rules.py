@@ -38,6 +38,8 @@ def findings(facts: ClusterFacts | None = None, **resources: Any) -> list[str]:
         {"partition": "gpu", "account": "grant", "nodes": 2, "gpus_per_node": 8, "time_limit": "unlimited"},
         {"partition": "old"},
         {"mem": 0},
+        # Slurm need not know GPUs for which it is not asked.
+        {"gpus_per_node": 4, "gpu_request": "none"},
         # The job goes to another cluster, about which nothing is known.
         {"partition": "elsewhere", "sbatch": {"clusters": "hpc2"}},
     ],
@@ -127,6 +129,10 @@ def test_what_the_cluster_can_give_is_not_refused(resources: dict[str, Any]) -> 
         (
             {"nodes": 2, "spare_nodes": 9, "gpus_per_node": 8, "partition": "gpu", "account": "grant"},
             ("resources.spare_nodes is 9, ", " makes 11, ", " gpu has 6; ", "write 4 or less"),
+        ),
+        (
+            {"gpus_per_node": 9},
+            ("resources.gpus_per_node is 9, ", " batch have none; ", "CPU job, or write resources.gpu_request none "),
         ),
     ],
 )
