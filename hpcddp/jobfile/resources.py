@@ -33,7 +33,7 @@ from hpcddp.jobfile.fields import (
     TimeLimitField,
     refusal,
 )
-from hpcddp.jobfile.slurm_flags import SBATCH
+from hpcddp.jobfile.slurm_flags import SBATCH, SRUN
 
 FLAG_PATTERN = r"[a-z][a-z0-9-]*"
 
@@ -79,14 +79,16 @@ FlagValue = Annotated[
 ]
 
 
-def _flag_name(name: str) -> str:
-    refused = refused_because(name)
+def _flag_name(name: str, command: str) -> str:
+    refused = refused_because(name, command)
     if refused is not None:
         raise refusal(*refused)
     return name
 
 
-FlagName = Annotated[str, AfterValidator(_flag_name), Field(json_schema_extra={"pattern": f"^{FLAG_PATTERN}$"})]
+FlagName = Annotated[str, Field(json_schema_extra={"pattern": f"^{FLAG_PATTERN}$"})]
+SbatchFlagName = Annotated[FlagName, AfterValidator(lambda name: _flag_name(name, "sbatch"))]
+SrunFlagName = Annotated[FlagName, AfterValidator(lambda name: _flag_name(name, "srun"))]
 
 
 MAIL_TYPES = (
@@ -344,9 +346,15 @@ class Resources(Section):
         Line | None,
         FieldFacts(flag="mail-user", option=Option(help="Who gets the mail.", metavar="ADDRESS"), is_of_a_site=True),
     ] = Field(None, description="Who gets the mail. null is the user who submits.")
-    sbatch: Annotated[Mapping[FlagName, FlagValue], FieldFacts(is_of_a_site=True)] = Field(
+    sbatch: Annotated[Mapping[SbatchFlagName, FlagValue], FieldFacts(is_of_a_site=True)] = Field(
         default_factory=dict,
         description="Any other sbatch flag, by its long name; `true` writes the flag without a value.",
+        json_schema_extra={"additionalProperties": False},
+    )
+    srun: Annotated[Mapping[SrunFlagName, FlagValue], FieldFacts(is_of_a_site=True)] = Field(
+        default_factory=dict,
+        description="Flags of the srun that starts the tasks, as `sbatch` has those of sbatch: "
+        "`{cpu-bind: cores, mpi: pmix}`. A run on this machine has no srun.",
         json_schema_extra={"additionalProperties": False},
     )
 
@@ -357,17 +365,9 @@ FIELDS_WRITTEN_UNCHANGED: Mapping[str, str] = MappingProxyType(
     {flag: name for flag, name in _FIELDS_OF_FLAGS.items() if not _FACTS[name].is_computed}
 )
 """The flags of sbatch whose value is that of a field, with the name of the field, in the order of the fields."""
-SRUN_VARIABLES: Mapping[str, str] = MappingProxyType(
-    {
-        "cpu-bind": "SLURM_CPU_BIND",
-        "gpu-bind": "SLURM_GPU_BIND",
-        "mpi": "SLURM_MPI_TYPE",
-    }
-)
-"""Flags of srun, and the variables of the job from which it reads them (srun(1), INPUT ENVIRONMENT VARIABLES)."""
+_FLAGS_OF_SRUN = ("accel-bind", "cpu-bind", "gpu-bind", "mpi")
 _LOG = "hpcddp reads the log of the job, and chooses where it is: in the run directory, or beside a script for sbatch"
 _GRES = "it has its own fields; write resources.gpus_per_node and gpu_type for GPUs, and resources.gres for others"
-_SRUN = "srun starts the tasks, and reads it from a variable; write environment.env.{}"
 _TASKS = "it has its own field; write resources.nodes and resources.tasks_per_node"
 _REPLACED_FLAGS = {
     "gpus": "resources.gpus_per_node",
@@ -378,32 +378,29 @@ _REPLACED_FLAGS = {
     "nodefile": "resources.nodelist",
     "signal": "requeue.signal_lead",
     "tasks-per-node": "resources.tasks_per_node",
+    **{flag: f"resources.srun.{flag}" for flag in _FLAGS_OF_SRUN},
 } | {flag: f"resources.{name}" for flag, name in _FIELDS_OF_FLAGS.items()}
 _WITH_ANOTHER_VALUE = frozenset({"gpus", "gpus-per-socket", "gpus-per-task", "nodefile", "signal"})
 _OTHER_REFUSED_FLAGS = {
-    "accel-bind": _SRUN.format("SLURM_GPU_BIND, such as closest"),
     "array": "one job file is one job; write a sweep for several: hpcddp submit --sweep KEY=VALUES",
     "chdir": "relative paths mean the directory of submission; remove it and submit from there",
-    "cpu-bind": _SRUN.format(f"{SRUN_VARIABLES['cpu-bind']}, such as cores"),
     "cpus-per-gpu": "a GPU has one rank, and the CPUs of a rank have a field; write resources.cpus_per_task",
     "distribution": "torch expects the ranks of a node one after the other, which the script asks for; remove it",
     "error": f"{_LOG}; set run_root",
     "export": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
     "export-file": "the tasks need the submitter's environment; write environment.env or environment.pass_env",
-    "gpu-bind": _SRUN.format(f"{SRUN_VARIABLES['gpu-bind']}, such as closest"),
     "gres": _GRES,
-    "help": "sbatch would submit nothing; remove it",
+    "help": "nothing would run; remove it",
     "no-requeue": "it follows from requeue.causes; write causes: [] there",
-    "mpi": _SRUN.format(f"{SRUN_VARIABLES['mpi']}, such as pmix"),
     "ntasks": _TASKS,
     "ntasks-per-gpu": _TASKS,
     "open-mode": "a requeue must not truncate the log; remove it",
     "output": f"{_LOG}; set run_root",
     "parsable": "hpcddp reads sbatch's answer itself; remove it",
     "requeue": "it follows from requeue.causes; write them there",
-    "test-only": "sbatch would submit nothing; remove it and use hpcddp submit --dry-run",
-    "usage": "sbatch would submit nothing; remove it",
-    "version": "sbatch would submit nothing; remove it",
+    "test-only": "nothing would run; remove it and use hpcddp submit --dry-run",
+    "usage": "nothing would run; remove it",
+    "version": "nothing would run; remove it",
     "wait": "submit returns at once; remove it and use hpcddp submit --follow",
     "wrap": "hpcddp writes the script; write the command in the job file, or after --",
 }
@@ -411,35 +408,54 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
     _OTHER_REFUSED_FLAGS | {flag: f"it has its own field; write {field}" for flag, field in _REPLACED_FLAGS.items()}
 )
 """Long flags (man sbatch) that ``resources.sbatch`` may not hold, each with the reason and what to write instead."""
+REFUSED_FLAGS_OF_SRUN: Mapping[str, str] = MappingProxyType(
+    {flag: why for flag, why in REFUSED_FLAGS.items() if flag not in {*_FLAGS_OF_SRUN, "gpus-per-task"}}
+    | dict.fromkeys(
+        ("jobid", "kill-on-bad-exit", "label", "multi-prog", "no-allocate", "pty", "unbuffered", "wait"),
+        "the script says how the tasks start and where they write; remove it",
+    )
+    | {
+        "container-env": "it has its own field; write environment.env",
+        "container-image": "it has its own field; write environment.container.image",
+        "container-mounts": "it has its own field; write environment.container.mounts",
+        "container-workdir": "it has its own field; write environment.container.workdir",
+    }
+)
+"""Long flags (man srun) that ``resources.srun`` may not hold, in the same way."""
 
 
-def refused_because(name: str) -> tuple[str, str] | None:
-    """Return why ``resources.sbatch`` may not hold a flag, and what to write instead; None where it may.
+def refused_because(name: str, command: str) -> tuple[str, str] | None:
+    """Return why ``resources.sbatch`` or ``srun`` may not hold a flag, and what to write instead; None where it may.
 
-    sbatch accepts any unambiguous beginning of a long flag (getopt_long), so that ``arr`` means ``--array``. Therefore
-    the beginnings of refused flags are refused too.
+    Both accept any unambiguous beginning of a long flag (getopt_long), so that ``arr`` means ``--array``. Therefore the
+    beginnings of refused flags are refused too.
 
     Args:
         name: the flag as the user wrote it, with or without dashes in front.
+        command: ``sbatch`` or ``srun``.
     """
+    flags, refusals = (SRUN, REFUSED_FLAGS_OF_SRUN) if command == "srun" else (SBATCH, REFUSED_FLAGS)
     bare = name.strip().lstrip("-")
-    word = SBATCH.short.get(bare, bare.lower().replace("_", "-").partition("=")[0])
-    refused = sorted(flag for flag in REFUSED_FLAGS if flag.startswith(word)) if word else []
-    if refused:
+    word = flags.short.get(bare, bare.lower().replace("_", "-").partition("=")[0])
+    refused = sorted(flag for flag in refusals if flag.startswith(word)) if word else []
+    if refused and (word in refused or flags.long_flags_of(word) != [word]):
         flag = word if word in refused else refused[0]
-        why, _, instead = REFUSED_FLAGS[flag].partition("; ")
+        why, _, instead = refusals[flag].partition("; ")
         return (f"--{flag} cannot be set here: {why}", instead)
     if len(bare) == 1 or not re.fullmatch(FLAG_PATTERN, name, re.ASCII):
         likely = word if len(bare) > 1 and re.fullmatch(FLAG_PATTERN, word, re.ASCII) else "comment"
-        return ("a flag is the long name that man sbatch lists, without dashes in front", f"write for example {likely}")
+        return (
+            f"a flag is the long name that man {command} lists, without dashes in front",
+            f"write for example {likely}",
+        )
     return None
 
 
 def field_of_flag(flag: str) -> str:
     """Return the field that takes the value of a flag of sbatch.
 
-    That is ``resources.sbatch.FLAG`` for one without a field of its own, and for one whose field has another value: its
-    refusal there names the field.
+    Without a field of its own, that is ``resources.sbatch.FLAG``, or ``resources.srun.FLAG`` where srun takes it. A
+    flag whose field has another value is refused in ``resources.sbatch``, and the refusal names the field.
     """
     field = None if flag in _WITH_ANOTHER_VALUE else _REPLACED_FLAGS.get(flag)
     return field or f"resources.sbatch.{flag}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from hpcddp.errors import did_you_mean
+from hpcddp.errors import counted, did_you_mean
 from hpcddp.jobfile.batch_rules import (
     batch_reaches_every_rank,
     fixed_micro_batch_divides,
@@ -189,6 +189,26 @@ def _one_memory(spec: JobSpec) -> Iterator[Finding]:
     for extra in given[1:]:
         value = getattr(spec.resources, extra)
         yield f"resources.{extra}", f"is {value}, and resources.{given[0]} is given too; keep one of them"
+
+
+# The GPUs of a task, also abbreviated; with single:N one GPU has N tasks.
+_GPUS_OF_TASK: Final = re.compile(
+    r"(?:gpus-per-t[a-z]*=(?:.*:)?|gpu-b[a-z]*=(?:v[a-z]*,)?per_task:)(\d+)|gpu-b[a-z]*=(?:v[a-z]*,)?single:(?:(1)|\d+)"
+)
+
+
+def _each_rank_has_its_gpu(spec: JobSpec) -> Iterator[Finding]:
+    """Reject flags of srun with which not every rank has one GPU."""
+    gpus = spec.resources.gpus_per_node
+    tasks = spec.tasks_per_node
+    for flag, value in spec.resources.srun.items():
+        match = _GPUS_OF_TASK.fullmatch(f"{flag}={value}")
+        if match is not None and int(match[1] or match[2] or 0) * tasks != gpus:
+            sentence = (
+                f"is {value}, and a node has {counted(gpus, 'GPU')} for {counted(tasks, 'task')} "
+                "(resources.gpus_per_node), so that not every rank would have its GPU; leave it out"
+            )
+            yield f"resources.srun.{flag}", sentence
 
 
 def _data_from_files(spec: JobSpec) -> Iterator[Finding]:
@@ -499,6 +519,7 @@ RULES = (
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
     Rule(("resources.min_nodes", "resources.spare_nodes"), _lost_node_is_survived),
+    Rule(("launcher", "command", "resources"), _each_rank_has_its_gpu),
     Rule(("environment.env", "environment.pass_env"), variable_names),
     Rule(("environment.setup",), setup_returns),
     Rule(("environment",), one_environment),

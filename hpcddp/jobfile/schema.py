@@ -62,7 +62,8 @@ default.
 
 A job file is YAML 1.2. Unknown keys, duplicate keys, tags, anchors and aliases are errors. `--set key.path=value`
 overrides any field. A field that neither it nor the job file gives takes the profile's value, then the default:
-`environment.env` and `resources.sbatch` merge key by key, lists are replaced, `null` takes a profile's value away.
+`environment.env`, `resources.sbatch` and `resources.srun` merge key by key, lists are replaced, `null` takes a
+profile's value away.
 
 A profile is a YAML file, `~/.config/hpcddp/profiles/NAME.yaml` (below `$XDG_CONFIG_HOME`, where that is set), with
 `run_root` and the sections `resources`, `environment`, `checkpoint`, `requeue` and `launch`. The one named `default` is

@@ -118,9 +118,9 @@ SRUN: Final = SlurmFlags(
     | {
         "accel-bind", "bcast-exclude", "cpu-bind", "cpu_bind", "epilog", "het-group", "jobid", "mpi", "msg-timeout",
         "pack-group", "prolog", "relative", "slurmd-debug", "task-epilog", "task-prolog", "threads", "wait",
-        # Of the plugin pyxis.
+        # Of the plugin pyxis, and of CSCS.
         "container-env", "container-image", "container-mounts", "container-name", "container-save",
-        "container-workdir",
+        "container-workdir", "environment",
     },
     with_optional_value=_SHARED_WITH_OPTIONAL_VALUE
     | {"bcast", "compress", "immediate", "kill-on-bad-exit", "overlap", "send-libs"},

@@ -14,13 +14,12 @@ from hpcddp.jobfile.launchers import OWN
 from hpcddp.jobfile.placeholders import SHELLS
 from hpcddp.jobfile.problems import JobFileError, Problem
 from hpcddp.jobfile.read import DefaultSettings, ResolvedJob, load_job
+from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED, REFUSED_FLAGS_OF_SRUN
 from hpcddp.jobfile.write import write_values
 from hpcddp.script.directives import Flag
 from hpcddp.script.launch import MODULE_OPTIONS, Launch, LauncherWords, gives_code, launch_of, split_launcher
 from hpcddp.script.parse import Script
 from hpcddp.script.request import (
-    COUNT_FIELDS,
-    KEYS_OF_FLAGS,
     Counts,
     Draft,
     Ranks,
@@ -36,22 +35,6 @@ from hpcddp.script.request import (
 )
 from hpcddp.script.shell import Command, Statement
 from hpcddp.script.surroundings import PROGRAM_DIRECTORY, Surroundings
-
-# What srun does for hpcddp in the same way, or in its own.
-_FLAGS_OF_OWN_SRUN: Final = frozenset(
-    {
-        *COUNT_FIELDS,
-        "output",
-        "error",
-        "label",
-        "unbuffered",
-        "open-mode",
-        "kill-on-bad-exit",
-        "wait",
-        "job-name",
-        "jobid",
-    }
-)
 
 
 class ConversionError(UserError):
@@ -105,7 +88,7 @@ def convert(script: Script, *, name: str, environment: Mapping[str, str]) -> Con
     for statement in script.statements[:launch_index]:
         surroundings.read_before(statement)
     behind = [*_read_around(script.statements[launch_index], launch.command, surroundings)]
-    _take_srun_flags(launch, surroundings)
+    _take_srun_flags(launch, script.text, surroundings)
     starter = launch.in_front_of_srun
     assignments = (*launch.command.assignments, *(word for word in starter if re.match(r"\w+=", word.text)))
     if assignments:
@@ -214,25 +197,39 @@ def _alone(command: Command) -> Statement:
     return Statement(line=command.line, last_line=command.line, text=command.text, commands=(replace(command, end=""),))
 
 
-def _take_srun_flags(launch: Launch, surroundings: Surroundings) -> None:
+def _with_plain_values(text: str, script: str) -> str:
+    """Return the value of a flag with the variables in it that the script assigns once, as CPU masks often are."""
+
+    def value_of(variable: re.Match[str]) -> str:
+        lines = re.findall(rf".*\b{variable[1]}=.*", script)
+        plain = re.fullmatch(r"(?:export )?\w+=([\"']?)([\w.,:/=-]+)\1[ \t]*", "\n".join(lines))
+        return plain[2] if plain else variable[0]
+
+    return re.sub(r"\$\{?(\w+)\}?", value_of, text)
+
+
+def _take_srun_flags(launch: Launch, script: str, surroundings: Surroundings) -> None:
     """Add a row for each flag of srun; the numbers of the job follow from some of them."""
     draft = surroundings.draft
     line = launch.command.line
-    for flag in launch.srun:
+    for written in launch.srun:
+        flag = replace(written, value=written.value and _with_plain_values(written.value, script))
         text = f"srun {flag_text(flag)}"
         is_expanded = "$" in (flag.value or "")
+        is_of_hpcddp = flag.name in REFUSED_FLAGS_OF_SRUN and not flag.name.startswith("container-")
         if flag.name == "chdir" and flag.value:
             draft.tell(line, text, "setup line", "environment.setup; a line changes the directory")
             surroundings.read_line(line, f'cd "{flag.value}"' if is_expanded else f"cd {shlex.quote(flag.value)}")
-        elif flag.name in _FLAGS_OF_OWN_SRUN or (flag.name == "export" and not is_expanded):
+        elif is_of_hpcddp and flag.name not in FIELDS_WRITTEN_UNCHANGED and not (flag.name == "export" and is_expanded):
             why = "hpcddp calls srun itself: a task for each rank, with all variables, and a log of its own"
             draft.tell(line, text, "dropped", why)
             if flag.name == "export":
                 take_exported(flag, line, draft)
-        elif flag.name in KEYS_OF_FLAGS and KEYS_OF_FLAGS[flag.name][0] == "environment" and not is_expanded:
-            take_field(flag, line, text, draft)
+        elif is_of_hpcddp or is_expanded:
+            why = "hpcddp calls srun itself: write the value into the job file, in its own field or in resources.srun"
+            draft.tell(line, text, "to do", why)
         else:
-            draft.tell(line, text, "to do", "hpcddp calls srun itself, and no field of the job file has this flag")
+            take_field(flag, line, text, draft)
 
 
 def _take_launch(

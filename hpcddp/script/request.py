@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from hpcddp.errors import counted
 from hpcddp.jobfile.document import Path, dotted
 from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, NAME_PATTERN
-from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED, REFUSED_FLAGS, SRUN_VARIABLES, fields_of_gres
+from hpcddp.jobfile.resources import FIELDS_WRITTEN_UNCHANGED, REFUSED_FLAGS, fields_of_gres
 from hpcddp.jobfile.slurm_flags import SBATCH
 from hpcddp.script.directives import Flag, signal_name
 from hpcddp.script.launch import Launch
@@ -170,7 +170,8 @@ def read_counts(flags: Mapping[str, Flag], launch: Launch) -> Counts:
         tasks_per_node = max(1, tasks // nodes)
         is_uneven = is_uneven or tasks % nodes > 0
     tasks_per_node = tasks_per_node or 1
-    gpus_per_node, gpu_type = _read_gpus(flags, nodes=nodes, tasks_per_node=tasks_per_node)
+    # Where a site gives whole nodes, srun alone may ask for GPUs.
+    gpus_per_node, gpu_type = _read_gpus({**flags_of_srun, **flags}, nodes=nodes, tasks_per_node=tasks_per_node)
     cpus_per_task = number("cpus-per-task")
     if cpus_per_task is None:
         cpus_per_task = max(1, (number("cpus-per-gpu") or 0) * max(gpus_per_node, 1) // tasks_per_node)
@@ -232,7 +233,7 @@ def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated:
     if not counts.gpus_per_node and ranks_per_node > 1:
         resources["tasks_per_node"] = ranks_per_node
     resources["cpus_per_task"] = cpus_per_rank
-    draft.values |= {("resources", name): value for name, value in resources.items()}
+    draft.values = {("resources", name): value for name, value in resources.items()} | draft.values
     _tell_counts(flags, counts, (ranks_per_node, cpus_per_rank), draft)
 
 
@@ -289,14 +290,14 @@ def _take_flag(flag: Flag, draft: Draft) -> None:
 
 
 def take_field(flag: Flag, line: int, text: str, draft: Draft) -> None:
-    """Set the field of a flag of sbatch or srun.
+    """Set the field of a flag of sbatch or srun; one of srun without a field of its own is taken as it is written.
 
     Args:
         line: the line of the script in which it stands.
         text: the flag as the table shows it.
         draft: gets the field and the row.
     """
-    key = KEYS_OF_FLAGS[flag.name]
+    key = KEYS_OF_FLAGS.get(flag.name, ("resources", "srun", flag.name))
     value: object = True
     if flag.value is not None or key[0] != "resources":
         value = _VALUES_OF_FLAGS.get(flag.name, str)(flag.value or "")
@@ -337,7 +338,7 @@ def _memory(text: str) -> str:
 KEYS_OF_FLAGS: Final[Mapping[str, Path]] = MappingProxyType(
     {
         **{flag: ("resources", name) for flag, name in FIELDS_WRITTEN_UNCHANGED.items()},
-        **{flag: ("environment", "env", variable) for flag, variable in SRUN_VARIABLES.items()},
+        "gpu-bind": ("resources", "srun", "gpu-bind"),
         "job-name": ("name",),
         "no-requeue": ("requeue", "causes"),
         "signal": ("requeue", "signal_lead"),

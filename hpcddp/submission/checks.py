@@ -531,9 +531,27 @@ def cpus_for_gpus(request: SubmitRequest) -> Iterator[str]:
     )
 
 
+def bound_gpus(request: SubmitRequest) -> Iterator[str]:
+    """Yield a sentence about flags of srun with which the program of a rank may see its GPU alone."""
+    spec = request.job.spec
+    srun = spec.resources.srun
+    binding = srun.get("gpu-bind", srun.get("gpus-per-task", "none"))
+    if binding != "none" and spec.command is not None and spec.tasks_per_node > 1 and request.cluster != "local":
+        yield (
+            "resources.srun binds each rank to its GPU, so that it may see that one alone, as number 0, whatever "
+            "LOCAL_RANK is; let the program use GPU 0 if it sees one, and add resources.srun.gres-flags: "
+            "allow-task-sharing if NCCL does not reach the GPUs of the other ranks"
+        )
+
+
 def notes_about(request: SubmitRequest) -> tuple[str, ...]:
     """Return what ``submit`` warns of beside the obstacles, a sentence each."""
-    return (*unfilled_placeholders(request), *unexpanded_values(request), *cpus_for_gpus(request))
+    return (
+        *unfilled_placeholders(request),
+        *unexpanded_values(request),
+        *cpus_for_gpus(request),
+        *bound_gpus(request),
+    )
 
 
 # The fields that the batch plan and the data depend on.

@@ -127,6 +127,9 @@ def _template_values(request: SubmitRequest, directives: Sequence[Directive]) ->
         "tasks_per_node": spec.tasks_per_node,
         "gpus_per_node": spec.resources.gpus_per_node,
         "cpus_per_task": spec.cpus_per_task,
+        "srun_flags": [
+            f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in sorted(spec.resources.srun.items())
+        ],
         "modules": spec.environment.modules,
         "conda": spec.environment.conda,
         "venv": spec.environment.venv,

@@ -35,7 +35,7 @@ def rendered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_every_field_of_resources_but_mappings_and_what_a_site_decides_has_an_option() -> None:
     options = {option.path for option in field_options()}
     without = {name for name in Resources.model_fields if f"resources.{name}" not in options}
-    assert without == {"sbatch", "gres", "gpu_request"}
+    assert without == {"sbatch", "srun", "gres", "gpu_request"}
     assert all(find_key(tuple(path.split("."))) for path in options)
 
 
@@ -276,6 +276,7 @@ def test_a_job_file_is_no_program_whatever_its_mode_and_name(
         ("-H --nice=5", {"resources.sbatch.hold": True, "resources.sbatch.nice": "5"}),
         ("--comment 'two words' --overcommit", {"resources.sbatch.comment": "two words"}),
         ("-d afterok:7", {"resources.sbatch.dependency": "afterok:7"}),
+        ("--gpu-bind=closest", {"resources.srun.gpu-bind": "closest"}),
     ],
 )
 def test_a_flag_of_sbatch_sets_its_field(

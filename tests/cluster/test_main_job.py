@@ -116,6 +116,19 @@ def test_a_rank_that_never_starts_is_named_with_its_host(sandbox: Sandbox, direc
     assert f"rank 1 on {second};" in result["reason"]
 
 
+def test_the_tasks_are_started_with_the_flags_of_srun(sandbox: Sandbox, directory: Path) -> None:
+    prolog = directory / "prolog"
+    prolog.write_text("#!/bin/sh\necho export FROM_THE_PROLOG=yes\n")
+    prolog.chmod(0o755)
+    flags = ("--set", f"resources.srun.task-prolog={prolog}", "--set", "resources.srun.cpu-bind=none")
+    program = ("sh", "-c", 'echo "prolog: $FROM_THE_PROLOG"')
+    done = sandbox.run(*HPCDDP, "submit", "--json", "--time", "5", *flags, "--", *program, cwd=directory)
+    submitted = json.loads(done.stdout)
+    finished(sandbox, submitted["job_id"])
+    log = RunDirectory(Path(submitted["run_dir"])).attempt(0).path / "rank-0.log"
+    assert "prolog: yes" in log.read_text()
+
+
 def test_inherited_variables_that_would_override_the_script_are_dropped_and_named(
     sandbox: Sandbox, directory: Path
 ) -> None:

@@ -186,6 +186,11 @@ resources:
     wckey: "a b@c.d"
     switches: "1"
     overcommit: true
+  srun:
+    cpu-bind: "mask_cpu:0x3,0xc"
+    mpi: pmix
+    comment: "it's $HOME"
+    exact: true
 environment:
   modules: [cuda/12.4, "gcc 13"]
   setup: ["source /opt/site/env.sh", "if [[ -n $TMPDIR ]]; then\n  export CACHE=$TMPDIR/cache\nfi"]
@@ -248,6 +253,7 @@ while [[ -n $HPCDDP_ATTEMPT_DIR ]]; do
     #   the built-in training of resnet18 on digits
     srun --nodes=3 --ntasks=6 --ntasks-per-node=2 --cpus-per-task=8 \
       --distribution=block --kill-on-bad-exit=1 --wait=0 --unbuffered \
+      '--comment=it'"'"'s $HOME' --cpu-bind=mask_cpu:0x3,0xc --exact --mpi=pmix \
       sh -c 'trap "" USR2
         [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$HPCDDP_ATTEMPT_DIR/step"
         exec "$0" "$@" >>"$HPCDDP_ATTEMPT_DIR/rank-$SLURM_PROCID.log" 2>&1' \

@@ -91,9 +91,9 @@ def test_nodes_are_shared_with_those_who_are_named(written: object, value: str |
         ({"mem": "12B"}, "write for example 64G"),
         ({"sbatch": {"gres": "nvme:1"}}, "resources.gres for others"),
         ({"sbatch": {"cpus-per-gpu": 4}}, "write resources.cpus_per_task"),
-        ({"sbatch": {"gpu-bind": "single:1"}}, "write environment.env.SLURM_GPU_BIND"),
-        ({"sbatch": {"cpu-bind": "none"}}, "write environment.env.SLURM_CPU_BIND"),
-        ({"sbatch": {"accel-bind": "g"}}, "write environment.env.SLURM_GPU_BIND"),
+        ({"sbatch": {"gpu-bind": "single:1"}}, "write resources.srun.gpu-bind"),
+        ({"sbatch": {"cpu-bind": "none"}}, "write resources.srun.cpu-bind"),
+        ({"sbatch": {"accel-bind": "g"}}, "write resources.srun.accel-bind"),
         ({"sbatch": {"output": "x"}}, "set run_root"),
         ({"gres": "gpu:2"}, "expected a mapping"),
         ({"extra": "x"}, "goes under resources.sbatch, as in {extra: ...}"),
@@ -107,7 +107,43 @@ def test_what_cannot_be_is_refused_with_the_field(
     assert way_out in golden.message(refused.value)
 
 
-def test_what_srun_reads_from_a_variable_may_be_set_there() -> None:
-    environment = {"env": {"SLURM_CPU_BIND": "cores", "SLURM_GPU_BIND": "closest"}}
-    spec = load_job({**job({}), "environment": environment}).spec
-    assert spec.environment.env["SLURM_CPU_BIND"] == "cores"
+@pytest.mark.parametrize(
+    ("resources", "way_out"),
+    [
+        ({"srun": {"label": True}}, "where they write; remove it"),
+        ({"srun": {"cpus-per-task": 7}}, "write resources.cpus_per_task"),
+        ({"srun": {"container-im": "x.sqsh"}}, "write environment.container.image"),
+        ({"gpus_per_node": 8, "srun": {"gpus-per-task": 2}}, "8 GPUs for 8 tasks"),
+        ({"gpus_per_node": 8, "srun": {"gpu-bind": "verbose,single:2"}}, "8 GPUs for 8 tasks"),
+        ({"tasks_per_node": 1, "srun": {"gpus-per-t": "a100:1"}}, "0 GPUs for 1 task"),
+    ],
+)
+def test_a_flag_of_srun_that_hpcddp_sets_or_that_takes_a_gpu_from_a_rank_is_refused(
+    resources: dict[str, Any], way_out: str, golden: GoldenMessages
+) -> None:
+    with pytest.raises(JobFileError) as refused:
+        load_job(job(resources))
+    assert way_out in golden.message(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "flags"),
+    [
+        (None, {"gpus-per-task": 1, "gpu-bind": "closest"}),
+        (None, {"gpus-per-task": "a100:1", "gpu-bind": "none"}),
+        (None, {"gpu-bind": "single:1"}),
+        (None, {"gpu-bind": "v,per_task:1"}),
+        (None, {"gpu-bind": "map_gpu:0,1,2,3"}),
+        ("own", {"gpus-per-task": 4}),
+    ],
+)
+def test_each_rank_may_be_bound_to_its_gpu(launcher: str | None, flags: dict[str, Any]) -> None:
+    fields = {**job({"gpus_per_node": 4, "srun": flags}), "launcher": launcher}
+    written = {flag: str(value) for flag, value in flags.items()}
+    assert load_job(fields).spec.resources.srun == written
+
+
+def test_a_task_that_starts_the_ranks_of_its_node_has_all_gpus() -> None:
+    fields = {**job({"gpus_per_node": 4, "srun": {"gpus-per-task": 1}}), "launcher": "own"}
+    with pytest.raises(JobFileError, match="4 GPUs for 1 task "):
+        load_job(fields)

@@ -5,20 +5,30 @@ from collections.abc import Callable
 import pytest
 
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.jobfile.resources import REFUSED_FLAGS, refused_because
-from hpcddp.jobfile.slurm_flags import SBATCH
+from hpcddp.jobfile.resources import REFUSED_FLAGS, REFUSED_FLAGS_OF_SRUN, refused_because
+from hpcddp.jobfile.slurm_flags import SBATCH, SRUN, SlurmFlags
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 
 Load = Callable[..., ResolvedJob]
 Refuse = Callable[..., list[str]]
 
-FLAGS = SBATCH.with_value | SBATCH.with_optional_value | SBATCH.without_value
+
+def flags_of(command: SlurmFlags) -> frozenset[str]:
+    return command.with_value | command.with_optional_value | command.without_value
 
 
-@pytest.mark.parametrize("flag", REFUSED_FLAGS)
-def test_a_flag_that_hpcddp_needs_is_refused_by_name_with_a_way_out(flag: str) -> None:
-    refused = refused_because(flag)
+REFUSED = [*(("sbatch", flag) for flag in REFUSED_FLAGS), *(("srun", flag) for flag in REFUSED_FLAGS_OF_SRUN)]
+# The alias with an underscore is no name of the job file.
+ALLOWED = [
+    *(("sbatch", flag) for flag in sorted(flags_of(SBATCH) - REFUSED_FLAGS.keys())),
+    *(("srun", flag) for flag in sorted(flags_of(SRUN) - REFUSED_FLAGS_OF_SRUN.keys() - {"cpu_bind"})),
+]
+
+
+@pytest.mark.parametrize(("command", "flag"), REFUSED)
+def test_a_flag_that_hpcddp_needs_is_refused_by_name_with_a_way_out(command: str, flag: str) -> None:
+    refused = refused_because(flag, command)
     assert refused is not None
     why, instead = refused
     assert why.startswith(f"--{flag} cannot be set here: ")
@@ -42,21 +52,31 @@ def test_a_flag_that_hpcddp_needs_is_refused_by_name_with_a_way_out(flag: str) -
     ],
 )
 def test_other_spellings_of_a_refused_flag_are_refused_too(name: str, flag: str) -> None:
-    refused = refused_because(name)
+    refused = refused_because(name, "sbatch")
+    assert refused is not None
+    assert refused[0].startswith(f"--{flag} cannot be set here: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [("lab", "label"), ("-u", "unbuffered"), ("K", "kill-on-bad-exit"), ("gpus-per", "gpus-per-node"), ("W", "wait")],
+)
+def test_other_spellings_are_those_of_srun_in_its_mapping(name: str, flag: str) -> None:
+    refused = refused_because(name, "srun")
     assert refused is not None
     assert refused[0].startswith(f"--{flag} cannot be set here: ")
 
 
 @pytest.mark.parametrize("name", ["mem_bind", "--comment", "b", "", "a b", "Comment", "comment\nwrap", "é", "-"])
 def test_a_name_that_is_no_long_flag_is_refused(name: str, golden: GoldenMessages) -> None:
-    refused = refused_because(name)
+    refused = refused_because(name, "sbatch")
     assert refused is not None
     assert_facts(golden.message(refused[0]), "man sbatch", "without dashes")
 
 
-@pytest.mark.parametrize("name", sorted(FLAGS - REFUSED_FLAGS.keys()))
-def test_any_other_flag_may_be_set(name: str) -> None:
-    assert refused_because(name) is None
+@pytest.mark.parametrize(("command", "name"), ALLOWED)
+def test_any_other_flag_may_be_set(command: str, name: str) -> None:
+    assert refused_because(name, command) is None
 
 
 def test_flags_hold_a_text_a_whole_number_or_true(load: Load) -> None:

@@ -401,19 +401,42 @@ def test_the_directory_of_srun_is_a_setup_line(directory: str, line: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("flags", "outcomes", "variables"),
+    ("flags", "outcomes", "variables", "kept"),
     [
-        ("--export=ALL,SEED=3", ["dropped", "taken"], {"SEED": "3"}),
-        ("--cpu-bind=cores -W 60 -l", ["taken", "dropped", "dropped"], {"SLURM_CPU_BIND": "cores"}),
-        ("--network=x --hint=y --export=ALL,A=$B", ["to do", "to do", "to do"], {}),
+        ("--export=ALL,SEED=3", ["dropped", "taken"], {"SEED": "3"}, {}),
+        ("--cpu-bind=cores -W 60 -l", ["taken", "dropped", "dropped"], {}, {"cpu-bind": "cores"}),
+        ("--network=x --hint=y --exact", ["taken"] * 3, {}, {"network": "x", "hint": "y", "exact": True}),
+        ("--mpi=$M --export=ALL,A=$B -C a100", ["to do"] * 3, {}, {}),
+        ("--gpus-per-task=2 -n 2", ["to do", "dropped"], {}, {}),
     ],
 )
-def test_each_flag_of_srun_has_a_row(flags: str, outcomes: list[str], variables: dict[str, str]) -> None:
+def test_each_flag_of_srun_has_a_row(
+    flags: str, outcomes: list[str], variables: dict[str, str], kept: dict[str, object]
+) -> None:
     conversion = made_from(f"#!/bin/bash\nsrun {flags} ./a\n")
     assert [
         row.outcome for row in conversion.rows if not row.text.startswith("srun -") or "./a" not in row.text
     ] == outcomes
     assert conversion.job.spec.environment.env == variables
+    assert conversion.job.spec.resources.srun == kept
+
+
+@pytest.mark.parametrize(
+    ("lines", "value"),
+    [
+        (["M=0x1,0x2"], "v,mask_cpu:0x1,0x2"),
+        (['export M="0x1,0x2"'], "v,mask_cpu:0x1,0x2"),
+        (["M=0x1", "M=0x2"], None),
+        (["M=0x1", "[ -e x ] && M=0x2"], None),
+        (["# M=0x1"], None),
+        (["M=$(masks)"], None),
+        ([], None),
+    ],
+)
+def test_a_value_that_the_script_assigns_once_is_that_of_a_flag_of_srun(lines: list[str], value: str | None) -> None:
+    for variable in ("$M", "${M}"):
+        conversion = made_from("\n".join(["#!/bin/bash", *lines, f"srun --cpu-bind=v,mask_cpu:{variable} ./a", ""]))
+        assert conversion.job.spec.resources.srun.get("cpu-bind") == value
 
 
 def test_environments_are_fields_unless_a_setup_line_comes_first() -> None:

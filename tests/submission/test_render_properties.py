@@ -33,7 +33,8 @@ PLACE = ("partition", "account", "qos", "constraint", "reservation", "nodelist",
 def jobs(draw: st.DrawFn) -> ResolvedJob:
     """Draw a job whose every text is hostile."""
     resources: dict[str, Any] = {name: draw(LINE) for name in (*PLACE, "licenses") if draw(st.booleans())}
-    resources["sbatch"] = draw(st.dictionaries(FLAG, LINE | st.just(value=True), max_size=3))
+    for command in ("sbatch", "srun"):
+        resources[command] = draw(st.dictionaries(FLAG, LINE | st.just(value=True), max_size=3))
     environment = {
         "modules": tuple(draw(st.lists(LINE, max_size=2))),
         "env": draw(st.dictionaries(VARIABLE, TEXT, max_size=4)),
@@ -98,6 +99,8 @@ def test_bash_sees_every_field_as_the_user_wrote_it(job: ResolvedJob, python: st
         )
         environment = dict(entry.partition("=")[::2] for entry in runner.words("environment"))
         assert {name: environment.get(name) for name in spec.environment.env} == spec.environment.env
+        flags = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in spec.resources.srun.items()]
+        assert set(flags) <= set(runner.words("srun"))
         assert runner.words("task") == ["-P", "-u", "-m", "hpcddp.task"]
         assert runner.end_options() == ["--code", "0"]
         assert not list(runner.directory.rglob(MARKER))

@@ -1,0 +1,129 @@
+"""``resources.srun``: commands that computing centres publish, in the words that srun gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.jobfile.cluster import Cluster
+from hpcddp.jobfile.read import load_job
+from hpcddp.script.convert import convert
+from hpcddp.script.launch import launch_of
+from hpcddp.script.parse import parse_script
+from hpcddp.submission.checks import bound_gpus, notes_about
+from hpcddp.submission.render import render_script
+from tests.messages import GoldenMessages
+from tests.submission.requests import request_of
+from tests.submission.script_runner import ScriptRunner, script_of
+
+MASKS = (
+    "mask_cpu:0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,"
+    "0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000"
+)
+SCRIPTS = Path(__file__).parents[1] / "script" / "scripts"
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "here"])
+@pytest.mark.parametrize(
+    ("resources", "words", "directives"),
+    [
+        pytest.param(
+            {
+                "nodes": 2,
+                "gpus_per_node": 4,
+                "constraint": "thp_never&nvidia_vboost_enabled",
+                "srun": {"environment": "edf.toml", "network": "disable_rdzv_get"},
+            },
+            # Not --label: each rank has a log of its own.
+            ["--nodes=2", "--ntasks=8", "--unbuffered", "--environment=edf.toml", "--network=disable_rdzv_get"],
+            ["--constraint=thp_never&nvidia_vboost_enabled"],
+            id="alps",
+        ),
+        pytest.param(
+            {
+                "nodes": 2,
+                "gpus_per_node": 8,
+                "cpus_per_task": 7,
+                "sbatch": {"network": "disable_rdzv_get"},
+                "srun": {"gpus-per-task": 1, "gpu-bind": "closest"},
+            },
+            ["--nodes=2", "--ntasks=16", "--cpus-per-task=7", "--gpus-per-task=1", "--gpu-bind=closest"],
+            ["--network=disable_rdzv_get"],
+            id="frontier",
+        ),
+        pytest.param(
+            {"gpus_per_node": 8, "cpus_per_task": 7, "srun": {"cpu-bind": MASKS}},
+            ["--ntasks=8", "--cpus-per-task=7", f"--cpu-bind={MASKS}"],
+            ["--ntasks-per-node=8"],
+            id="lumi",
+        ),
+        pytest.param(
+            {"srun": {"mpi": "pmix", "hint": "nomultithread", "exact": True, "comment": "$(touch x) 'it' \\ \""}},
+            ["--mpi=pmix", "--hint=nomultithread", "--exact", "--comment=$(touch x) 'it' \\ \""],
+            [],
+            id="quoted",
+        ),
+    ],
+)
+def test_the_tasks_are_started_with_the_flags_as_they_are_written(
+    runner: ScriptRunner, launcher: Cluster, resources: dict[str, Any], words: list[str], directives: list[str]
+) -> None:
+    script = script_of(runner, launcher=launcher, resources=resources)
+    assert runner.run(script) == (0, "")
+    called = runner.words("srun")
+    assert set(words) <= set(called[: called.index("sh")])
+    assert {f"#SBATCH {directive}" for directive in directives} <= set(script.replace('"', "").splitlines())
+
+
+def test_the_srun_that_copies_the_data_and_a_run_on_this_machine_have_none_of_them(runner: ScriptRunner) -> None:
+    resources = {"srun": {"mpi": "pmix"}}
+    stage = {"stage": {"source": "/data", "target": "/tmp/data"}}
+    assert script_of(runner, resources=resources, environment=stage).count("--mpi=pmix") == 1
+    assert runner.run(script_of(runner, launcher="local", resources=resources)) == (0, "")
+    assert runner.words("srun") == []
+    assert "--mpi" not in str(runner.words("task"))
+
+
+@pytest.mark.parametrize("centre", ["alps", "frontier", "lumi"])
+def test_the_job_of_a_centres_script_asks_for_the_same(runner: ScriptRunner, centre: str) -> None:
+    script = parse_script((SCRIPTS / f"{centre}.sbatch").read_text())
+    job = convert(script, name=centre, environment={}).job
+    text = render_script(request_of(job, python=str(runner.python))).text
+    # Each rank has a log of its own; GPUs are asked for as the site wants it.
+    left_out = {"output", "label", "gpus-per-node"}
+    rendered = {flag.name: flag.value for flag in parse_script(text).flags}
+    asked = {flag.name: flag.value for flag in script.flags if flag.name not in {*left_out, "time"}}
+    assert asked.items() <= rendered.items()
+    assert job.spec.resources.gpus_per_node == {"alps": 4}.get(centre, 8)
+
+    assert runner.run(text.replace("module load rccl-net-plugin", ":")) == (0, "")
+    (launch,) = (launch for launch in map(launch_of, script.commands) if launch.is_step)
+    flags = {flag.name: flag.value for flag in launch.srun if flag.name not in left_out}
+    words = {f"--{name}" if value is None else f"--{name}={value}" for name, value in flags.items()}
+    assert {word.replace("v,mask_cpu:$MASKS", f"v,{MASKS}") for word in words} <= set(runner.words("srun"))
+
+
+def gpu_notes(flags: dict[str, Any], cluster: Cluster = "slurm") -> list[str]:
+    fields = {"name": "a", "command": ["true"], "resources": {"gpus_per_node": 4, "cpus_per_task": 8, "srun": flags}}
+    return list(notes_about(request_of(load_job(fields), cluster=cluster)))
+
+
+@pytest.mark.parametrize("flags", [{"gpus-per-task": 1}, {"gpu-bind": "closest"}, {"gpu-bind": "single:1"}])
+def test_a_program_that_may_see_its_gpu_alone_is_told(flags: dict[str, Any], golden: GoldenMessages) -> None:
+    (note,) = gpu_notes(flags)
+    assert "use GPU 0 if it sees one" in golden.message(note)
+
+
+def test_who_sees_all_gpus_or_chooses_them_right_is_told_nothing() -> None:
+    assert gpu_notes({"gpus-per-task": 1, "gpu-bind": "none"}) == []
+    assert gpu_notes({"cpu-bind": "cores"}) == []
+    assert gpu_notes({"gpu-bind": "closest"}, "local") == []
+    own = {"name": "a", "command": ["true"], "launcher": "own"}
+    resources = {"gpus_per_node": 4, "cpus_per_task": 8, "srun": {"gpus-per-task": 4}}
+    assert list(bound_gpus(request_of(load_job({**own, "resources": resources})))) == []
+    training = {"model": "resnet18", "dataset": "digits"}
+    job = {"name": "a", "train": training, "batch": {"global_batch_size": 8}}
+    resources = {"gpus_per_node": 4, "srun": {"gpu-bind": "single:1"}}
+    assert list(bound_gpus(request_of(load_job({**job, "resources": resources})))) == []
