@@ -158,7 +158,7 @@ def install(
     """Check what runs need on this machine, and on the nodes.
 
     It prints a line for each check: verdict, subject, what was found, and what to do. The command checks the
-    interpreter, Slurm, the file system of the run root, and torch, CUDA and NCCL if they are installed. With
+    interpreter, Slurm, the file system of the run root, and torch with CUDA or ROCm if it is installed. With
     --on-nodes, a short job also checks whether the nodes share the run root, reach each other's free ports, and agree
     on the time. The job has the resources of the profile and of hpcddp.yaml; --set changes them.
 

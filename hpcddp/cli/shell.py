@@ -27,8 +27,8 @@ def shell(
     """Open a shell inside a running job, or run a command there.
 
     The command after --, or your shell ($SHELL), runs beside the tasks of the job and shares their CPUs, memory and
-    GPUs (srun --overlap), so that nvidia-smi or top show what a rank does. For a run on this machine, no srun is
-    needed. hpcddp shell returns the exit code of the command.
+    GPUs (srun --overlap), so that nvidia-smi, rocm-smi or top show what a rank does. For a run on this machine, no srun
+    is needed. hpcddp shell returns the exit code of the command.
 
     Example: hpcddp shell 20260314-1544 -- top -b -n 1
     """

@@ -35,6 +35,7 @@ from hpcddp.slurm.directives import directives_for
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import own_host, own_rank
 from hpcddp.task.rendezvous import interface_of, reachable_addresses
+from hpcddp.vendors import VENDORS, vendor_here, vendor_of_torch
 from hpcddp.version import __version__
 
 Verdict = Literal["ok", "warning", "error"]
@@ -44,10 +45,11 @@ _TORCH_TIMEOUT_S: Final = 90.0
 _ASK_TORCH: Final = """\
 import json, torch
 from torch import cuda, version
-found = {"torch": str(torch.__version__), "cuda": version.cuda, "gpus": cuda.device_count(), "nccl": None}
+found = {"torch": str(torch.__version__), "cuda": version.cuda, "hip": version.hip, "nccl": None}
+found["gpus"] = cuda.device_count()
 try:
     from torch.cuda import nccl
-    found["nccl"] = ".".join(str(part) for part in nccl.version()) if version.cuda else None
+    found["nccl"] = ".".join(map(str, nccl.version())) if version.cuda or version.hip else None
 except Exception:
     pass
 print(json.dumps(found))
@@ -101,7 +103,11 @@ def examine_machine(run_root: Path, environment: Mapping[str, str]) -> Iterator[
 
 
 def ask_torch(python: str) -> dict[str, Any]:
-    """Return what torch says in a process of its own: ``torch``, ``cuda``, ``gpus``, ``nccl``; or ``error``, a text."""
+    """Return what torch says in a process of its own, or ``error``, a text.
+
+    torch says ``torch``, ``cuda``, ``hip`` and ``nccl`` (versions) and ``gpus`` (their number). Beside them stand the
+    ``vendor`` of the GPUs that this process may use, or None, and ``hiding``, the variables that hide GPUs.
+    """
     try:
         done = subprocess.run(
             [python, "-P", "-c", _ASK_TORCH],
@@ -119,7 +125,12 @@ def ask_torch(python: str) -> dict[str, Any]:
         return {"error": f"{python} cannot be started: {error.strerror}"}
     except ValueError:
         return {"error": f"import torch failed: {_last_line(done.stderr) or 'it said nothing'}"}
-    return dict(answer)
+    hiding = {name: value for name, value in os.environ.items() if name.endswith("_VISIBLE_DEVICES")}
+    vendor = vendor_here()
+    if "SLURM_JOB_ID" in os.environ and not hiding:
+        # The job has asked for no GPU.
+        vendor = None
+    return {**answer, "vendor": vendor and vendor.name, "hiding": hiding}
 
 
 def _last_line(output: str) -> str:
@@ -129,29 +140,38 @@ def _last_line(output: str) -> str:
 
 
 def torch_finding(answer: Mapping[str, Any], *, where: str = "") -> Finding:
-    """Return the finding about torch, CUDA and NCCL.
+    """Return the finding about torch and its GPUs.
 
     Args:
         answer: what ``ask_torch`` returned.
         where: in front of what was found, such as ``n1: ``.
     """
     verdict: Verdict = "error"
+    remedy: str | None
     if "error" in answer:
         found = answer["error"]
-        remedy: str | None = "install torch again as pytorch.org describes for this machine"
+        remedy = "install torch again as pytorch.org describes for this machine"
     else:
-        gpus = counted(answer["gpus"], "GPU") if answer["gpus"] else "no GPU"
-        found = f"torch {answer['torch']}, CUDA {answer['cuda']}, NCCL {answer['nccl']}, {gpus} here"
+        vendor = vendor_of_torch(answer)
+        found = f"torch {answer['torch']}, built for CPUs only"
+        if vendor is not None:
+            gpus = f"{vendor.name} GPU"
+            counted_gpus = counted(answer["gpus"], gpus) if answer["gpus"] else f"no {gpus}"
+            version = f"{vendor.version_name.upper()} {answer[vendor.version_name]}"
+            found = f"torch {answer['torch']}, {version}, {vendor.collectives} {answer['nccl']}, {counted_gpus} here"
         oldest = _oldest_torch()
         if oldest is not None and _release(answer["torch"]) < oldest:
             remedy = f"hpcddp needs {'.'.join(map(str, oldest))} or later"
-        elif answer["cuda"] is None:
+        elif vendor is None or answer["vendor"] not in {None, vendor.name}:
             verdict = "warning"
-            found = f"torch {answer['torch']}, built without CUDA"
-            remedy = "for GPUs install the build for CUDA (pytorch.org)"
+            builds = [f"{row.platform} ({row.name})" for row in VENDORS if answer["vendor"] in {None, row.name}]
+            remedy = f"for GPUs install pytorch.org's or your site's build for {' or '.join(builds)}"
         elif answer["nccl"] is None:
-            found = f"torch {answer['torch']}, built without NCCL"
+            found = f"torch {answer['torch']}, built without {vendor.collectives}"
             remedy = "several GPUs need it: install the build of pytorch.org"
+        elif answer["vendor"] is not None and not answer["gpus"]:
+            verdict = "warning"
+            remedy = vendor.explain_no_gpu(answer["hiding"])
         else:
             verdict = "ok"
             remedy = None

@@ -12,13 +12,14 @@ from pydantic import AfterValidator, Field
 from hpcddp.jobfile.field_facts import FieldFacts
 from hpcddp.jobfile.fields import Line, Section, Text, VariableName, refusal
 
-Runtime = Literal["pyxis", "apptainer"]
+Runtime = Literal["pyxis", "apptainer", "singularity"]
 CodeMode = Literal["live", "frozen", "snapshot"]
 
-# Both separate the parts of a mount by commas and colons. apptainer also drops ^ (its ParseBindPath); pyxis writes its
-# mounts into an fstab, whose fields end at a blank.
+# All separate the parts of a mount by commas and colons. apptainer and singularity also drop ^ (ParseBindPath); pyxis
+# writes its mounts into an fstab, whose fields end at a blank.
 _UNMOUNTABLE: Mapping[Runtime, Mapping[str, str]] = {
     "apptainer": {",": "a comma", ":": "a colon", "^": "a ^"},
+    "singularity": {",": "a comma", ":": "a colon", "^": "a ^"},
     "pyxis": {",": "a comma", ":": "a colon", " ": "a blank", "\t": "a tab"},
 }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, Literal
 
 from hpcddp.run.events import CONTINUATIONS, Event
+from hpcddp.vendors import VENDORS
 
 NodeFault = Literal["lost", "hardware", "failure"]
 """The node was lost; a rank there has reported a hardware error; a rank there was the first to fail."""
@@ -19,21 +21,13 @@ _FAULTS_NEEDED: Final[Mapping[NodeFault, int]] = MappingProxyType({"lost": 1, "h
 _WORDS: Final[Mapping[NodeFault, str]] = MappingProxyType(
     {"lost": "was lost", "hardware": "had a hardware error", "failure": "was the first to fail"}
 )
-# How CUDA (driver_types.h), NVML (nvml.h) and NCCL name a GPU, or a link between GPUs, that is broken.
-_HARDWARE_ERRORS: Final = (
-    "uncorrectable ecc error",
-    "uncorrectable nvlink error",
-    "fallen off the bus",
-    "gpu is lost",
-    "nvrm: xid",
-    "xid error",
-)
 
 
 def says_hardware_error(text: str) -> bool:
     """Return whether a message names a hardware error of a GPU or of a link between GPUs."""
     lowered = text.lower()
-    return any(phrase in lowered for phrase in _HARDWARE_ERRORS)
+    phrases = chain.from_iterable(vendor.hardware_errors for vendor in VENDORS)
+    return any(phrase in lowered for phrase in phrases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

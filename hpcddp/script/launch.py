@@ -255,8 +255,8 @@ _KINDS: Final[Mapping[str, CommandKind]] = MappingProxyType(
         **dict.fromkeys(("set", "shopt", "ulimit", "umask"), "set"),
         **dict.fromkeys(("cd", "pushd", "popd"), "directory"),
         **dict.fromkeys(
-            ("echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "rocm-smi", "env", "printenv", "lscpu", "which",
-             "cat", "ls", "uname", "whoami", "id", "free", "scontrol", "squeue", "sacct"),
+            ("echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "rocm-smi", "amd-smi", "env", "printenv",
+             "lscpu", "which", "cat", "ls", "uname", "whoami", "id", "free", "scontrol", "squeue", "sacct"),
             "print",
         ),
         **dict.fromkeys(("for", "case", "select"), "control"),

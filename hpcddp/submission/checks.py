@@ -15,6 +15,7 @@ from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from hpcddp import vendors
 from hpcddp.errors import UserError, listed
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
@@ -210,14 +211,9 @@ def _early_warning(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Ite
         )
 
 
-DEVICES = Path("/dev")
-# Of NVIDIA, of NVIDIA's Jetson, of AMD, and of both under Windows.
-_GPUS = ("nvidia[0-9]*", "nvhost-gpu", "nvgpu", "kfd", "dxg")
-
-
 def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield GPUs that this machine does not have; a command may do without them, and decides that itself."""
-    if cluster != "local" or spec.device == "cpu" or any(any(DEVICES.glob(pattern)) for pattern in _GPUS):
+    if cluster != "local" or spec.device == "cpu" or vendors.vendor_here() is not None:
         return
     asked = "train.device is cuda"
     count = spec.resources.gpus_per_node
@@ -227,7 +223,7 @@ def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[O
     if spec.train is None:
         instead = f"resources.gpus_per_node=0 --set resources.tasks_per_node={spec.ranks_per_node}"
     yield Obstacle(
-        sentence=f"{asked}, and this machine has no GPU in {DEVICES}; to run on its CPUs, add --set {instead}",
+        sentence=f"{asked}, and this machine has no GPU in {vendors.DEVICES}; to run on its CPUs, add --set {instead}",
         certain=spec.command is None,
     )
 

@@ -264,7 +264,7 @@ def container_obstacles(spec: JobSpec, cluster: Cluster, environment: Mapping[st
     if container.runtime == "pyxis":
         yield from _pyxis(cluster, environment)
     elif not (spec.environment.modules or spec.environment.setup):
-        yield from _apptainer(cluster, environment)
+        yield from _program(container.runtime, cluster, environment)
     yield from _files(container, cluster)
 
 
@@ -282,14 +282,14 @@ def _pyxis(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacl
         )
 
 
-def _apptainer(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
-    if shutil.which("apptainer", path=environment.get("PATH")) is not None:
+def _program(runtime: str, cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
+    if shutil.which(runtime, path=environment.get("PATH")) is not None:
         return
     is_local = cluster == "local"
     yield Obstacle(
-        sentence="environment.container.runtime is apptainer, which was not found here; "
-        + ("install it" if is_local else "the job ends at its start unless its nodes have it")
-        + ", or load its module in environment.modules",
+        sentence=f"environment.container.runtime is {runtime}, which was not found here; "
+        + ("install it, " if is_local else "the job ends at its start unless its nodes have it; ")
+        + "load its module in environment.modules, or write the name of the program there (apptainer, singularity)",
         certain=is_local,
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcddp import vendors
 from hpcddp.errors import UserError, listed
 from hpcddp.jobfile.document import Path, dotted, path_of
 from hpcddp.jobfile.environment import VARIABLES, Mount
@@ -178,6 +179,10 @@ def _container(spec: JobSpec, variables: Iterable[str]) -> dict[str, Any] | None
         "image": container.image,
         "image_file": container.image_file,
         "runtime": container.runtime,
+        "gpu_options": [
+            (vendor.container_option, [f"{vendors.DEVICES}/{pattern}" for pattern in vendor.device_files])
+            for vendor in vendors.VENDORS
+        ],
         "python": container.python,
         "workdir": container.workdir,
         "mounts": [str(mount) for mount in mounts],

@@ -19,6 +19,7 @@ from hpcddp.errors import HpcddpError, UserError
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import ExitCode
+from hpcddp.vendors import vendor_of_torch
 
 _TEARDOWN_TIMEOUT = timedelta(seconds=30)
 _GROUP_FACTOR = 2
@@ -46,15 +47,19 @@ def choose_device(env: RankEnv, kind: str) -> torch.device:
         return torch.device("cpu")
     host = socket.gethostname()
     if not torch.cuda.is_available():
+        vendor = vendor_of_torch(vars(torch.version))
+        reason = "its torch is built for CPUs only"
+        if vendor is not None:
+            reason = vendor.explain_no_gpu(os.environ)
         raise DeviceError(
-            f"rank {env.rank} on {host} sees no CUDA device, but the job asks for GPUs; "
+            f"rank {env.rank} on {host} sees no GPU, but the job asks for GPUs; {reason}; "
             "ask for a node with GPUs, or set train.device: cpu to run the same job on CPUs"
         )
     visible = torch.cuda.device_count()
     index = 0 if visible == 1 else env.local_rank
     if index >= visible:
         raise DeviceError(
-            f"rank {env.rank} on {host} has local rank {env.local_rank} but sees {visible} CUDA devices; "
+            f"rank {env.rank} on {host} has local rank {env.local_rank} but sees {visible} GPUs; "
             "ask for as many GPUs per node as tasks per node"
         )
     torch.cuda.set_device(index)

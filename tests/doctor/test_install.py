@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp import __version__
+from hpcddp import __version__, vendors
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
 from hpcddp.doctor import install
@@ -26,7 +26,13 @@ from hpcddp.doctor.install import (
 )
 from tests.messages import GoldenMessages
 
-TORCH = {"torch": "2.15.0", "cuda": "13.2", "gpus": 0, "nccl": "2.30.7"}
+TORCH = {
+    "torch": "2.15.0", "cuda": "13.2", "hip": None, "gpus": 0, "nccl": "2.30.7", "vendor": None, "hiding": {}
+}  # fmt: skip
+# What the version.py of torch's wheels has.
+ROCM_WHEEL = {"__version__": "2.15.0+rocm7.2", "cuda": None, "hip": "7.2.26015-fc0010cf6a"}
+CUDA_WHEEL = {"__version__": "2.15.0+cu132", "cuda": "13.2", "hip": None}
+CPU_WHEEL = {"__version__": "2.15.0+cpu", "cuda": None, "hip": None}
 
 
 @pytest.fixture
@@ -41,6 +47,15 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
         (folder / name).chmod(0o700)
 
     return add
+
+
+@pytest.fixture(autouse=True)
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory in place of /dev, which has the file of no GPU."""
+    directory = tmp_path / "dev"
+    directory.mkdir()
+    monkeypatch.setattr(vendors, "DEVICES", directory)
+    return directory
 
 
 @pytest.fixture
@@ -107,12 +122,71 @@ def test_a_torch_older_than_the_bound_is_an_error(version: str, verdict: str, mo
     assert finding.remedy == (None if verdict == "ok" else "hpcddp needs 2.9 or later")
 
 
-def test_a_torch_without_cuda_or_nccl_is_told() -> None:
-    cuda = torch_finding(TORCH | {"cuda": None, "nccl": None})
-    assert (cuda.verdict, cuda.found) == ("warning", "torch 2.15.0, built without CUDA")
+def test_a_torch_without_gpus_or_collectives_is_told() -> None:
+    cpus = torch_finding(TORCH | {"cuda": None, "nccl": None})
+    assert (cpus.verdict, cpus.found) == ("warning", "torch 2.15.0, built for CPUs only")
     nccl = torch_finding(TORCH | {"nccl": None})
     assert (nccl.verdict, nccl.found) == ("error", "torch 2.15.0, built without NCCL")
-    assert torch_finding(TORCH | {"gpus": 4}).found == "torch 2.15.0, CUDA 13.2, NCCL 2.30.7, 4 GPUs here"
+    rccl = torch_finding(TORCH | {"cuda": None, "hip": "7.2", "nccl": None})
+    assert (rccl.verdict, rccl.found) == ("error", "torch 2.15.0, built without RCCL")
+    assert torch_finding(TORCH | {"gpus": 4}).found == "torch 2.15.0, CUDA 13.2, NCCL 2.30.7, 4 NVIDIA GPUs here"
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize(
+    ("wheel", "device", "variables", "found_of_torch", "remedy"),
+    [
+        (ROCM_WHEEL, None, "", "HIP 7.2.26015-fc0010cf6a, RCCL 2.27.7, no AMD GPU here", None),
+        (ROCM_WHEEL, "kfd", "", "RCCL 2.27.7, no AMD GPU here", "rocm-smi (or amd-smi) shows"),
+        (ROCM_WHEEL, "kfd", "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES", "no AMD GPU here", "Flags=amd_gpu_env"),
+        (ROCM_WHEEL, "nvidia0", "", "no AMD GPU here", "build for CUDA (NVIDIA)"),
+        # The job of this node has asked for no GPU.
+        (ROCM_WHEEL, "kfd", "SLURM_JOB_ID", "no AMD GPU here", None),
+        (CUDA_WHEEL, "kfd", "", "CUDA 13.2, NCCL 2.27.7, no NVIDIA GPU here", "build for ROCm (AMD)"),
+        (CUDA_WHEEL, "nvidia0", "", "no NVIDIA GPU here", "nvidia-smi shows"),
+        (CPU_WHEEL, "kfd", "", "built for CPUs only", "build for ROCm (AMD)"),
+        (CPU_WHEEL, None, "", "built for CPUs only", "build for CUDA (NVIDIA) or ROCm (AMD)"),
+    ],
+    ids=[
+        "rocm", "rocm-sees-none", "rocm-two-variables", "rocm-on-nvidia", "rocm-job-on-cpus", "cuda-on-amd",
+        "cuda-sees-none", "cpu-on-amd", "cpu",
+    ],
+)  # fmt: skip
+def test_the_vendor_of_torch_and_that_of_the_machine_are_told(
+    wheel: dict[str, str | None],
+    device: str | None,
+    variables: str,
+    found_of_torch: str,
+    remedy: str | None,
+    golden: GoldenMessages,
+    tmp_path: Path,
+    devices: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_wheel(tmp_path / "site", wheel)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    for name in variables.split():
+        monkeypatch.setenv(name, "4,5")
+    if device is not None:
+        (devices / device).touch()
+    boundary.run(app, ["doctor", "install", "--run-root", str(tmp_path)])
+    message = golden.message(capsys.readouterr().out.splitlines()[1])
+    verdict = "ok" if remedy is None else "warning"
+    assert message.startswith(f"{verdict:<8} torch        torch {wheel['__version__']}, ")
+    assert f", {found_of_torch}" in message
+    assert ("; " in message) == (remedy is not None)
+    assert (remedy or "") in message
+
+
+def write_wheel(directory: Path, version: dict[str, str | None]) -> None:
+    """Write a package torch that sees no GPU."""
+    cuda = directory / "torch" / "cuda"
+    cuda.mkdir(parents=True)
+    (cuda.parent / "version.py").write_text("".join(f"{name} = {value!r}\n" for name, value in version.items()))
+    (cuda.parent / "__init__.py").write_text("from torch.version import __version__\n")
+    (cuda / "__init__.py").write_text("def device_count():\n    return 0\n")
+    (cuda / "nccl.py").write_text("def version():\n    return (2, 27, 7)\n")
 
 
 @pytest.mark.usefixtures("_no_torch")

@@ -68,7 +68,7 @@ done
 # environment.container. The tasks run in the container; this script does not.
 type -P apptainer >/dev/null || hpcddp_missing \
   'environment.container.runtime is apptainer, which was not found' \
-  'load its module in environment.modules'
+  'load its module in environment.modules, or write the name of the program there (apptainer, singularity)'
 [[ $PWD != *[,:^]* ]] || hpcddp_missing "the directory of submission is $PWD, which apptainer cannot mount" \
   'submit from a directory without a comma, colon or ^ in its path'
 # These values take precedence over those in the image.
@@ -135,8 +135,13 @@ another interpreter of it as environment.container.python"
   exit 2
 fi
 exec "$0" "$@"'
+# A device file of the task's node names the vendor of its GPUs. A container gets those of one vendor.
+hpcddp_exec='
+for file in /dev/nvidia[0-9]* /dev/nvhost-gpu /dev/nvgpu /dev/dxg; do [ ! -e "$file" ] || exec "$0" exec --nv "$@"; done
+for file in /dev/kfd; do [ ! -e "$file" ] || exec "$0" exec --rocm "$@"; done
+exec "$0" exec --nv "$@"'
 hpcddp_task=(
-  apptainer exec --no-eval --nv --pwd "$PWD" --bind "$PWD" --bind "$hpcddp_run"
+  sh -c "$hpcddp_exec" apptainer --no-eval --pwd "$PWD" --bind "$PWD" --bind "$hpcddp_run"
   --bind /scratch/imagenet:/data:ro
   /images/pytorch.sif sh -c "$hpcddp_inside" python3 -P -u -m hpcddp.task
 )

@@ -77,6 +77,11 @@ REFUSED = {
     PYXIS + "mounts: ['/a b']}}": ("environment.container.mounts: holds a blank", "pyxis", "choose one without"),
     CONTAINER + "workdir: src}}": ("environment.container.workdir: is 'src'", "write for example /workspace"),
     CONTAINER + "}}\nrun_root: 'a:b'": ("run_root: holds a colon", "apptainer", "choose one without"),
+    CONTAINER.replace("apptainer", "singularity") + "mounts: ['/a^b']}}": (
+        "environment.container.mounts: holds a ^",
+        "singularity",
+        "choose one without",
+    ),
     PYXIS + "}}\nrun_root: 'a b'": ("run_root: holds a blank", "pyxis", "choose one without"),
 }
 
@@ -131,6 +136,7 @@ def test_the_interpreter_is_known_where_the_file_says_it(environment: str, pytho
         ("docker://ubuntu:22.04", "pyxis", None),
         ("i.sif", "apptainer", "i.sif"),
         ("docker://ubuntu:22.04", "apptainer", None),
+        ("i.sif", "singularity", "i.sif"),
     ],
 )
 def test_an_image_is_a_file_or_a_name_in_a_registry(image: str, runtime: str, file: str | None, load: Load) -> None:

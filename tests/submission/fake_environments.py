@@ -27,7 +27,7 @@ for variable in "${!APPTAINERENV_@}"; do
   name=${variable#APPTAINERENV_}
   if [[ " $* " == *" --no-eval "* ]]; then export "$name=${!variable}"; else eval "export $name=\"${!variable}\""; fi
 done
-printf '%s\0' "$@" > "$RECORD/apptainer"
+printf '%s\0' "$@" > "$RECORD/${0##*/}"
 grep SigIgn /proc/self/status > "$RECORD/outside"
 while [[ $1 != *.sif ]]; do shift; done
 shift

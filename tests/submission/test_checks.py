@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp import vendors
 from hpcddp.batch.plan import PlanError
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.job import JobSpec
-from hpcddp.submission import checks
 from hpcddp.submission.checks import check_submittable
 from hpcddp.submission.request import SubmissionError
 from hpcddp.submission.submit import prepare
@@ -53,7 +53,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "dev"
     directory.mkdir()
     (directory / "nvidiactl").touch()
-    monkeypatch.setattr(checks, "DEVICES", directory)
+    monkeypatch.setattr(vendors, "DEVICES", directory)
     return directory
 
 

@@ -32,10 +32,13 @@ def test_apptainer_that_is_not_here_is_certain_on_this_machine_alone(here: Path,
     assert golden.message(error).startswith(f"{start}install it, ")
     (warning,) = warnings_of(here, container)
     assert golden.message(warning).startswith(start)
-    assert warning.endswith("environment.modules")
+    assert "environment.modules" in warning
     assert warnings_of(here, container | {"modules": ("apptainer",)}, more={"LMOD_CMD": "/lmod"}) == []
     program(here, "apptainer")
     assert warnings_of(here, container, "local") == []
+    container["container"]["runtime"] = "singularity"
+    (error,) = errors_of(here, container, "local")
+    assert error.startswith("environment.container.runtime is singularity, which was not found here; ")
 
 
 def test_files_that_a_container_needs_are_looked_for(

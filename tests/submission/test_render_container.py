@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp import vendors
 from hpcddp.jobfile.cluster import Cluster
 from tests.messages import GoldenMessages
 from tests.submission.fake_environments import (
@@ -36,13 +37,36 @@ def test_each_task_is_a_command_in_apptainer_that_sees_the_run(runner: ScriptRun
     words = runner.words("apptainer")
     here = str(runner.directory)
     assert words[: words.index("sh")] == [
-        "exec", "--no-eval", "--nv", "--pwd", here, "--bind", here, "--bind", str(runner.record), "--bind",
+        "exec", "--nv", "--no-eval", "--pwd", here, "--bind", here, "--bind", str(runner.record), "--bind",
         "/a b:/c:ro", "i.sif",
     ]  # fmt: skip
     assert words[-5:] == ["python3", "-P", "-u", "-m", "hpcddp.task"]
     assert runner.words("task") == ["-P", "-u", "-m", "hpcddp.task"]
     assert variables(runner)["APPTAINERENV_HF_HOME"] == "it's"
     assert (runner.record / "attempts" / "0" / "rank-0.log").read_text().endswith("this is the task\n")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("files", "option"),
+    [(["kfd"], "--rocm"), (["nvidia1"], "--nv"), (["kfd", "nvidia0"], "--nv"), (["dxg"], "--nv"), (["zero"], "--nv")],
+    ids=["amd", "nvidia", "both", "windows", "unknown"],
+)
+def test_the_device_files_of_the_node_choose_the_vendor_of_a_container(
+    runner: ScriptRunner, monkeypatch: pytest.MonkeyPatch, files: list[str], option: str, launcher: Cluster
+) -> None:
+    install_programs(runner, singularity=APPTAINER.replace("APPTAINER", "SINGULARITY"))
+    install_controller(runner)
+    devices = runner.directory / "dev"
+    devices.mkdir()
+    for name in files:
+        (devices / name).touch()
+    monkeypatch.setattr(vendors, "DEVICES", devices)
+    environment = apptainer_job(runtime="singularity") | {"env": {"HF_HOME": "/hub"}}
+    script = script_of(runner, launcher=launcher, resources={"gpus_per_node": 1}, environment=environment)
+    assert runner.run(script) == (0, "")
+    assert runner.words("singularity")[:3] == ["exec", option, "--no-eval"]
+    assert variables(runner)["HF_HOME"] == "/hub"
 
 
 def test_no_shell_evaluates_a_value_for_a_container(runner: ScriptRunner) -> None:

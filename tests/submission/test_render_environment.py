@@ -93,8 +93,9 @@ def test_what_is_missing_ends_the_script_with_one_sentence_and_starts_nothing(
     [
         ({"conda": "x"}, "environment.conda needs conda"),
         (apptainer_job(), "environment.container.runtime is apptainer"),
+        (apptainer_job(runtime="singularity"), "environment.container.runtime is singularity"),
     ],
-    ids=["conda", "apptainer"],
+    ids=["conda", "apptainer", "singularity"],
 )
 def test_a_program_that_is_missing_is_named(
     runner: ScriptRunner, golden: GoldenMessages, environment: dict[str, Any], missing: str

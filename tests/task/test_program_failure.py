@@ -14,8 +14,9 @@ BOOM = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modul
 EXPORTED = "Cannot export environment variables as MASTER_ADDR is already set"
 EXPORT = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nRuntimeError: {EXPORTED}\n'
 LOST = 'Traceback (most recent call last):\n  File "train.py"\nRuntimeError: [gloo] Connection closed by peer [::1]:7\n'
-
-
+# What ROCr prints before it aborts the process (runtime.cpp).
+HW_EXCEPTION = "HW Exception by GPU node-4 (Agent handle: 0x55dc6e221990) reason :{}\n"
+MEMORY_FAULT = "Memory access fault by GPU node-2 (Agent handle: 0x58935a90) on address 0x7fbe6a804000. Reason: {}.\n"
 TAKEN = (
     "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
     "port: 20123, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
@@ -54,6 +55,11 @@ def log(directory: Path, text: str) -> Path:
         (-15, BOOM, "killed", "python train.py was killed by SIGTERM", 70),
         (-6, "", "killed", "python train.py was killed by SIGABRT", 70),
         (-6, "CUDA error: uncorrectable ECC error\n", "killed", "python train.py was killed by SIGABRT", 71),
+        (-6, HW_EXCEPTION.format("ECC"), "killed", "python train.py was killed by SIGABRT", 71),
+        # A kernel that runs for too long, or writes where it must not, hangs a GPU as well.
+        (-6, HW_EXCEPTION.format("GPU Hang"), "killed", "python train.py was killed by SIGABRT", 70),
+        (-6, MEMORY_FAULT.format("SRAM ECC failure"), "killed", "python train.py was killed by SIGABRT", 71),
+        (-6, MEMORY_FAULT.format("Page not present"), "killed", "python train.py was killed by SIGABRT", 70),
         (1, BOOM.replace("boom", "NVML: GPU is lost"), "ValueError", "NVML: GPU is lost", 71),
         (-11, "", "killed", "python train.py was killed by SIGSEGV", 70),
         # A real-time signal has no name.
