@@ -116,7 +116,7 @@ def first_error(attempt: AttemptDirectory) -> FirstError:
         host: str | None = first_record.host
         text = first_record.traceback.rstrip().splitlines()
     else:
-        hosts = known_hosts(attempt) or []
+        hosts = known_hosts(attempt)
         host = hosts[first_ranks[0]] if first_ranks and first_ranks[0] < len(hosts) else None
         text = []
     # The record of a program that was killed has the end of its log.

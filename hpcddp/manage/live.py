@@ -62,7 +62,7 @@ class LiveRun:
         if not self.nodes:
             return None
         task = rank // (self.spec.world_size // self.spec.tasks)
-        hosts = known_hosts(self.attempt) or []
+        hosts = known_hosts(self.attempt)
         # Before the ranks have met: the tasks are distributed in blocks.
         return hosts[task] if task < len(hosts) else self.nodes[task // self.spec.tasks_per_node]
 
@@ -94,7 +94,7 @@ def live_run(status: RunStatus) -> LiveRun:
     allocation = None if job.start is None else job.start.allocation
     if allocation is not None:
         # The allocation may have more nodes than the run.
-        nodes = tuple(dict.fromkeys(known_hosts(attempt) or ()))
+        nodes = tuple(dict.fromkeys(known_hosts(attempt)))
         if not nodes:
             raise NotLiveError(f"the ranks of run {run.run_id} have not met yet; try again in a moment")
     return LiveRun(attempt=attempt, job_id=allocation or job.job_id, spec=spec, nodes=nodes)

@@ -130,11 +130,9 @@ def sources(attempt: AttemptDirectory, *, ranks: Sequence[int] = (), batch: bool
                 last = max(paths)
                 others = f"{member}s 0 to {last} have one" if last else f"{member} 0 has one"
             raise NoLogError(f"{member} {rank} has no log in attempt {attempt.number}; {others}")
-    known = known_hosts(attempt)
-    if known is None:
+    hosts = dict(enumerate(known_hosts(attempt)))
+    if not hosts:
         hosts = {record.rank: record.host for record in read_failures(attempt)}
-    else:
-        hosts = dict(enumerate(known))
     chosen = sorted(rank for rank in paths if not ranks or rank in ranks)
     logs = [LogSource(path=paths[rank], rank=rank, host=hosts.get(rank), member=member) for rank in chosen]
     return [*_batch(attempt), *logs] if batch else logs

@@ -14,6 +14,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.manage.attempt_times import AttemptRecords, AttemptTimes, Goodput, Phase, attempt_times
 from hpcddp.manage.first_error import FirstError, failed_attempt, first_error
 from hpcddp.manage.format import duration_text
+from hpcddp.manage.hindrances import hindrances
 from hpcddp.manage.overview import SweepStatus, values_now
 from hpcddp.manage.ranking import sort_key
 from hpcddp.manage.run_files import RecordReader, closed_directory_sentence
@@ -24,7 +25,16 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, read_event_log
 from hpcddp.run.failure import read_failures
 from hpcddp.run.job_file import read_submitted_job
-from hpcddp.run.job_records import Rank, Start, SubmissionRecord, read_exits, read_ranks, read_start, read_submission
+from hpcddp.run.job_records import (
+    Rank,
+    Start,
+    SubmissionRecord,
+    known_hosts,
+    read_exits,
+    read_ranks,
+    read_start,
+    read_submission,
+)
 from hpcddp.run.record import Lines
 from hpcddp.slurm.job import State
 from hpcddp.stop.reasons import Cause
@@ -192,7 +202,6 @@ class RunReport:
         damaged: a sentence for each record that cannot be read.
         has_gpus: whether its ranks are GPUs.
         missing: which record is missing for the times of its attempts, a sentence; None if none is.
-        hosts: the host of each rank of an attempt, by the number of the attempt.
     """
 
     status: RunStatus
@@ -208,7 +217,6 @@ class RunReport:
     damaged: tuple[str, ...] = ()
     has_gpus: bool = False
     missing: str | None = None
-    hosts: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @property
     def run(self) -> RunDirectory:
@@ -280,10 +288,15 @@ class RunReport:
         for attempt in reversed(self.attempts):
             if attempt.account is not None and attempt.account.slowest is not None:
                 slowest = attempt.account.slowest
-                hosts = self.hosts.get(attempt.number, ())
+                hosts = known_hosts(self.run.attempt(attempt.number))
                 host = hosts[slowest.rank] if 0 <= slowest.rank < len(hosts) else None
                 return {"attempt": attempt.number, "host": host, **asdict(slowest)}
         return None
+
+    @property
+    def hindrances(self) -> list[str]:
+        """What makes the ranks of the newest attempt slow, a sentence each."""
+        return list(hindrances(self.status))
 
     @property
     def saves(self) -> dict[str, float] | None:
@@ -362,6 +375,7 @@ class RunReport:
             "samples_per_s": self.throughput,
             "data_wait": self.data_wait,
             "slowest_rank": self.slowest_rank,
+            "hindrances": self.hindrances,
             "first_error": None if self.error is None else self.error.as_json(),
             "source": source,
             "code_changes": [{"attempt": attempt, "what": sentence} for attempt, sentence in self.code_changes],
@@ -413,14 +427,12 @@ def _report_of(status: RunStatus) -> RunReport:
     submission = reader.read(lambda: read_submission(run))
     sources: tuple[Source, ...] = reader.read(lambda: read_sources(run)) or ()
     attempts: list[AttemptRecords] = []
-    hosts = {}
     has_gpus = spec is not None and spec.uses_gpus
     missing = "lines of its event log are damaged" if event_reader.damage else None
     for number in sorted(run.attempt_numbers()):
         directory = run.attempt(number)
         start = reader.read(partial(read_start, directory))
         ranks: Sequence[Rank] = reader.read(partial(read_ranks, directory)) or ()
-        hosts[number] = [rank.host for rank in ranks]
         has_gpus = has_gpus or any(rank.gpu for rank in ranks)
         if start is None:
             missing = missing or f"the start of attempt {number} cannot be read"
@@ -461,7 +473,6 @@ def _report_of(status: RunStatus) -> RunReport:
         damaged=tuple(reader.damage),
         has_gpus=has_gpus,
         missing=missing,
-        hosts=hosts,
     )
 
 

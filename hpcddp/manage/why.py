@@ -14,6 +14,7 @@ from typing import Any, Final
 from hpcddp.errors import counted, listed
 from hpcddp.manage.first_error import failed_attempt
 from hpcddp.manage.format import duration_text, limit_text, numbered_text, one_line, processes_text
+from hpcddp.manage.hindrances import hindrances
 from hpcddp.manage.history import history_of
 from hpcddp.manage.overview import SweepStatus
 from hpcddp.manage.pending_reasons import pending_reason
@@ -132,6 +133,7 @@ def explain(
         facts.append(damage)
     if sources and sources[-1].commit is not None:
         facts.append(one_line(f"its code: {sources[-1].sentence}"))
+    facts += map(one_line, hindrances(status))
     return replace(answer, facts=tuple(facts), history=history_of(status.run))
 
 

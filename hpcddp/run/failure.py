@@ -120,7 +120,7 @@ def node_of_first_failure(attempt: AttemptDirectory, records: Sequence[FailureRe
     launch = _LAUNCH.search(_since_start(attempt))
     if launch is not None:
         return launch["node"]
-    hosts = known_hosts(attempt) or []
+    hosts = known_hosts(attempt)
     nodes = {hosts[rank] for rank in first_ended_without_record(attempt) if rank < len(hosts)}
     return nodes.pop() if len(nodes) == 1 else None
 
@@ -270,7 +270,7 @@ def _hang_sentence(attempt: AttemptDirectory, records: Sequence[FailureRecord]) 
 
 def _places(attempt: AttemptDirectory, ranks: Sequence[int]) -> str:
     """Return ranks with their hosts, where these are known."""
-    hosts = known_hosts(attempt) or []
+    hosts = known_hosts(attempt)
     places = []
     for rank in ranks[:_RANKS_NAMED]:
         if rank < len(hosts):

@@ -224,12 +224,32 @@ _RANKS_ADVICE: Final = "without it the hosts of the ranks are not known; everyth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """The CPUs to which srun has bound a task, and its GPU.
+
+    Args:
+        cpus: as Linux and Slurm write numbers: ``0-7,64-71``.
+        cpus_needed: how many its job asks for.
+        gpu_address: that of its GPU on the PCI bus; empty, as the others are, without a GPU or where it is not known.
+        gpu_numa_node: the NUMA node of the GPU, -1 if the machine does not tell it.
+        gpu_cpus: the CPUs of that node.
+    """
+
+    cpus: str
+    cpus_needed: int
+    gpu_address: str = ""
+    gpu_numa_node: str = ""
+    gpu_cpus: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank(Record):
     """Where a rank runs.
 
     Args:
         gpu: its GPU; None if it has none, or runs a command.
         launcher: the launcher that this task starts for the ranks of its host; None if the task is a rank.
+        binding: None where it may use all CPUs of its host, or srun did not start it.
     """
 
     ADVICE: ClassVar[str] = _RANKS_ADVICE
@@ -237,6 +257,7 @@ class Rank(Record):
     host: str
     gpu: str | None = None
     launcher: str | None = None
+    binding: Binding | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,21 +288,22 @@ def read_ranks(attempt: AttemptDirectory) -> tuple[Rank, ...] | None:
     return None if ranks is None else ranks.ranks
 
 
-def known_hosts(attempt: AttemptDirectory) -> list[str] | None:
-    """Return the host of each rank, or None if they are not known, also where the record is damaged."""
+def known_ranks(attempt: AttemptDirectory) -> tuple[Rank, ...]:
+    """Return where all ranks of an attempt run; none if that is not known, also where the record is damaged."""
     try:
-        ranks = read_ranks(attempt)
+        return read_ranks(attempt) or ()
     except RecordError:
-        return None
-    return None if ranks is None else [rank.host for rank in ranks]
+        return ()
+
+
+def known_hosts(attempt: AttemptDirectory) -> list[str]:
+    """Return the host of each rank; none if they are not known."""
+    return [rank.host for rank in known_ranks(attempt)]
 
 
 def member_word(attempt: AttemptDirectory) -> str:
     """Return what the numbers of logs and records count: ``rank``, or ``task`` where each task starts a launcher."""
-    try:
-        ranks = read_ranks(attempt)
-    except RecordError:
-        ranks = None
+    ranks = known_ranks(attempt)
     return "task" if ranks and ranks[0].launcher else "rank"
 
 

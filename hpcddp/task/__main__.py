@@ -81,9 +81,11 @@ def _prepare(attempt: AttemptDirectory, environment: MutableMapping[str, str]) -
 
     from hpcddp.jobfile.fields import INTERACTIVE_JOB_NAMES, UNNAMED_JOB
     from hpcddp.run.job_file import read_job_file
+    from hpcddp.task.binding import binding_of
 
     text = attempt.run.job_file.read_text(encoding="utf-8")
     spec = read_job_file(attempt.run)
+    binding = binding_of(spec, env, environment)
     if spec.command is not None:
         LISTENER.meaning = "it is passed on to the program"
         PROCESS_STATE.saves_alone = True
@@ -102,7 +104,7 @@ def _prepare(attempt: AttemptDirectory, environment: MutableMapping[str, str]) -
     else:
         # The user's own modules are in the directory of submission; -P keeps it from coming first.
         sys.path.append(str(Path.cwd()))
-    return TaskInputs(environment=environment, env=env, attempt=attempt, job_text=text, spec=spec)
+    return TaskInputs(environment=environment, env=env, attempt=attempt, job_text=text, spec=spec, binding=binding)
 
 
 def _run(inputs: TaskInputs) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from hpcddp.run.directory import AttemptDirectory
-from hpcddp.run.job_records import FailureRecord
+from hpcddp.run.job_records import Binding, FailureRecord
 from hpcddp.slurm.rank_env import RankEnv, own_host, own_rank
 from hpcddp.stop.heartbeat import Heartbeat
 from hpcddp.stop.reasons import Cause
@@ -32,6 +32,7 @@ class TaskInputs:
         environment: the environment of this process; the rendezvous adds its variables to it.
         attempt: the attempt that the task belongs to.
         job_text: the text of the resolved job file.
+        binding: to what srun has bound it; None if to nothing.
     """
 
     environment: MutableMapping[str, str]
@@ -39,6 +40,7 @@ class TaskInputs:
     attempt: AttemptDirectory
     job_text: str
     spec: JobSpec
+    binding: Binding | None = None
 
 
 class ProcessState:

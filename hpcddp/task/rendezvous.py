@@ -29,7 +29,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.processes import wait_until
 from hpcddp.run.directory import AttemptDirectory
 from hpcddp.run.failure import exits_of_tasks
-from hpcddp.run.job_records import FailureRecord, PublishedAddress, publish_address, read_address, read_start
+from hpcddp.run.job_records import Binding, FailureRecord, PublishedAddress, publish_address, read_address, read_start
 from hpcddp.run.record import read_record
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.stop.reasons import ExitCode
@@ -167,11 +167,13 @@ class Identity:
 
     Args:
         gpu: UUID of its GPU; None on a CPU, and for a command.
+        binding: to what srun has bound it; None if to nothing.
         must_agree: what must be the same on all ranks, by its name in a message.
     """
 
     host: str
     gpu: str | None = None
+    binding: Binding | None = None
     must_agree: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -323,7 +325,8 @@ def _parse_hello(hello: bytes, env: RankEnv) -> tuple[int, Identity]:
     try:
         document = json.loads(hello)
         rank = document["rank"]
-        identity = Identity(**document["identity"])
+        binding = document["identity"].pop("binding")
+        identity = Identity(**document["identity"], binding=binding and Binding(**binding))
     except (KeyError, TypeError) as error:
         raise ValueError("it is of another version of hpcddp") from error
     if rank not in range(1, env.world_size):

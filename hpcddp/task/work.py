@@ -12,6 +12,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Timer
@@ -200,11 +201,14 @@ def meet_ranks(inputs: TaskInputs, identity: Identity) -> Rendezvous:
     """Meet the other ranks, and record where all of them run."""
     spec = inputs.spec
     attempt = inputs.attempt
+    identity = replace(identity, binding=inputs.binding)
     meeting = meet(inputs.env, attempt, identity, timeout=spec.launch.rendezvous_timeout)
     choose_interfaces(inputs, meeting.interface)
     if inputs.env.rank == 0:
         launcher = None if spec.launcher_command is None else spec.launcher_command.launcher
-        ranks = [Rank(host=rank.host, gpu=rank.gpu, launcher=launcher) for rank in meeting.identities]
+        ranks = [
+            Rank(host=rank.host, gpu=rank.gpu, launcher=launcher, binding=rank.binding) for rank in meeting.identities
+        ]
         try:
             write_ranks(attempt, ranks)
         except OSError as error:
