@@ -15,7 +15,15 @@ from hpcddp.errors import HpcddpError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import beginning, write_failure
 from hpcddp.run.files import read_json
-from hpcddp.run.job_records import FailureRecord, PublishedAddress, Start, publish_address, read_address, write_start
+from hpcddp.run.job_records import (
+    Binding,
+    FailureRecord,
+    PublishedAddress,
+    Start,
+    publish_address,
+    read_address,
+    write_start,
+)
 from hpcddp.run.record import RecordError
 from hpcddp.slurm.rank_env import RankEnv
 from hpcddp.task import rendezvous
@@ -81,7 +89,11 @@ def all_meet(
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_ranks_hear_of_a_port_that_rank_0_keeps(attempt: AttemptDirectory, nodes: int) -> None:
     envs = [rank_env(rank, 4, nodes=nodes) for rank in range(4)]
-    identities = tuple(Identity(host=f"n{rank}", gpu=f"GPU-{rank}", must_agree={"torch": "2"}) for rank in range(4))
+    bindings = [None, None, Binding(cpus="0-7", cpus_needed=8), Binding(cpus="8-15", cpus_needed=8, gpu_numa_node="1")]
+    identities = tuple(
+        Identity(host=f"n{rank}", gpu=f"GPU-{rank}", binding=binding, must_agree={"torch": "2"})
+        for rank, binding in enumerate(bindings)
+    )
     first, *others = all_meet(attempt, envs, identities)
     assert isinstance(first, Rendezvous)
     assert first.listener is not None

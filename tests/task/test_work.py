@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from hpcddp.jobfile.read import load_job
 from hpcddp.jobfile.write import dump_job
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.failure import read_failures
-from hpcddp.run.job_records import Start, write_start
+from hpcddp.run.job_records import Binding, Start, read_ranks, write_start
 from hpcddp.stop.listener import LISTENER
 from hpcddp.task.rendezvous import RendezvousError
 from hpcddp.task.work import NotATaskError, opening, run
@@ -127,6 +128,22 @@ def test_a_program_without_a_launcher_keeps_the_numbers_of_its_task(
     variables_of: Callable[..., Mapping[str, str]],
 ) -> None:
     assert variables_of("torchrun, train.py")["SLURM_PROCID"] == "0"
+
+
+def test_a_task_that_is_bound_to_some_cpus_records_them(
+    tmp_path: Path, variables_of: Callable[..., Mapping[str, str]]
+) -> None:
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) == 1:
+        pytest.skip("this machine has one CPU")
+    first = min(allowed)
+    os.sched_setaffinity(0, {first})
+    try:
+        variables_of("torchrun, a.py")
+    finally:
+        os.sched_setaffinity(0, allowed)
+    (rank,) = read_ranks(RunDirectory(tmp_path / "run").attempt(0)) or ()
+    assert rank.binding == Binding(cpus=str(first), cpus_needed=1)
 
 
 @pytest.mark.parametrize(
