@@ -34,7 +34,7 @@ def hindrances(status: RunStatus) -> Iterator[str]:
     with suppress(HostListError):
         for host, bindings in bindings_by_host.items():
             sentence = _wrong_cpus(host, bindings)
-            if sentence is not None:
+            if sentence:
                 yield sentence
                 break
 
