@@ -43,7 +43,7 @@ def _gpu_address(environment: Mapping[str, str], local_rank: int) -> str:
     """Return the PCI address of the GPU of a rank: of the only one that it sees, or of that with its number."""
     addresses = list(_gpu_addresses())
     try:
-        for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
             if name in environment:
                 addresses = [addresses[int(number)] for number in environment[name].split(",")]
         return addresses[0 if len(addresses) == 1 else local_rank]
