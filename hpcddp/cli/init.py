@@ -270,6 +270,11 @@ def _summary(facts: ClusterFacts, choice: Choice, document: Mapping[str, Any]) -
         yield f"GPU requests   {': '.join(choice.gpu_request)}"
     if facts.submit_plugins:
         yield f"site's rules   {', '.join(facts.submit_plugins)}: they may change or refuse any job"
+    if not facts.preemption.requeue:
+        yield (
+            "requeue        only of jobs that ask for it (JobRequeue=0), as those of hpcddp do; where that is refused, "
+            "and sbatch on nodes too: hpcddp submit --chain N"
+        )
     if facts.disable_root_jobs and facts.user == "root":
         yield "root           is not allowed to submit jobs here"
     yield f"profile        {document['profile_file']}"

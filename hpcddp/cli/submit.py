@@ -105,6 +105,10 @@ def submit(  # noqa: PLR0913  each is an option
     max_parallel: MaxParallel = None,
     after: After = None,
     after_any: AfterAny = None,
+    chain: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=2, help="N jobs that go on in turn, where none may be requeued (Slurm)."),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
     force: Annotated[
@@ -134,7 +138,7 @@ def submit(  # noqa: PLR0913  each is an option
     from hpcddp.submission.submit import submit as submit_new
 
     output = _Output(follow=follow, quiet=quiet, as_json=as_json)
-    _refuse_contradictions(output, code, resume, dry_run=dry_run)
+    _refuse_contradictions(output, code, resume, chain, dry_run=dry_run)
     code_choice: CodeChoice | None = None if code is None else code.value
     arguments = job_arguments(context)
     environment = dict(os.environ)
@@ -150,13 +154,13 @@ def submit(  # noqa: PLR0913  each is an option
     if submitted_sweep is not None:
         request = request_to_resume(submitted_sweep.directory, environment=environment)
         dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
-        request = replace(request, dependency=dependency, force=force, code=code_choice)
+        request = replace(request, dependency=dependency, force=force, code=code_choice, chain=chain)
         _resume_sweep(submitted_sweep, request, output, dry_run=dry_run)
         return
     with tells_interruption():
         request = _request_of(run, job_file, arguments, cluster, template, overrides, sweep, environment)
         dependency = _wait_for(after, after_any, run_root, environment, cluster=request.cluster)
-        request = replace(request, dependency=dependency, force=force, code=code_choice)
+        request = replace(request, dependency=dependency, force=force, code=code_choice, chain=chain)
         # Who interrupts the command after the submission has to know its run id: nothing slow comes before that is
         # printed.
         findings = [] if run is not None or quiet else _findings(job_file, request)
@@ -176,7 +180,11 @@ def submit(  # noqa: PLR0913  each is an option
         _show(submission, output)
 
 
-def _refuse_contradictions(output: _Output, code: CodeOption | None, resume: str | None, *, dry_run: bool) -> None:
+def _refuse_contradictions(
+    output: _Output, code: CodeOption | None, resume: str | None, chain: int | None, *, dry_run: bool
+) -> None:
+    if chain is not None and output.follow:
+        raise UserError("--follow shows one job, and a chain has several; leave it out, and see: hpcddp status --watch")
     if output.quiet and (output.follow or dry_run or output.as_json):
         raise UserError("--quiet prints the run id and nothing else; leave it out, or --follow, --dry-run and --json")
     if code is not None and resume is None:
@@ -407,12 +415,15 @@ _PLACES: dict[Cluster, str] = {
 
 
 def _print_submission(submission: Submission, *, as_json: bool) -> None:
+    from hpcddp.run.job_records import chain_of
+
     if as_json:
         echo(json.dumps(submission.as_json(), indent=2))
         return
     _print_notes(submission)
     echo(f"run id         {submission.run.run_id}")
-    echo(f"job id         {submission.job_id}  ({_PLACES[submission.cluster]})")
+    job_ids = ", ".join(chain_of(submission.run)) or submission.job_id
+    echo(f"job id         {job_ids}  ({_PLACES[submission.cluster]})")
     echo(f"run directory  {submission.run.path}")
     _print_copy("code           ", submission.run)
     echo(f"next           {shlex.join(['hpcddp', 'logs', short_argument(submission.run), '--follow'])}")

@@ -20,6 +20,7 @@ from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import append_event, newest_saved_step, read_events
 from hpcddp.run.files import write_errors_printed
 from hpcddp.run.job_file import read_job_file
+from hpcddp.run.job_records import chain_of
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import resume_command, unfinished_result, write_result
 from hpcddp.run.sweep import Sweep, index_of, sweep_of
@@ -30,7 +31,7 @@ from hpcddp.stop.reasons import Cause, ExitCode
 from hpcddp.submission.sweep_element import begin_element
 
 End = Callable[[Sequence[str]], None]
-"""Cancels Slurm jobs, by id."""
+"""Cancels Slurm jobs, by id, or by the option of scancel that selects them."""
 
 _CANCELLED_BETWEEN_ATTEMPTS = "cancelled by its user before it ran again"
 _NEVER_RAN = "cancelled by its user before it started"
@@ -56,11 +57,16 @@ def cancel(status: RunStatus, *, end: End) -> str:
         DamagedRunError: a record of the job or the result is damaged.
     """
     job = status.files.job
+    # All jobs that are left, whichever those are.
+    chain = [f"--name={status.run.name_of_chain}"] if chain_of(status.run) else []
     if not status.files.is_job_known and status.files.result is None:
         raise DamagedRunError(f"nothing was cancelled: {status.files.damaged[0]}")
     has_ended = not status.state.is_alive and status.state is not State.UNKNOWN
     if has_ended:
         what = _signal_left_behind([status]) or "there is nothing to cancel"
+        if chain:
+            end(chain)
+            what = "what was left of its chain is cancelled"
         return f"run {status.run.run_id} has ended already ({status.state}); {what}"
     if status.state is State.UNKNOWN or job is None:
         raise CancelError(
@@ -69,7 +75,7 @@ def cancel(status: RunStatus, *, end: End) -> str:
         )
     if job.local:
         return _cancel_on_this_machine(status, job)
-    end([job.job_id])
+    end(chain or [job.job_id])
     _append_cancel_event(status)
     if status.state.has_nodes:
         return _sentence_about_ending(status, job.job_id)

@@ -33,7 +33,8 @@ class Job:
         job_id: Slurm's id, or the process id of a run on this machine.
         cluster: where it went: ``slurm``, or, as a process on some host, ``local`` or ``here``.
         submitted: when the run was submitted, in seconds since the epoch; None if by hand.
-        start: the start of the newest attempt if this job has begun it, else None.
+        start: the start of the newest attempt if this job, or one before it in its chain, has begun it, else None.
+        chain: the ids of all jobs of its chain, in their order; empty for one job.
         host: the submitting host; None if by hand, and for an element that begins in the job of its sweep.
     """
 
@@ -41,6 +42,7 @@ class Job:
     cluster: str = "slurm"
     submitted: float | None = None
     start: Start | None = None
+    chain: tuple[str, ...] = ()
     host: str | None = None
 
     @property
@@ -233,17 +235,20 @@ def _newest_job(submission: SubmissionRecord | None, start: Start | None) -> Job
     if submission is None:
         return _job_submitted_by_hand(start)
     start_of_submission = None
+    job_id = submission.job_id
     if start is not None:
         is_recent = start.time >= submission.time - _SAME_SUBMISSION_S
-        if is_recent and start.job_id == submission.job_id:
+        if is_recent and start.job_id in submission.job_ids:
             start_of_submission = start
+            job_id = start.job_id
         elif start.time > submission.time:
             return _job_submitted_by_hand(start)
     return Job(
-        job_id=submission.job_id,
+        job_id=job_id,
         cluster=submission.cluster,
         submitted=submission.time,
         start=start_of_submission,
+        chain=submission.chain,
         host=submission.host,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, Final
@@ -21,7 +21,7 @@ from hpcddp.run.node_faults import excluded_nodes, failing_nodes
 from hpcddp.run.ownership import processes_left, runs_script
 from hpcddp.run.result import metrics_of
 from hpcddp.slurm.commands import QueuedJob, SlurmCommandError
-from hpcddp.slurm.job import JOB_STATES, State, moment_of
+from hpcddp.slurm.job import ENDED_STATES, JOB_STATES, State, moment_of
 from hpcddp.stop.reasons import Cause
 from hpcddp.submission.turns import waits_for_turn
 
@@ -177,6 +177,12 @@ class RunStatus:
                 if node.name in excluded:
                     advice = "its job is kept away from it"
                 remarks.append(f"run {self.run.run_id}: node {node.name} {node.why}; {advice}")
+        job = self.files.job
+        if self.is_alive and job is not None and job.chain:
+            remarks.append(
+                f"run {self.run.run_id}: job {job.job_id} is number {job.chain.index(job.job_id) + 1} of the "
+                f"{len(job.chain)} of its chain"
+            )
         if self._cannot_record:
             remarks.append(
                 f"run {self.run.run_id}: the disk of {self.run.path} is full, so that the run may be farther than its "
@@ -275,7 +281,17 @@ def statuses(files_of_runs: Iterable[RunFiles], *, ask: Ask, now: float) -> Stat
     return Statuses(runs=tuple(_status(files, jobs, now) for files in runs), unanswered=unanswered)
 
 
+def _with_live_job(files: RunFiles, jobs: Jobs) -> RunFiles:
+    """Return the contents of the directory of a run with the job of its chain that runs, or that waits first."""
+    if files.result is None and files.job is not None and jobs is not None:
+        for job_id in files.job.chain:
+            if job_id in jobs and jobs[job_id].state not in ENDED_STATES:
+                return replace(files, job=replace(files.job, job_id=job_id))
+    return files
+
+
 def _status(files: RunFiles, jobs: Jobs, now: float) -> RunStatus:
+    files = _with_live_job(files, jobs)
     state = state_of(files, jobs)
     if files.result is None and not state.is_alive:
         # It may have ended since its files were read, before Slurm was asked.
@@ -348,7 +364,7 @@ def _queued_job(files: RunFiles, jobs: Jobs) -> QueuedJob | None:
 def _is_job_of_run(recorded: Job, job: QueuedJob) -> bool:
     """Return whether Slurm's job is the recorded one: a rebuilt cluster reuses job ids."""
     start = recorded.start
-    if start is not None and start.submit_time is not None:
+    if start is not None and start.job_id == recorded.job_id and start.submit_time is not None:
         # Slurm renews the submit time at a requeue.
         was_requeued = job.restarts > start.restart_count
         return was_requeued or _is_same_time(start.submit_time, job.submit_time)
@@ -379,7 +395,7 @@ def _state_with_job(files: RunFiles, job: QueuedJob) -> State:
         return State.REQUEUED
     if slurm_state not in {State.RUNNING, State.STOPPING}:
         return slurm_state
-    if start is None or job.restarts > start.restart_count:
+    if start is None or start.job_id != job.job_id or job.restarts > start.restart_count:
         # The script has not begun since the last requeue.
         if slurm_state is State.RUNNING:
             return State.STARTING

@@ -56,6 +56,11 @@ class RunDirectory:
         return self.path.parent.name
 
     @property
+    def name_of_chain(self) -> str:
+        """The name in Slurm of the jobs of its chain."""
+        return f"{self.name}-{self.run_id}"
+
+    @property
     def run_root(self) -> Path:
         """The directory of all runs, ``run_root`` in the job file."""
         return self.path.parent.parent

@@ -56,7 +56,7 @@ class Event(Record):
         reason: why, in a few words.
         cause: why an attempt ends or has ended, a ``Cause``'s word; None for other events.
         host: where an attempt starts, or a signal arrives.
-        by: who has requeued or restarted the job: ``user``, ``slurm`` or ``hpcddp``.
+        by: who has requeued or restarted the job: ``user``, ``slurm`` or ``hpcddp``; ``chain`` if its next job goes on.
         saved: whether the ranks that stopped have saved their state; None where no rank says so.
         stamp: the time of the last change of ``HPCDDP_PROGRESS_FILE``, in nanoseconds.
         facts: what else is known, by name.

@@ -75,7 +75,8 @@ def _why_no_run(text: str, runs: Sequence[Path], run_root: Path) -> str:
     """Return the sentence for a text that means no run: the likeliest mistake comes first."""
     for _, missing in _entries():
         if text in {str(missing), missing.name} and not exists(missing):
-            squeue = shlex.join(["squeue", "--me", f"--name={missing.parent.name}"])
+            run = RunDirectory(missing)
+            squeue = shlex.join(["squeue", "--me", f"--name={run.name},{run.name_of_chain}"])
             return (
                 f"the run {missing} does not exist any more; if its job still waits or runs, end it with scancel ID "
                 f"({squeue} shows the id), or name another run (hpcddp status --all lists all)"
@@ -200,7 +201,7 @@ def _job_ids(path: Path) -> Iterator[str]:
     with suppress(RecordError, ManifestError, OSError):
         submission = read_submission(run)
         if submission is not None and submission.cluster == "slurm":
-            yield submission.job_id
+            yield from submission.job_ids
     with suppress(RecordError, ManifestError, OSError):
         start = newest_start(run)
         if start is not None and start.job_id is not None and not start.is_local:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -54,7 +55,7 @@ class SubmissionRecord(Record):
 
     Args:
         cluster: ``slurm``; ``local`` for a run on the submitting machine; ``here`` for one in its allocation.
-        job_id: Slurm's job id; else the process id of the script.
+        job_id: Slurm's job id, of a chain that of its first job; else the process id of the script.
         directory: the directory of submission.
         python: the interpreter of its tasks.
         time: when, in seconds since the epoch.
@@ -65,6 +66,7 @@ class SubmissionRecord(Record):
         index: which element it is.
         template: the value of ``--template``; None is the default one.
         changes: the changes of the training since the first submission, in their order.
+        chain: the ids of all jobs of a chain (``--chain``), in the order in which they start; empty for one job.
     """
 
     ADVICE: ClassVar[str] = (
@@ -83,6 +85,12 @@ class SubmissionRecord(Record):
     index: int | None = None
     template: str | None = None
     changes: tuple[Change, ...] = ()
+    chain: tuple[str, ...] = ()
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """The ids of all of its jobs, in the order in which they start."""
+        return self.chain or (self.job_id,)
 
 
 def read_submission(run: RunDirectory) -> SubmissionRecord | None:
@@ -92,6 +100,14 @@ def read_submission(run: RunDirectory) -> SubmissionRecord | None:
         RecordError: the record is damaged.
     """
     return read_record(run.submission, SubmissionRecord)
+
+
+def chain_of(run: RunDirectory) -> tuple[str, ...]:
+    """Return the ids of the jobs of a run's chain; empty for a run of one job, and where the record is damaged."""
+    submission = None
+    with suppress(RecordError):
+        submission = read_submission(run)
+    return () if submission is None else submission.chain
 
 
 def write_submission_record(run: RunDirectory, record: SubmissionRecord) -> None:

@@ -16,7 +16,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.evaluations import Summary, summaries
 from hpcddp.run.events import append_event
 from hpcddp.run.files import open_regular
-from hpcddp.run.job_records import Decision, read_submission
+from hpcddp.run.job_records import Decision, chain_of, read_submission
 from hpcddp.run.record import LARGEST_RECORD, Record, RecordError, read_record, write_record
 from hpcddp.stop.reasons import Cause, StopReason
 
@@ -229,6 +229,8 @@ def resume_command(run: RunDirectory, *, with_job: bool = False, after: Sequence
     if with_job or not run.submission.exists():
         words.append("JOB")
     words += ["--resume", str(run.path)]
+    if chain := chain_of(run):
+        words += ["--chain", str(len(chain))]
     template = _template_of(run) if with_job else None
     if template is not None:
         words += ["--template", template]

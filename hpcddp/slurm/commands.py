@@ -508,7 +508,7 @@ def cancel(job_ids: Sequence[str], environment: Mapping[str, str], *, signal: st
     """Cancel jobs, or send a signal to their tasks but not to their batch scripts.
 
     Args:
-        job_ids: the jobs; an array's id means all of its elements.
+        job_ids: the jobs, or the option that selects them; an array's id means all of its elements.
         signal: the signal's name; None cancels the jobs.
 
     Raises:

@@ -143,9 +143,9 @@ class Dependency:
         """The variables for the script."""
         return {AFTER: json.dumps(self.runs)} if self.runs else {}
 
-    def and_after(self, job_id: str) -> Dependency:
-        """Return the dependency that also waits for the end of a job."""
-        return replace(self, conditions=(*self.conditions, f"afterany:{job_id}"))
+    def also(self, condition: str) -> Dependency:
+        """Return the dependency that has another condition, such as ``afterany:12``."""
+        return replace(self, conditions=(*self.conditions, condition))
 
 
 NO_DEPENDENCY: Final = Dependency()

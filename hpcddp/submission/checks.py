@@ -28,6 +28,7 @@ from hpcddp.jobfile.sweep import assignment, element_spec, field_of
 from hpcddp.jobfile.units import format_duration
 from hpcddp.packages import is_installed
 from hpcddp.run.trackers import PACKAGES
+from hpcddp.site.rules import is_about
 from hpcddp.slurm import commands
 from hpcddp.slurm.directives import request_of
 from hpcddp.slurm.hostlist import HostListError, expand
@@ -540,6 +541,19 @@ def bound_gpus(request: SubmitRequest) -> Iterator[str]:
         )
 
 
+def _requeue_by_request(request: SubmitRequest) -> Iterator[str]:
+    """Yield a sentence about a cluster that may not requeue the job; what its nodes may do is not seen from here."""
+    facts = request.job.cluster
+    if facts is None or facts.preemption.requeue or not is_about(facts, request.environment):
+        return
+    if request.chain or request.elements or request.cluster != "slurm" or not request.job.spec.requeue.causes:
+        return
+    yield (
+        f"cluster {facts.name} requeues only jobs that ask for it (JobRequeue=0), as this one does; where that is "
+        "refused, the run stops at its time limit, and --chain N submits N jobs that go on in turn"
+    )
+
+
 def notes_about(request: SubmitRequest) -> tuple[str, ...]:
     """Return what ``submit`` warns of beside the obstacles, a sentence each."""
     return (
@@ -547,6 +561,7 @@ def notes_about(request: SubmitRequest) -> tuple[str, ...]:
         *unexpanded_values(request),
         *cpus_for_gpus(request),
         *bound_gpus(request),
+        *_requeue_by_request(request),
     )
 
 

@@ -102,7 +102,8 @@ def _job_left(run: RunDirectory, submitted_as: str | None, option: str) -> str |
         )
     job_id = submitted_as if start is None else start.job_id
     if submission is not None and submission.job_id:
-        job_id = submission.job_id
+        # The jobs of a chain end in their order.
+        job_id = submission.job_ids[-1]
     if job_id is None:
         raise DependencyError(f"{run.run_id} was never submitted; submit it first")
     return job_id

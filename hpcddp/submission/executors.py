@@ -53,6 +53,7 @@ class RenderedSlurmExecutor(SlurmExecutor):
         environment: the environment of sbatch, which Slurm stores with the job.
         directory: the working directory of the job.
         dependency: what the job waits for.
+        options: options of sbatch that take precedence over the directives of the script.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class RenderedSlurmExecutor(SlurmExecutor):
         environment: Mapping[str, str],
         directory: Path,
         dependency: Dependency = NO_DEPENDENCY,
+        options: Sequence[str] = (),
     ) -> None:
         super().__init__(folder)
         self._directory = directory
         self._dependency = dependency
+        self._options = options
         self._script = script
         self._tasks = tasks
         self._environment = dict(environment)
@@ -89,6 +92,7 @@ class RenderedSlurmExecutor(SlurmExecutor):
                 environment=environment,
                 directory=self._directory,
                 dependency=self._dependency.text,
+                options=self._options,
             )
         except HpcddpError:
             pickle.unlink()

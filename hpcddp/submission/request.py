@@ -47,6 +47,7 @@ class SubmitRequest:
         directory: the directory of submission; relative paths in the job are relative to it.
         environment: the submitter's environment.
         dependency: what the job waits for.
+        chain: how many jobs go on with the run one after another; None is one job, which is requeued.
         force: whether to submit although this machine shows an obstacle that its nodes may not have.
         code: with which code a run is resumed; None leaves that to ``environment.code``.
     """
@@ -59,6 +60,7 @@ class SubmitRequest:
     directory: Path
     environment: Mapping[str, str]
     dependency: Dependency = NO_DEPENDENCY
+    chain: int | None = None
     force: bool = False
     code: CodeChoice | None = None
 

@@ -94,7 +94,7 @@ def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) ->
     """
     request = request_to_resume(run, environment=environment)
     # The run belongs to this job until the job has ended.
-    dependency = NO_DEPENDENCY.and_after(slurm_job_id(environment) or "")
+    dependency = NO_DEPENDENCY.also(f"afterany:{slurm_job_id(environment)}")
     request = replace(request, job=_job_to_continue_with(run, request.job), dependency=dependency)
     job = PreparedJob(request=request, script=render_script(request).text, notes=())
     # The next job inherits the umask of sbatch.
@@ -487,20 +487,21 @@ def _alive_job(run: RunDirectory, previous: SubmissionRecord | None) -> str | No
     if previous is None:
         return None
     # A job that waits for its first start has written nothing; only its submission is recorded.
-    has_started = start is not None and start.job_id == previous.job_id
-    if has_started or _has_ended(previous):
-        return None
-    return previous.job_id
+    for job_id in previous.job_ids:
+        has_started = start is not None and start.job_id == job_id
+        if not (has_started or _has_ended(previous, job_id)):
+            return job_id
+    return None
 
 
-def _has_ended(submission: SubmissionRecord) -> bool:
-    """Return whether a submitted job is neither pending nor running.
+def _has_ended(submission: SubmissionRecord, job_id: str) -> bool:
+    """Return whether a job of a submission is neither pending nor running.
 
     Raises:
         SlurmUnavailableError: Slurm's controller does not answer.
     """
     if submission.cluster == "slurm":
-        job = wait_for_answer(submission.job_id)
+        job = wait_for_answer(job_id)
         return job is None or job.get("JobState") in ENDED_STATES
     is_on_this_host = submission.host == socket.gethostname()
     return not (is_on_this_host and runs_script(command_line(submission.job_id)))

@@ -145,6 +145,11 @@ def prepare(request: SubmitRequest) -> PreparedJob:
         HpcddpError: the job cannot run, or cannot be rendered.
     """
     request_of_script = request
+    if request.chain is not None and (request.elements or request.cluster != "slurm"):
+        raise SubmissionError(
+            "--chain submits several jobs to Slurm that go on with one run, and this is a sweep, or runs on this "
+            "machine; leave it out, or choose one run with --set sweep=null, or --cluster slurm"
+        )
     notes = check_submittable(request)
     if len(request.elements) == 1:
         notes += ("the sweep makes one run, because each key has one value; write several, as in 0.1,0.2 or 0..4",)
@@ -191,6 +196,7 @@ class Submission:
 
     Args:
         cluster: ``slurm``; ``local`` for a run on this machine; ``here`` for one in the allocation of this shell.
+        job: its job, of a chain the first one.
         dropped: names of inherited variables that sbatch did not get, because they would override directives.
         epochs: the epochs of the training.
         first_attempt: the number of the job's first attempt.
@@ -336,6 +342,17 @@ def submit_script(
     sweep = sweep_of(run)
     if sweep is not None:
         environment[INDEX] = str(index_of(run))
+    dependency = request.dependency
+    options: tuple[str, ...] = ()
+    if request.chain is not None:
+        # Slurm starts a singleton when no job of its user and its name is left. With the name of the job alone, a run
+        # would wait for all other runs of this job.
+        dependency = dependency.also("singleton")
+        options = (f"--job-name={run.name_of_chain}", "--no-requeue")
+    own_dependency = request.job.spec.resources.sbatch.get("dependency")
+    if own_dependency is not None:
+        # sbatch takes its option in place of the directive.
+        dependency = dependency.also(str(own_dependency))
     executor: RenderedSlurmExecutor | RenderedLocalExecutor
     # The first one imports submitit.
     with interruptible():
@@ -348,7 +365,8 @@ def submit_script(
                 tasks=request.job.spec.tasks,
                 environment=environment,
                 directory=request.directory,
-                dependency=request.dependency,
+                dependency=dependency,
+                options=options,
             )
         else:
             executor = _local_executor(run, request, environment, sweep)
@@ -359,20 +377,31 @@ def submit_script(
     newest_attempt = run.newest_attempt()
     first_attempt = 0 if newest_attempt is None else newest_attempt + 1
     changes_of_attempt = [replace(change, attempt=first_attempt) for change in changes]
-    job = executor.submit(work.run, str(run.path))
-    record = submission_record(request, str(job.job_id))
-    if sweep is not None:
-        record = replace(record, sweep=sweep.sweep_id, index=index_of(run))
-    changes_before = () if previous is None else previous.changes
-    record = replace(record, host=socket.gethostname(), changes=(*changes_before, *changes_of_attempt))
-    _record_or_cancel(run, job, record)
+    jobs: list[Job[Any]] = []
+    try:
+        for _ in range(request.chain or 1):
+            job = executor.submit(work.run, str(run.path))
+            jobs.append(job)
+        record = submission_record(request, str(jobs[0].job_id))
+        if sweep is not None:
+            record = replace(record, sweep=sweep.sweep_id, index=index_of(run))
+        changes_before = () if previous is None else previous.changes
+        record = replace(record, host=socket.gethostname(), changes=(*changes_before, *changes_of_attempt))
+        if request.chain is not None:
+            record = replace(record, chain=tuple(str(job.job_id) for job in jobs))
+        _write_record(run, record)
+    except BaseException:
+        # No record names these jobs. Those that wait come first: the end of one is the turn of another.
+        for job in reversed(jobs):
+            job.cancel()
+        raise
     add_to_index(run)
     train = request.job.spec.train
     epochs = 1 if train is None else train.epochs
     return Submission(
         run=run,
         cluster=request.cluster,
-        job=job,
+        job=jobs[0],
         dropped=dropped,
         epochs=epochs,
         first_attempt=first_attempt,
@@ -424,12 +453,11 @@ def submission_record(request: SubmitRequest, job_id: str) -> SubmissionRecord:
     )
 
 
-def _record_or_cancel(run: RunDirectory, job: Job[Any], record: SubmissionRecord) -> None:
-    """Record the submission of a job; cancel the job if that fails, because no record would name it."""
+def _write_record(run: RunDirectory, record: SubmissionRecord) -> None:
+    """Record the submission of a job, which is cancelled if that fails."""
     try:
         write_submission_record(run, record)
     except OSError as error:
-        job.cancel()
         raise SubmissionError(
-            f"job {job.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"
+            f"job {record.job_id} was cancelled, because {run.submission} cannot be written: {error.strerror}"
         ) from error

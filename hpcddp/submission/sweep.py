@@ -279,7 +279,7 @@ def submit_arrays(
         for array in arrays:
             dependency = request.dependency
             if request.job.spec.max_parallel is not None and job_ids:
-                dependency = dependency.and_after(job_ids[-1])
+                dependency = dependency.also(f"afterany:{job_ids[-1]}")
             environment_of_array = {**environment, **dependency.environment}
             if array.first > 0:
                 environment_of_array[FIRST] = str(array.first)

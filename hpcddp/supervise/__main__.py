@@ -84,7 +84,7 @@ def _begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         _print_attempt(AttemptDirectory.from_text(directory))
         return ExitCode.FINISHED
     _forbid_next_start(environment)
-    write_message("this run has finished already; nothing to do")
+    write_message("this run has ended already; nothing to do")
     return ExitCode.FINISHED
 
 

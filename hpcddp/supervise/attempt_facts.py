@@ -31,6 +31,7 @@ from hpcddp.run.job_records import (
     FailureRecord,
     ProgramEnd,
     Start,
+    chain_of,
     read_decision,
     read_program_end,
     read_start,
@@ -96,6 +97,7 @@ class AttemptFacts:
             lambda: self.failures,
             lambda: self.events,
             lambda: self.program,
+            lambda: self.later_jobs,
             lambda: self.damage,
         )
         for read_record in records:
@@ -147,6 +149,7 @@ class AttemptFacts:
             in_allocation=allocation_of(self.environment) is not None,
             requeue_allowed=is_requeue_allowed,
             causes=frozenset(Cause(cause) for cause in requeue.causes),
+            later_jobs=self.later_jobs,
             requested=self.is_requeue_requested,
             why_without_progress=no_progress_text,
             why_used_up=used_up_text,
@@ -477,6 +480,12 @@ class AttemptFacts:
     def job_id(self) -> str | None:
         """The job's id in Slurm; None for a local run."""
         return slurm_job_id(self.environment)
+
+    @cached_property
+    def later_jobs(self) -> Sequence[str] | None:
+        """The jobs of its chain that follow this one; None for a job of no chain."""
+        chain = chain_of(self.attempt.run)
+        return chain[chain.index(self.job_id) + 1 :] if self.job_id in chain else None
 
     @property
     def job_text(self) -> str:

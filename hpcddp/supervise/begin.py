@@ -24,7 +24,7 @@ from hpcddp.run.failure import cause_in_log
 from hpcddp.run.files import exists, full_disk_sentence, is_full, make_reserves, write_text
 from hpcddp.run.find import is_run
 from hpcddp.run.job_file import read_job_file, read_submitted_job
-from hpcddp.run.job_records import Start, newest_start, read_program_end, read_start, write_start
+from hpcddp.run.job_records import Start, chain_of, newest_start, read_program_end, read_start, write_start
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
     check_run_directory,
@@ -126,7 +126,7 @@ def begin(
         warnings: what the script has noticed before; it goes into the event log.
 
     Returns:
-        The attempt's directory, or an empty text if the run has finished already and nothing is left to do.
+        The attempt's directory, or an empty text if the run has finished already, or its chain has ended with it.
 
     Raises:
         RunDirectoryError: the directory belongs to another job, or is not safe.
@@ -301,7 +301,7 @@ def _disk_full_error(run: RunDirectory, why: str) -> DiskFullError:
 
 
 def _begin_attempt(script: _Script) -> AttemptDirectory | None:
-    """Check that the run may start, and create its next attempt; None if the run has finished.
+    """Check that the run may start, and create its next attempt; None if the run has ended, and nothing is left to do.
 
     Raises:
         _NumberTakenError: another script was quicker.
@@ -312,8 +312,12 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
     newest_number = run.newest_attempt()
     previous = newest_start(run)
     start = _observe_start(script)
-    refuse_second_job(run, previous, start)
-    if has_finished(run):
+    chain = chain_of(run)
+    if start.job_id not in chain:
+        chain = ()
+    refuse_second_job(run, previous, start, chain)
+    # A chain ends with its run, however that has ended.
+    if has_finished(run) or (chain and exists(run.result)):
         return None
     spec = script.spec
     is_same_job = previous is not None and previous.job_id == start.job_id
@@ -326,7 +330,7 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
     if is_requeue:
         # The attempt before may have had another number of nodes.
         _take_over_requeue(run, start, read_job_file(run))
-    else:
+    elif previous is None or previous.job_id not in chain:
         # The runs before had finished at the first start of this job, and may have been deleted since.
         refuse_unfinished_predecessors(run, script.environment)
     if previous is not None:

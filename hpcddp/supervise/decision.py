@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,7 +28,7 @@ class ActionKind(StrEnum):
     LEAVE_TO_SLURM = "leave_to_slurm"
     """Slurm has requeued the job already; only set an earlier StartTime."""
     CONTINUE = "continue"
-    """Submit another job for the same run."""
+    """Leave the run to another job: the next of its chain, or one that is submitted now."""
     STOP = "stop"
     """End the run where it can be resumed manually."""
     CANCEL = "cancel"
@@ -50,6 +51,7 @@ class EndFacts:
         in_allocation: whether the run is a local one whose tasks are in an allocation.
         requeue_allowed: whether Slurm may requeue the job.
         causes: the causes after which the user wants the job requeued.
+        later_jobs: the jobs of its chain that follow; None for a job of no chain.
         requested: whether the run's user has requested a requeue; no budget counts that.
         why_without_progress: why a run without progress must end, or None.
         why_used_up: which budget is used up, or None.
@@ -65,6 +67,7 @@ class EndFacts:
     in_allocation: bool = False
     requeue_allowed: bool = True
     causes: frozenset[Cause] = _NAMEABLE
+    later_jobs: Sequence[str] | None = None
     requested: bool = False
     why_without_progress: str | None = None
     why_used_up: str | None = None
@@ -115,6 +118,10 @@ def _decide_about_requeue(facts: EndFacts) -> Action:
 def _decide_how_to_go_on(facts: EndFacts) -> Action:
     if facts.cause is Cause.CRASH and facts.can_restart:
         return Action(kind=ActionKind.RESTART, exit_code=ExitCode.STOPPED)
+    if facts.later_jobs:
+        return Action(kind=ActionKind.CONTINUE, exit_code=ExitCode.STOPPED)
+    if facts.later_jobs is not None:
+        return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why="its job was the last of its chain")
     if facts.cause in _NAMEABLE and facts.cause not in facts.causes:
         why = f"requeue.causes does not name {facts.cause}"
         return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=why)

@@ -206,8 +206,9 @@ def _saved_step(run: RunDirectory) -> int:
 
 def _wait_for_slurm(attempt_facts: AttemptFacts) -> None:
     """Wait until Slurm shows why the tasks were signalled: a preempted job that exits early is never requeued."""
-    # Slurm may kill this shell while it waits: the run must not be shown as still running.
-    _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; Slurm does not answer", ExitCode.STOPPED)
+    if not attempt_facts.later_jobs:
+        # Slurm may kill this shell while it waits: the run must not be shown as still running.
+        _conclude(attempt_facts, "stopped", f"{_why(attempt_facts)}; Slurm does not answer", ExitCode.STOPPED)
     requeue_job.wait_for_controller(attempt_facts.job_id or "")
 
 
@@ -427,18 +428,24 @@ def _next_attempt_text(attempt_facts: AttemptFacts) -> str:
 
 
 def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
-    """Submit another job for the same run."""
+    """Leave the run to the next job of its chain, or submit another job for it."""
     from hpcddp.submission.resume import submit_continuation
 
-    run = attempt_facts.attempt.run
-    try:
-        submission = submit_continuation(run, environment=attempt_facts.environment)
-    except HpcddpError as error:
-        return _stop(attempt_facts, Action(kind=ActionKind.STOP, exit_code=action.exit_code, why=error.message), code)
+    if attempt_facts.later_jobs:
+        by = "chain"
+        job_id = attempt_facts.later_jobs[0]
+        next_step = f"The next job of the chain goes on, job {job_id}"
+    else:
+        by = "hpcddp"
+        try:
+            job_id = submit_continuation(attempt_facts.attempt.run, environment=attempt_facts.environment).job_id
+        except HpcddpError as error:
+            return _stop(attempt_facts, replace(action, kind=ActionKind.STOP, why=error.message), code)
+        next_step = f"Job {job_id} was submitted"
     cause = str(attempt_facts.counted_cause)
     _append_stop(attempt_facts)
-    _append(attempt_facts, "requeue", _why(attempt_facts), cause=cause, job_id=submission.job_id, by="hpcddp")
-    next_step = f"Job {submission.job_id} was submitted, and {_next_attempt_text(attempt_facts)}."
+    _append(attempt_facts, "requeue", _why(attempt_facts), cause=cause, job_id=job_id, by=by)
+    next_step = f"{next_step}, and {_next_attempt_text(attempt_facts)}."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 
 

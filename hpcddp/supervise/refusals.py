@@ -7,13 +7,14 @@ function here is a reason not to train then.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final, NoReturn
 
 from hpcddp.errors import HpcddpError, printable, write_message
 from hpcddp.jobfile.job import JobSpec
+from hpcddp.processes import wait_until
 from hpcddp.run.code import CodeError, changes_sentence, changes_since, read_code, read_copy
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import Event, append_event, newest_saved_step, read_events
@@ -32,6 +33,7 @@ from hpcddp.stop.reasons import Cause, ExitCode
 # Quotas are raised, and old files removed, by a person; nodes are not held for longer than that.
 PATIENCE_S: Final = 600.0
 """How long a start waits for space on a full disk, or for a run directory that is away, in seconds."""
+_POLL_S: Final = 2.0
 # A cancelled job has ended after KillWait (slurm.conf(5)), which is 30 s by default. Later requeues are a person's.
 _REQUEUE_OF_PROGRAM_S: Final = 90.0
 
@@ -81,18 +83,22 @@ def refuse_being_requeued(job_id: str | None, job: Mapping[str, str] | None) -> 
         raise BeingRequeuedError(f"Slurm already ends this start of job {job_id}, and starts the job again")
 
 
-def refuse_second_job(run: RunDirectory, previous: Start | None, start: Start) -> None:
-    """Refuse a job whose run directory belongs to another job.
+def refuse_second_job(run: RunDirectory, previous: Start | None, start: Start, chain: Collection[str] = ()) -> None:
+    """Refuse a job whose run directory belongs to another job; wait for the job before it in its chain.
+
+    A singleton starts when the job before it is over its time limit, whose script may still end on another node.
 
     Args:
         previous: the start of its newest attempt; None before the first.
+        chain: the jobs of the chain that the job is one of; empty without one.
 
     Raises:
         RunDirectoryError: names the other job.
     """
     previous_is_alive = False
     if previous is not None and previous.job_id != start.job_id:
-        previous_is_alive = _is_alive(run, previous)
+        patience_s = PATIENCE_S if previous.job_id in chain else 0.0
+        previous_is_alive = not wait_until(lambda: not _is_alive(run, previous), timeout_s=patience_s, poll_s=_POLL_S)
     # A job that was refused once stays refused: after a requeue it would look like a requeue of the run's own job.
     refusal = read_record(run.refusal(start.job_id), Refusal)
     why = conflict(previous, start, previous_alive=previous_is_alive) if refusal is None else refusal.why
