@@ -74,7 +74,8 @@ def _requeue_text(event: Event) -> str:
     cause = _CAUSES_IN_HISTORY.get(str(event.cause), event.cause)
     if event.by == "user":
         cause = "its user requested it"
-    text = f"attempt {event.attempt} stopped{_step_text(event)}, to be requeued: {cause}"
+    next_step = "the next job of its chain goes on" if event.by == "chain" else "to be requeued"
+    text = f"attempt {event.attempt} stopped{_step_text(event)}, {next_step}: {cause}"
     if event.facts.get("killed") is True:
         text += "; Slurm killed its tasks, which had not ended"
     return text + _error_text(event)

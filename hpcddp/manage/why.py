@@ -28,6 +28,7 @@ from hpcddp.run.events import newest_saved_step
 from hpcddp.run.failure import failure_sentence, ranks_without_record, read_failures, rest_of_message
 from hpcddp.run.files import is_empty, read_tail
 from hpcddp.run.find import run_of_job
+from hpcddp.run.job_records import chain_of
 from hpcddp.run.moved import moved_from
 from hpcddp.run.record import RecordError
 from hpcddp.run.result import Result, resume_command
@@ -404,6 +405,8 @@ def _why_without_result(status: RunStatus) -> str:
         why = "the run has left no result"
         if files.of_attempt("requeue"):
             why = "its script ended while slurmctld was down, and so its requeue was lost"
+            if chain_of(status.run):
+                why = "no job of its chain is left to go on"
         return f"Slurm says that job {job.job_id} is {job.state}, and {why}"
     job_id = files.job.job_id if files.job else None
     if files.job is not None and files.job.local:

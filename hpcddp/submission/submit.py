@@ -145,11 +145,13 @@ def prepare(request: SubmitRequest) -> PreparedJob:
         HpcddpError: the job cannot run, or cannot be rendered.
     """
     request_of_script = request
-    if request.chain is not None and (request.elements or request.cluster != "slurm"):
+    if request.chain is not None and request.elements:
         raise SubmissionError(
-            "--chain submits several jobs to Slurm that go on with one run, and this is a sweep, or runs on this "
-            "machine; leave it out, or choose one run with --set sweep=null, or --cluster slurm"
+            "--chain goes on with one run, and this job is a sweep of several; submit its elements one by one, with "
+            "--set sweep=null, and --set for the values"
         )
+    if request.chain is not None and request.cluster != "slurm":
+        raise SubmissionError("--chain submits jobs to Slurm, and this one runs here; leave it out")
     notes = check_submittable(request)
     if len(request.elements) == 1:
         notes += ("the sweep makes one run, because each key has one value; write several, as in 0.1,0.2 or 0..4",)

@@ -434,7 +434,7 @@ def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
     if attempt_facts.later_jobs:
         by = "chain"
         job_id = attempt_facts.later_jobs[0]
-        next_step = f"The next job of the chain goes on, job {job_id}"
+        next_step = f"Job {job_id}, the next of its chain, goes on"
     else:
         by = "hpcddp"
         try:

@@ -77,6 +77,17 @@ def test_it_says_what_it_found_what_it_wrote_and_what_is_next(run: Run) -> None:
     assert run("render", "job.yaml")[0].startswith("#!/bin/bash\n#SBATCH --job-name=first-job\n")
 
 
+def test_a_site_that_requeues_nothing_by_default_is_named(programs: Path, run: Run, golden: GoldenMessages) -> None:
+    command(
+        programs,
+        "scontrol",
+        f"case $* in *config) sed 's/^JobRequeue .*/JobRequeue = 0/' {RECORDED}/22.05-config.txt;; "
+        f"*) cat {RECORDED}/22.05-partitions.txt;; esac",
+    )
+    (line,) = [line for line in run("init")[0].splitlines() if line.startswith("requeue")]
+    assert golden.message(line).endswith("hpcddp submit --chain N")
+
+
 def test_a_profile_that_is_there_is_replaced_only_by_force(programs: Path, run: Run, golden: GoldenMessages) -> None:
     run("init")
     PROFILE.write_text("# mine\n")
