@@ -294,7 +294,7 @@ def test_the_index_is_never_the_truth(runs: list[RunDirectory], tmp_path: Path) 
     assert sorted(run.run_id for run in indexed_runs()) == sorted(IDS[1:])
     with pytest.raises(NoRunError, match=f"the run {runs[0].path} does not exist any more") as gone:
         find_run(IDS[0], tmp_path / "elsewhere")
-    queue = f"squeue --me --name={runs[0].path.parent.name}"
+    queue = f"squeue --me --name=digits,digits-{IDS[0]}"
     assert f"if its job still waits or runs, end it with scancel ID ({queue} shows the id)" in gone.value.message
     with pytest.raises(NoRunError, match="matches '1121', and it is not"):
         find_run("1121", tmp_path / "elsewhere")
