@@ -320,9 +320,6 @@ class Requeue(Section):
         "of a GPU (Xid, ECC), or were twice the first to fail. On such a node the tasks are not started again in the "
         "same job: it is requeued.",
     )
-    allow_continuation: bool = Field(
-        default=False, description="Whether a new job may continue the run where requeue is forbidden."
-    )
 
     @property
     def left_to_slurm(self) -> bool:

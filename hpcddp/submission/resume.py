@@ -31,12 +31,10 @@ from hpcddp.run.ownership import check_run_directory, is_alive, refuse_another_t
 from hpcddp.run.record import LARGEST_RECORD, RecordError
 from hpcddp.run.result import has_finished, resume_command
 from hpcddp.run.sweep import Sweep, index_of, read_sweep, sweep_of
-from hpcddp.slurm.job import ENDED_STATES, slurm_job_id, wait_for_answer
-from hpcddp.slurm.job_environment import NO_DEPENDENCY, submitters_umask
+from hpcddp.slurm.job import ENDED_STATES, wait_for_answer
 from hpcddp.submission.changes import consequences, total_steps
 from hpcddp.submission.code import SubmissionCode, code_of_resumption, remove_unused_copies
 from hpcddp.submission.interrupts import interruptible, tells_interruption, uninterrupted
-from hpcddp.submission.render import render_script
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.source import record_source
 from hpcddp.submission.submit import (
@@ -82,28 +80,6 @@ def resume_locked(run: RunDirectory, request: SubmitRequest, *, takes_code: bool
         job = replace(job, notes=(*job.notes, *notes_of_code))
         submission = _submit_again(run, job, changes=resumption.changes)
     return replace(submission, consequences=resumption.consequences)
-
-
-def submit_continuation(run: RunDirectory, *, environment: Mapping[str, str]) -> Submission:
-    """Submit the run again from within its job, which is about to end; the budgets are not reset.
-
-    ``environment`` is that of the batch script.
-
-    Raises:
-        HpcddpError: the run was submitted by hand, or Slurm refused it.
-    """
-    request = request_to_resume(run, environment=environment)
-    # The run belongs to this job until the job has ended.
-    dependency = NO_DEPENDENCY.also(f"afterany:{slurm_job_id(environment)}")
-    request = replace(request, job=_job_to_continue_with(run, request.job), dependency=dependency)
-    job = PreparedJob(request=request, script=render_script(request).text, notes=())
-    # The next job inherits the umask of sbatch.
-    with (
-        uninterrupted(submitted_all_the_same(run)),
-        submitters_umask(environment),
-        restored_on_error(*_files_of(run)),
-    ):
-        return _submit_again(run, job)
 
 
 @contextmanager

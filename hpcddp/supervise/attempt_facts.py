@@ -153,7 +153,6 @@ class AttemptFacts:
             requested=self.is_requeue_requested,
             why_without_progress=no_progress_text,
             why_used_up=used_up_text,
-            allow_continuation=requeue.allow_continuation,
         )
 
     def _must_leave_failing_node(self, events: Sequence[Event]) -> bool:

@@ -28,7 +28,7 @@ class ActionKind(StrEnum):
     LEAVE_TO_SLURM = "leave_to_slurm"
     """Slurm has requeued the job already; only set an earlier StartTime."""
     CONTINUE = "continue"
-    """Leave the run to another job: the next of its chain, or one that is submitted now."""
+    """Leave the run to the next job of its chain."""
     STOP = "stop"
     """End the run where it can be resumed manually."""
     CANCEL = "cancel"
@@ -55,7 +55,6 @@ class EndFacts:
         requested: whether the run's user has requested a requeue; no budget counts that.
         why_without_progress: why a run without progress must end, or None.
         why_used_up: which budget is used up, or None.
-        allow_continuation: whether another job may continue the run where requeue is forbidden.
     """
 
     cause: Cause
@@ -71,7 +70,6 @@ class EndFacts:
     requested: bool = False
     why_without_progress: str | None = None
     why_used_up: str | None = None
-    allow_continuation: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +148,5 @@ def _end_without_slurm(facts: EndFacts) -> Action:
 def _requeue_by_slurm(facts: EndFacts) -> Action:
     if facts.requeue_allowed:
         return Action(kind=ActionKind.REQUEUE, exit_code=ExitCode.STOPPED)
-    if facts.allow_continuation:
-        return Action(kind=ActionKind.CONTINUE, exit_code=ExitCode.STOPPED)
-    why = "Slurm is not allowed to requeue it (Requeue=0)"
+    why = "Slurm is not allowed to requeue it (Requeue=0); a chain of jobs needs no requeue (hpcddp submit --chain N)"
     return Action(kind=ActionKind.STOP, exit_code=ExitCode.STOPPED, why=why)

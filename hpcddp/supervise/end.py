@@ -9,7 +9,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
-from hpcddp.errors import HpcddpError, write_message
+from hpcddp.errors import write_message
 from hpcddp.run.code import CodeError
 from hpcddp.run.directory import AttemptDirectory, RunDirectory
 from hpcddp.run.events import (
@@ -388,9 +388,10 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, resul
         return _leave(attempt_facts, action, code, by=by)
     if result.outcome is RequeueOutcome.CANCELLED:
         return _cancel(attempt_facts, _CANCELLED, code)
-    if result.outcome is RequeueOutcome.REFUSED and requeue.allow_continuation:
-        return _continue(attempt_facts, action, code)
-    return _stop(attempt_facts, Action(kind=ActionKind.STOP, exit_code=action.exit_code, why=result.why), code)
+    why = result.why
+    if result.outcome is not RequeueOutcome.UNREACHABLE:
+        why = f"{why}; a chain of jobs needs no requeue (hpcddp submit --chain N)"
+    return _stop(attempt_facts, replace(action, kind=ActionKind.STOP, why=why), code)
 
 
 def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -> Ending:
@@ -427,25 +428,13 @@ def _next_attempt_text(attempt_facts: AttemptFacts) -> str:
     return "the program starts again"
 
 
-def _continue(attempt_facts: AttemptFacts, action: Action, code: int) -> Ending:
-    """Leave the run to the next job of its chain, or submit another job for it."""
-    from hpcddp.submission.resume import submit_continuation
-
-    if attempt_facts.later_jobs:
-        by = "chain"
-        job_id = attempt_facts.later_jobs[0]
-        next_step = f"Job {job_id}, the next of its chain, goes on"
-    else:
-        by = "hpcddp"
-        try:
-            job_id = submit_continuation(attempt_facts.attempt.run, environment=attempt_facts.environment).job_id
-        except HpcddpError as error:
-            return _stop(attempt_facts, replace(action, kind=ActionKind.STOP, why=error.message), code)
-        next_step = f"Job {job_id} was submitted"
+def _continue(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
+    """Leave the run to the next job of its chain."""
+    job_id = (attempt_facts.later_jobs or ("",))[0]
     cause = str(attempt_facts.counted_cause)
     _append_stop(attempt_facts)
-    _append(attempt_facts, "requeue", _why(attempt_facts), cause=cause, job_id=job_id, by=by)
-    next_step = f"{next_step}, and {_next_attempt_text(attempt_facts)}."
+    _append(attempt_facts, "requeue", _why(attempt_facts), cause=cause, job_id=job_id, by="chain")
+    next_step = f"Job {job_id}, the next of its chain, goes on, and {_next_attempt_text(attempt_facts)}."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 
 

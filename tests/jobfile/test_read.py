@@ -92,7 +92,6 @@ requeue:
   max_attempts_without_progress: 2
   expedite: true
   avoid_failed_nodes: false
-  allow_continuation: false
 launch: {rendezvous_timeout: 5min, hang_timeout: 5min}
 sweep: null
 """

@@ -66,7 +66,7 @@ def test_a_job_of_a_chain_asks_for_no_requeue_and_names_the_next(
 def test_the_last_job_of_a_chain_says_so_and_what_to_type(
     tmp_path: Path, slurm: FakeSlurm, golden: GoldenMessages
 ) -> None:
-    scenario = chained(tmp_path, "6", "7", more="requeue: {causes: [time_limit], allow_continuation: true}\n")
+    scenario = chained(tmp_path, "6", "7", more="requeue: {causes: [time_limit]}\n")
     scenario.stop(reason=StopReason.WARNED, cause="time_limit")
     ending = scenario.end()
     assert (ending.exit_code, slurm.calls) == (75, [])

@@ -76,18 +76,6 @@ ROWS: list[tuple[str, dict[str, Any], ActionKind, int]] = [
     ),
     ("a cause that is not named", {"cause": Cause.TIME_LIMIT, "causes": frozenset()}, ActionKind.STOP, 75),
     ("requeue is forbidden", {"cause": Cause.PREEMPTION, "requeue_allowed": False}, ActionKind.STOP, 75),
-    (
-        "requeue is forbidden, continuation allowed",
-        {"cause": Cause.PREEMPTION, "requeue_allowed": False, "allow_continuation": True},
-        ActionKind.CONTINUE,
-        75,
-    ),
-    (
-        "a cause that is not named is not continued either",
-        {"cause": Cause.PREEMPTION, "requeue_allowed": False, "allow_continuation": True, "causes": frozenset()},
-        ActionKind.STOP,
-        75,
-    ),
     ("a chain with a job left", {"cause": Cause.TIME_LIMIT, "later_jobs": ["8"]}, ActionKind.CONTINUE, 75),
     (
         "a chain goes on after a cause that is not named",
@@ -96,12 +84,6 @@ ROWS: list[tuple[str, dict[str, Any], ActionKind, int]] = [
         75,
     ),
     ("the last job of a chain", {"cause": Cause.TIME_LIMIT, "later_jobs": []}, ActionKind.STOP, 75),
-    (
-        "the last job of a chain, continuation allowed",
-        {"cause": Cause.PREEMPTION, "later_jobs": [], "allow_continuation": True},
-        ActionKind.STOP,
-        75,
-    ),
     (
         "a chain whose user requested a requeue",
         {"cause": Cause.REQUEUED, "later_jobs": ["8"], "requested": True},
@@ -140,9 +122,7 @@ def test_whatever_happened_a_user_error_is_never_requeued(cause: Cause) -> None:
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("requeue_allowed", [True, False])
 def test_a_finished_run_is_left_alone_whatever_happened(cause: Cause, *, requeue_allowed: bool) -> None:
-    facts = EndFacts(
-        cause=cause, finished=True, error_code=70, requeue_allowed=requeue_allowed, allow_continuation=True
-    )
+    facts = EndFacts(cause=cause, finished=True, error_code=70, requeue_allowed=requeue_allowed)
     assert decide(facts) == Action(kind=ActionKind.FINISH, exit_code=0)
 
 

@@ -155,12 +155,10 @@ def write_log(scenario: Scenario, *notices: str) -> None:
     scenario.attempt.run.batch_log.write_text(beginning(scenario.attempt) + "".join(notices))
 
 
-@pytest.mark.parametrize("more", ["", "requeue: {allow_continuation: true}\n"])
 @pytest.mark.parametrize(("requeue", "why"), [("1", ""), ("0", " DUE to SIGNAL Terminated")])
 def test_a_job_cancelled_in_the_grace_time_of_a_preemption_is_cancelled(
-    tmp_path: Path, slurm: FakeSlurm, more: str, requeue: str, why: str
+    scenario: Scenario, slurm: FakeSlurm, requeue: str, why: str
 ) -> None:
-    scenario = Scenario(tmp_path, SLURM, more)
     scenario.stop()
     slurm.become("COMPLETING", Requeue=requeue, **PREEMPTED)
     # The preemption told the step, the cancel the whole job.
@@ -408,22 +406,6 @@ def test_where_requeue_is_forbidden_the_command_that_continues_is_told(
     assert_facts(text, "not allowed to requeue it (Requeue=0)", f"To resume: {scenario.resume}")
 
 
-def test_where_requeue_is_forbidden_another_job_continues_if_that_is_allowed(
-    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
-) -> None:
-    scenario = Scenario(tmp_path, SLURM, "requeue: {allow_continuation: true}\n")
-
-    class Submitted:
-        job_id = "8"
-
-    monkeypatch.setattr("hpcddp.submission.resume.submit_continuation", lambda *_, **__: Submitted())
-    slurm.become("RUNNING", Requeue="0", **PREEMPTED)
-    scenario.stop()
-    ending = scenario.end()
-    assert (ending.exit_code, slurm.start_times, slurm.calls) == (75, [], [])
-    assert_facts(golden.message(ending.text), "Job 8 was submitted", "resumes from that step")
-
-
 def test_without_scontrol_the_run_is_marked_and_the_command_is_told(
     scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
 ) -> None:
@@ -657,12 +639,9 @@ def test_a_step_that_could_not_be_saved_says_what_there_is(
     assert_facts(text, "step 12 could not be saved", "checkpoint is of step 9", "Slurm runs")
 
 
-@pytest.mark.parametrize("more", ["", "requeue: {allow_continuation: true}\n"])
 def test_a_requeue_whose_answer_came_too_late_is_seen(
-    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, more: str
+    scenario: Scenario, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scenario = Scenario(tmp_path, SLURM, more)
-
     def requeue(job_id: str) -> None:
         slurm.calls.append(f"requeue {job_id}")
         if len(slurm.calls) == 1:
