@@ -308,7 +308,7 @@ def requeue(status: RunStatus, commands: RequeueCommands, *, sleep: Callable[[fl
     run = status.run
     job_id = _live_job(status)
     spec = read_job_file(run)
-    if spec.requeue.left_to_slurm and not commands.may_requeue(job_id):
+    if (spec.requeue.left_to_slurm or chain_of(run)) and not commands.may_requeue(job_id):
         raise RequeueError(
             f"Slurm is not allowed to requeue job {job_id}; end the run with hpcddp cancel {run.run_id}, then resume "
             f"it with {resume_command(run)}"

@@ -21,7 +21,7 @@ from hpcddp.run.directory import RunDirectory
 from hpcddp.run.files import exists, write_text
 from hpcddp.run.find import add_to_index
 from hpcddp.run.job_file import read_job_file, write_exported_values
-from hpcddp.run.job_records import Change, SubmissionRecord, read_submission, write_submission_record
+from hpcddp.run.job_records import Change, SubmissionRecord, chain_of, read_submission, write_submission_record
 from hpcddp.run.ownership import group_writable_warnings, make_private_directory
 from hpcddp.run.sweep import Sweep, element_id, index_of, sweep_of
 from hpcddp.sandbox.request import default_directory
@@ -235,6 +235,9 @@ class Submission:
             "dropped_environment": list(self.dropped),
             "warnings": self.warnings,
         }
+        chain = chain_of(self.run)
+        if chain:
+            document["chain"] = list(chain)
         if self.consequences:
             document["changes"] = list(self.consequences)
         return document

@@ -16,7 +16,7 @@ from hpcddp.run.find import NoRunError, add_to_index, find_run
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.slurm.job import State
 from tests.manage.runs import NOON, FakeRun, make, queued
-from tests.manage.test_cancel_and_requeue import Slurm, running
+from tests.manage.test_cancel_and_requeue import ONLY_TIME, TRAINING, Slurm, running
 from tests.messages import GoldenMessages
 
 BEHIND = queued("9", "PENDING", reason="Dependency", dependency="singleton(unfulfilled)")
@@ -80,8 +80,9 @@ def test_a_cancel_ends_what_is_left_of_a_chain(tmp_path: Path, golden: GoldenMes
     assert slurm.calls == [every_job] * 3
 
 
-def test_a_job_of_a_chain_is_not_requeued(tmp_path: Path, golden: GoldenMessages) -> None:
-    made, slurm = running(tmp_path).submitted("7", chain=("7", "8")), Slurm(allowed=False)
+@pytest.mark.parametrize("more", ["", ONLY_TIME], ids=["left to Slurm", "not left to Slurm"])
+def test_a_job_of_a_chain_is_not_requeued(tmp_path: Path, golden: GoldenMessages, more: str) -> None:
+    made, slurm = running(tmp_path, TRAINING + more).submitted("7", chain=("7", "8")), Slurm(allowed=False)
     with pytest.raises(RequeueError) as caught:
         requeue(look(made, queued("7"), queued("8", "PENDING")), slurm.commands)
     golden.message(caught.value)

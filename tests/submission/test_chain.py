@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,9 @@ def test_the_jobs_of_a_chain_are_printed(
 ) -> None:
     assert call(slurm, monkeypatch, "--chain", "2") == 0
     assert "job id         101, 102  (job on slurm)\n" in capsys.readouterr().out
+    assert call(slurm, monkeypatch, "--chain", "2", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["job_id"], document["chain"]) == ("103", ["103", "104"])
 
 
 @pytest.mark.parametrize("words", [("--chain", "3", "--follow"), ("--chain", "1")], ids=["followed", "of one"])
