@@ -58,7 +58,7 @@ def cancel(status: RunStatus, *, end: End) -> str:
     """
     job = status.files.job
     # All jobs that are left, whichever those are.
-    chain = [f"--name={status.run.name_of_chain}"] if chain_of(status.run) else []
+    chain = [f"--name={job.chain_name}"] if job is not None and job.chain else []
     if not status.files.is_job_known and status.files.result is None:
         raise DamagedRunError(f"nothing was cancelled: {status.files.damaged[0]}")
     has_ended = not status.state.is_alive and status.state is not State.UNKNOWN

@@ -35,6 +35,7 @@ class Job:
         submitted: when the run was submitted, in seconds since the epoch; None if by hand.
         start: the start of the newest attempt if this job, or one before it in its chain, has begun it, else None.
         chain: the ids of all jobs of its chain, in their order; empty for one job.
+        chain_name: their name in Slurm, which a move of the run directory does not change.
         host: the submitting host; None if by hand, and for an element that begins in the job of its sweep.
     """
 
@@ -43,6 +44,7 @@ class Job:
     submitted: float | None = None
     start: Start | None = None
     chain: tuple[str, ...] = ()
+    chain_name: str = ""
     host: str | None = None
 
     @property
@@ -249,6 +251,7 @@ def _newest_job(submission: SubmissionRecord | None, start: Start | None) -> Job
         submitted=submission.time,
         start=start_of_submission,
         chain=submission.chain,
+        chain_name=RunDirectory(Path(submission.run_dir)).name_of_chain,
         host=submission.host,
     )
 

@@ -12,6 +12,7 @@ from hpcddp.manage.control import RequeueError, cancel, requeue
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.manage.why import explain
+from hpcddp.run.directory import RunDirectory
 from hpcddp.run.find import NoRunError, add_to_index, find_run
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.slurm.job import State
@@ -78,6 +79,13 @@ def test_a_cancel_ends_what_is_left_of_a_chain(tmp_path: Path, golden: GoldenMes
     # The others would wait for nodes, and end at once.
     golden.message(cancel(look(made), end=slurm.end))
     assert slurm.calls == [every_job] * 3
+
+
+def test_a_chain_is_cancelled_by_the_name_that_it_was_submitted_with(made: FakeRun, tmp_path: Path) -> None:
+    slurm = Slurm()
+    moved = FakeRun(RunDirectory(made.run.path.rename(tmp_path / "moved")))
+    cancel(look(moved, queued("7", "PENDING")), end=slurm.end)
+    assert slurm.calls == ["end ['--name=digits-run-1']"]
 
 
 @pytest.mark.parametrize("more", ["", ONLY_TIME], ids=["left to Slurm", "not left to Slurm"])
