@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from hpcddp.jobfile.cluster import ClusterFacts
@@ -38,8 +39,10 @@ def find_gpu_request(facts: ClusterFacts, choice: Choice, environment: Mapping[s
         try:
             commands.test_script("#!/bin/sh\n", environment=inherited, options=[*options, *request])
         except commands.SlurmCommandError as error:
-            # Without an answer, and where the user may have no GPUs, the form is not known to be the reason.
-            if isinstance(error, commands.SlurmUnavailableError) or "policy" in error.message:
+            # Without an answer, and where slurmctld has a reason of its own (limits of an account, no node in service),
+            # the form is not the reason: for slurmctld all forms are one. A plugin's refusal has no sentence of Slurm.
+            slurms_own = re.search("allocation failure: (?!Unspecified error)", error.message)
+            if isinstance(error, commands.SlurmUnavailableError) or slurms_own:
                 return None
             refused += request
         else:

@@ -213,6 +213,7 @@ def test_a_controller_that_is_away_is_one_sentence(programs: Path, run: Run, gol
 
 
 REFUSED = "echo 'sbatch: error: not here' >&2; exit 1"
+FAILURE = "echo 'allocation failure:"
 
 
 @pytest.mark.parametrize(
@@ -222,16 +223,23 @@ REFUSED = "echo 'sbatch: error: not here' >&2; exit 1"
         (f"*--gres=*) {REFUSED};;", "NO", "gpus-per-node", "sbatch refuses --gres=gpu:1"),
         (f"*--gpus-per-node=*) {REFUSED};;", "EXCLUSIVE", None, ""),
         (f"*--g*) {REFUSED};;", "EXCLUSIVE", "none", "sbatch refuses --gres=gpu:1 and --gpus-per-node=1"),
+        (
+            f"*--g*) echo 'sbatch: error: no GPUs, please'; {FAILURE} Unspecified error' >&2; exit 1;;",
+            "EXCLUSIVE",
+            "none",
+            "sbatch refuses --gres=gpu:1 and --gpus-per-node=1",
+        ),
         # Without a request a job would get no GPU.
         (f"*--g*) {REFUSED};;", "NO", None, ""),
         # What follows says nothing of the form of the request.
         (f"*) {REFUSED};;", "EXCLUSIVE", None, ""),
         (
-            "*--g*) echo 'Job violates accounting/QOS policy (job submit limit, ...)' >&2; exit 1;;",
+            f"*--g*) {FAILURE} Job violates accounting/QOS policy (job submit limit, ...)' >&2; exit 1;;",
             "EXCLUSIVE",
             None,
             "",
         ),
+        (f"*--gres*) {FAILURE} Required node not available (down, drained or reserved)' >&2; exit 1;;", "NO", None, ""),
         ("*--g*) echo 'Unable to contact slurm controller' >&2; exit 1;;", "EXCLUSIVE", None, ""),
     ],
 )
