@@ -201,11 +201,11 @@ def _with_plain_values(text: str, script: str) -> str:
     """Return the value of a flag with the variables in it that the script assigns once, as CPU masks often are."""
 
     def value_of(variable: re.Match[str]) -> str:
-        lines = re.findall(rf".*\b{variable[1]}=.*", script)
+        lines = re.findall(rf".*\b{variable[1] or variable[2]}\+?=.*", script)
         plain = re.fullmatch(r"(?:export )?\w+=([\"']?)([\w.,:/=-]+)\1[ \t]*", "\n".join(lines))
         return plain[2] if plain else variable[0]
 
-    return re.sub(r"\$\{?(\w+)\}?", value_of, text)
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", value_of, text)
 
 
 def _take_srun_flags(launch: Launch, script: str, surroundings: Surroundings) -> None:
@@ -215,7 +215,7 @@ def _take_srun_flags(launch: Launch, script: str, surroundings: Surroundings) ->
     for written in launch.srun:
         flag = replace(written, value=written.value and _with_plain_values(written.value, script))
         text = f"srun {flag_text(flag)}"
-        is_expanded = "$" in (flag.value or "")
+        is_expanded = re.search("[$`]", flag.value or "") is not None
         is_of_hpcddp = flag.name in REFUSED_FLAGS_OF_SRUN and not flag.name.startswith("container-")
         if flag.name == "chdir" and flag.value:
             draft.tell(line, text, "setup line", "environment.setup; a line changes the directory")

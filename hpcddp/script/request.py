@@ -97,6 +97,7 @@ class Counts:
         cpus_per_task: CPUs of each Slurm task.
         gpus_per_node: GPUs on each node.
         gpu_type: their kind; None if it is not given.
+        gpu_request: how sbatch is asked for them.
         is_uneven: whether a number for all nodes does not say what each node has.
     """
 
@@ -105,6 +106,7 @@ class Counts:
     cpus_per_task: int
     gpus_per_node: int
     gpu_type: str | None
+    gpu_request: str
     is_uneven: bool
 
 
@@ -170,8 +172,12 @@ def read_counts(flags: Mapping[str, Flag], launch: Launch) -> Counts:
         tasks_per_node = max(1, tasks // nodes)
         is_uneven = is_uneven or tasks % nodes > 0
     tasks_per_node = tasks_per_node or 1
-    # Where a site gives whole nodes, srun alone may ask for GPUs.
-    gpus_per_node, gpu_type = _read_gpus({**flags_of_srun, **flags}, nodes=nodes, tasks_per_node=tasks_per_node)
+    gpu_request = "gpus-per-node" if "gpus-per-node" in flags else "gres"
+    gpus_per_node, gpu_type = _read_gpus(flags, nodes=nodes, tasks_per_node=tasks_per_node)
+    if not gpus_per_node:
+        # Where a site gives whole nodes, srun alone may ask for GPUs.
+        gpu_request = "none"
+        gpus_per_node, _ = _read_gpus(flags_of_srun, nodes=nodes, tasks_per_node=tasks_per_node)
     cpus_per_task = number("cpus-per-task")
     if cpus_per_task is None:
         cpus_per_task = max(1, (number("cpus-per-gpu") or 0) * max(gpus_per_node, 1) // tasks_per_node)
@@ -181,6 +187,7 @@ def read_counts(flags: Mapping[str, Flag], launch: Launch) -> Counts:
         cpus_per_task=cpus_per_task,
         gpus_per_node=gpus_per_node,
         gpu_type=gpu_type,
+        gpu_request=gpu_request,
         is_uneven=is_uneven,
     )
 
@@ -226,8 +233,8 @@ def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated:
     resources: dict[str, object] = {"nodes": nodes}
     if counts.gpus_per_node:
         resources["gpus_per_node"] = counts.gpus_per_node
-        if "gpus-per-node" in flags:
-            resources["gpu_request"] = "gpus-per-node"
+        if counts.gpu_request != "gres":
+            resources["gpu_request"] = counts.gpu_request
     if counts.gpus_per_node and counts.gpu_type is not None:
         resources["gpu_type"] = counts.gpu_type
     if not counts.gpus_per_node and ranks_per_node > 1:

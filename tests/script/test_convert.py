@@ -128,6 +128,8 @@ def test_numbers_are_taken_whatever_states_them(lines: list[str], numbers: tuple
         ("--gpus-per-node=4 --gres=nvme:100", "gpus-per-node"),
         ("--gres=gpu:4", "gres"),
         ("--gpus-per-task=1 --ntasks-per-node=4", "gres"),
+        ("--nodes=2 --ntasks=8\nsrun --gpus-per-task=h100:1 ./a", "none"),
+        ("--gpus=8 --nodes=2\nsrun --gpus-per-task=1 -n 8 ./a", "gres"),
     ],
 )
 def test_gpus_are_requested_as_the_script_does(flags: str, gpu_request: str) -> None:
@@ -429,6 +431,7 @@ def test_each_flag_of_srun_has_a_row(
         (["M=0x1", "M=0x2"], None),
         (["M=0x1", "[ -e x ] && M=0x2"], None),
         (["# M=0x1"], None),
+        (["M=0x1", "M+=,0x2"], None),
         (["M=$(masks)"], None),
         ([], None),
     ],
@@ -437,6 +440,13 @@ def test_a_value_that_the_script_assigns_once_is_that_of_a_flag_of_srun(lines: l
     for variable in ("$M", "${M}"):
         conversion = made_from("\n".join(["#!/bin/bash", *lines, f"srun --cpu-bind=v,mask_cpu:{variable} ./a", ""]))
         assert conversion.job.spec.resources.srun.get("cpu-bind") == value
+
+
+@pytest.mark.parametrize("value", ["${M[0]}", "${M:-cores}", "${M%,*}", "${#M}", "`masks`"])
+def test_what_a_shell_makes_of_a_variable_is_to_do(value: str) -> None:
+    conversion = made_from(f"#!/bin/bash\nM=0x1\nsrun --cpu-bind=mask_cpu:{value} ./a\n")
+    assert conversion.job.spec.resources.srun == {}
+    assert row_of(conversion, f"srun --cpu-bind=mask_cpu:{value}").outcome == "to do"
 
 
 def test_environments_are_fields_unless_a_setup_line_comes_first() -> None:
