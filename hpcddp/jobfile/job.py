@@ -273,7 +273,7 @@ def find_key(path: Path) -> KeyType | None:
     if len(fields) == len(path):
         return key_type
     if key_type.kind is ValueKind.MAPPING:
-        return KeyType(kind=ValueKind.ENTRY, nullable=True)
+        return KeyType(kind=ValueKind.ENTRY, nullable=False)
     return None
 
 

@@ -35,13 +35,16 @@ class MergedValues:
         self.leaves: dict[Path, tuple[Any, Source]] = {}
 
     def merge(self, values: Mapping[str, Any], source: Source, above: Path = ()) -> None:
-        """Merge a mapping: sections and mappings are merged key by key, all else is replaced."""
+        """Merge a mapping: sections and mappings are merged key by key, all else is replaced, by null taken away."""
         for key, item in values.items():
             path = (*above, key)
             key_type = find_key(path)
             value = item
-            if item is None and key_type is not None and not key_type.nullable and key_type.kind in _EMPTY:
-                value = _EMPTY[key_type.kind]()
+            if item is None and key_type is not None and not key_type.nullable:
+                if key_type.kind in _EMPTY:
+                    value = _EMPTY[key_type.kind]()
+                elif path in self.leaves:
+                    value = _REMOVED
             if isinstance(value, dict) and key_type is not None and _EMPTY.get(key_type.kind) is dict:
                 self.leaves[path] = ({}, source)
                 self.merge(value, source, path)
@@ -57,7 +60,7 @@ class MergedValues:
                 self.leaves[path[:length]] = ({}, source)
         self.drop(path)
         key_type = find_key(path)
-        if value is None and (key_type is None or key_type.kind is ValueKind.ENTRY or not key_type.nullable):
+        if value is None and (key_type is None or not key_type.nullable):
             self.leaves[path] = (_REMOVED, source)
         else:
             self.merge({path[-1]: value}, source, path[:-1])

@@ -51,6 +51,20 @@ def test_null_in_the_job_file_takes_a_value_of_the_profile_away(load: Load, prof
     assert (job.spec.resources.mem, job.origins["resources.mem"]) == (None, "job file")
 
 
+def test_null_takes_the_value_of_a_key_or_of_a_field_that_cannot_be_null_away(load: Load, profile: Write) -> None:
+    profiles = profile("default", "resources: {cpus_per_task: 4, srun: {mpi: pmix, cpu-bind: cores, hint: x}}\n")
+    more = "resources: {cpus_per_task: null, srun: {mpi: null, hint: nomultithread}}\n"
+    resources = load(more, profiles=profiles).spec.resources
+    assert resources.srun == {"cpu-bind": "cores", "hint": "nomultithread"}
+    assert resources.cpus_per_task == 1
+
+
+def test_null_that_takes_nothing_away_is_refused(refuse: Refuse, profile: Write) -> None:
+    profiles = profile("default", "resources: {srun: {mpi: pmix}}\n")
+    (line,) = refuse("resources: {srun: {cpu-bind: null}}\n", profiles=profiles)
+    assert line.startswith("job.yaml:4: resources.srun.cpu-bind: is empty, ")
+
+
 def test_lists_are_replaced_and_open_mappings_merge(load: Load, profile: Write) -> None:
     profiles = profile("default", "environment: {modules: [a], env: {A: '1'}}\ncheckpoint: {every: {steps: 5}}\n")
     spec = load(
