@@ -56,7 +56,6 @@ def render_script(request: SubmitRequest) -> RenderedScript:
     Raises:
         RunIdError: the run id is not valid.
         UnwritableValueError: a value holds what no quoting can carry; its field is named.
-        DirectiveError: ``resources.sbatch`` holds a name that is not a flag.
         TemplateError: the template does not exist or cannot be rendered; file and line are named.
     """
     spec = request.job.spec
@@ -127,6 +126,8 @@ def _template_values(request: SubmitRequest, directives: Sequence[Directive]) ->
         "tasks": tasks,
         "tasks_per_node": spec.tasks_per_node,
         "gpus_per_node": spec.resources.gpus_per_node,
+        # Tasks get no GPUs for which their job has not asked, unless srun asks for them (srun(1), --gres).
+        "gpu_request": spec.resources.gpu_request,
         "cpus_per_task": spec.cpus_per_task,
         "srun_flags": [
             f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in sorted(spec.resources.srun.items())

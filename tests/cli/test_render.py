@@ -243,7 +243,7 @@ def test_a_template_of_ones_own_gets_the_documented_variables(
     own = Path("own.sh.j2")
     own.write_text("#!/bin/bash\n" + "".join(f"{{{{ {name} | string | sh }}}}\n" for name in names))
     output, _ = render(capsysbinary, job, "--template", "./own.sh.j2")
-    assert len(names) == 28
+    assert len(names) == 29
     assert output.splitlines()[1] == "example"
 
 

@@ -77,6 +77,26 @@ def test_the_tasks_are_started_with_the_flags_as_they_are_written(
     assert {f"#SBATCH {directive}" for directive in directives} <= set(script.replace('"', "").splitlines())
 
 
+@pytest.mark.parametrize(
+    ("resources", "words"),
+    [
+        ({"gpu_request": "none"}, ["--gpus-per-node=4"]),
+        ({"gpu_request": "none", "srun": {"gpus-per-task": 1}}, ["--gpus-per-task=1"]),
+        ({"gpu_request": "none", "gpus_per_node": 0, "tasks_per_node": 4}, []),
+        ({"gpu_request": "gpus-per-node"}, []),
+    ],
+)
+def test_srun_asks_for_the_gpus_that_came_with_the_nodes_if_slurm_manages_them(
+    runner: ScriptRunner, resources: dict[str, Any], words: list[str]
+) -> None:
+    script = script_of(runner, resources={"gpus_per_node": 4, **resources})
+    assert runner.run(script, SLURM_JOB_GPUS="0,1,2,3") == (0, "")
+    assert [word for word in runner.words("srun") if word.startswith("--gp")] == words
+    if "srun" not in resources:
+        assert runner.run(script) == (0, "")
+        assert "--gp" not in " ".join(runner.words("srun"))
+
+
 def test_the_srun_that_copies_the_data_and_a_run_on_this_machine_have_none_of_them(runner: ScriptRunner) -> None:
     resources = {"srun": {"mpi": "pmix"}}
     stage = {"stage": {"source": "/data", "target": "/tmp/data"}}
@@ -91,11 +111,12 @@ def test_the_job_of_a_centres_script_asks_for_the_same(runner: ScriptRunner, cen
     script = parse_script((SCRIPTS / f"{centre}.sbatch").read_text())
     job = convert(script, name=centre, environment={}).job
     text = render_script(request_of(job, python=str(runner.python))).text
-    # Each rank has a log of its own; GPUs are asked for as the site wants it.
-    left_out = {"output", "label", "gpus-per-node"}
+    # Each rank has a log of its own.
+    left_out = {"output", "label"}
     rendered = {flag.name: flag.value for flag in parse_script(text).flags}
     asked = {flag.name: flag.value for flag in script.flags if flag.name not in {*left_out, "time"}}
     assert asked.items() <= rendered.items()
+    assert {"gres", "gpus-per-node"}.isdisjoint(rendered.keys() - asked.keys())
     assert job.spec.resources.gpus_per_node == {"alps": 4}.get(centre, 8)
 
     assert runner.run(text.replace("module load rccl-net-plugin", ":")) == (0, "")
