@@ -79,15 +79,6 @@ def refuse_unwritable(text: str, characters: dict[str, str], *, field: str, plac
         raise UnwritableValueError(f"{field} is {text!r}, which holds {forbidden}; {place} cannot carry it: remove it")
 
 
-_FLAG = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
-
-
-class DirectiveError(UserError):
-    """The job file asks for a directive that is not possible."""
-
-    kind = "directive"
-
-
 @dataclass(frozen=True, slots=True)
 class Directive:
     """One ``#SBATCH --flag=value`` line.
@@ -117,7 +108,6 @@ def directives_for(spec: JobSpec, *, run_id: str | None) -> tuple[Directive, ...
 
     Raises:
         UnwritableValueError: a value has a character that no directive can contain; the message names the field.
-        DirectiveError: a key of ``resources.sbatch`` is not a flag.
     """
     directives = (
         Directive("job-name", spec.name, "name"),
@@ -159,9 +149,10 @@ def _size(spec: JobSpec) -> Iterator[Directive]:
     if resources.gpu_type:
         gpus = f"{resources.gpu_type}:{gpus}"
     gres = [f"{name}:{count}" for name, count in resources.gres.items()]
-    if spec.uses_gpus and resources.gpu_request == "gres":
+    request = resources.gpu_request if spec.uses_gpus else "none"
+    if request == "gres":
         gres.insert(0, f"gpu:{gpus}")
-    elif spec.uses_gpus and resources.gpu_request == "gpus-per-node":
+    elif request == "gpus-per-node":
         yield Directive("gpus-per-node", gpus, "resources.gpus_per_node")
     if gres:
         yield Directive("gres", ",".join(gres), "resources.gres")
@@ -179,10 +170,6 @@ def _unchanged(resources: Resources) -> Iterator[Directive]:
 
 def _extras(resources: Resources) -> Iterator[Directive]:
     for flag, value in sorted(resources.sbatch.items()):
-        if _FLAG.fullmatch(flag) is None:
-            raise DirectiveError(
-                f"resources.sbatch holds {flag!r}, which is no flag of sbatch; write a long name as in 'sbatch --help'"
-            )
         yield Directive(flag, None if value is True else str(value), f"resources.sbatch.{flag}")
 
 

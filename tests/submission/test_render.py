@@ -6,7 +6,7 @@ import pytest
 
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob
-from hpcddp.slurm.directives import Directive, DirectiveError, UnwritableValueError, directives_for
+from hpcddp.slurm.directives import Directive, UnwritableValueError, directives_for
 from hpcddp.submission.render import RunIdError, render_script
 from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
@@ -146,16 +146,6 @@ def test_a_word_of_a_command_that_is_not_utf8_is_refused(golden: GoldenMessages)
     message = golden.message(caught.value)
     assert message.startswith("command[1] is 'caf\\udce9', which is not UTF-8 (byte 0xe9); ")
     assert message.endswith(": rename the file, or write the text in UTF-8")
-
-
-def test_a_flag_that_is_none_is_refused(golden: GoldenMessages) -> None:
-    spec = job().spec
-    broken = spec.model_copy(update={"resources": spec.resources.model_copy(update={"sbatch": {"-x y": "1"}})})
-    with pytest.raises(DirectiveError) as caught:
-        directives_for(broken, run_id=None)
-    message = golden.message(caught.value)
-    assert message.startswith("resources.sbatch holds '-x y', ")
-    assert message.endswith(" a long name as in 'sbatch --help'")
 
 
 @pytest.mark.parametrize("run_id", ["", ".", "..", "a/b", "-x", "a b", "a\n", "x" * 65, "é"])
