@@ -80,8 +80,7 @@ FlagValue = Annotated[
 
 
 def _flag_name(name: str, command: str) -> str:
-    refused = refused_because(name, command)
-    if refused is not None:
+    if refused := refused_because(name, command):
         raise refusal(*refused)
     return name
 
@@ -411,7 +410,7 @@ REFUSED_FLAGS: Mapping[str, str] = MappingProxyType(
 REFUSED_FLAGS_OF_SRUN: Mapping[str, str] = MappingProxyType(
     {flag: why for flag, why in REFUSED_FLAGS.items() if flag not in {*_FLAGS_OF_SRUN, "gpus-per-task"}}
     | dict.fromkeys(
-        ("jobid", "kill-on-bad-exit", "label", "multi-prog", "no-allocate", "pty", "unbuffered", "wait"),
+        ("async", "jobid", "kill-on-bad-exit", "label", "multi-prog", "no-allocate", "pty", "unbuffered", "wait"),
         "the script says how the tasks start and where they write; remove it",
     )
     | {

@@ -150,6 +150,13 @@ def test_a_variable_whose_value_a_shell_would_expand_is_told_without_the_value(g
     assert "SCRATCH" not in note
 
 
+def test_a_flag_of_srun_whose_value_a_shell_would_expand_is_told() -> None:
+    srun = {"cpu-bind": "v,mask_cpu:$MASKS", "environment": "~/a.toml", "exact": True, "comment": "5$"}
+    spec = JobSpec.model_validate({"name": "a", "command": ["true"], "resources": {"srun": srun}})
+    (note,) = unexpanded_values(request_of(spec))
+    assert note.startswith("resources.srun.cpu-bind, resources.srun.environment: $NAME ")
+
+
 @pytest.mark.parametrize("words", [("bash", "-c", "$HOME/x"), ("bash", "-lc", "~/x"), ("true", "a~/b", "5$", "$1")])
 def test_what_a_shell_or_nobody_expands_is_not_told(words: tuple[str, ...]) -> None:
     assert unexpanded_notes(*words) == []
