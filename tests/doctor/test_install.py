@@ -26,7 +26,7 @@ from hpcddp.doctor.install import (
 )
 from tests.messages import GoldenMessages
 
-TORCH = {
+TORCH: dict[str, object] = {
     "torch": "2.15.0", "cuda": "13.2", "hip": None, "gpus": 0, "nccl": "2.30.7", "vendor": None, "hiding": {}
 }  # fmt: skip
 # What the version.py of torch's wheels has.
