@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from hpcddp.cli import boundary
 from hpcddp.cli.main import app
-from hpcddp.jobfile.read import load_job
+from hpcddp.jobfile.read import DefaultSettings, load_job
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "design").glob("*.md")))
@@ -91,4 +91,5 @@ def test_the_block_is_what_its_language_says(language: str, text: str) -> None:
         if not {"name", "command", "entrypoint"} & set(job):
             job = {**JOB, **job, "train": {**JOB["train"], **job.get("train", {})}}
         # A profile that the page names is a file of its reader.
-        load_job({key: value for key, value in job.items() if key != "profile"})
+        job = {key: value for key, value in job.items() if key != "profile"}
+        load_job(job, defaults=DefaultSettings(environment={"SCRATCH": "/scratch"}))

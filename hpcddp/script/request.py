@@ -239,7 +239,9 @@ def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated:
         resources["gpu_type"] = counts.gpu_type
     if not counts.gpus_per_node and ranks_per_node > 1:
         resources["tasks_per_node"] = ranks_per_node
-    resources["cpus_per_task"] = cpus_per_rank
+    # Without it, submit says that each GPU has one CPU.
+    if cpus_per_rank > 1 or "cpus-per-task" in flags:
+        resources["cpus_per_task"] = cpus_per_rank
     draft.values = {("resources", name): value for name, value in resources.items()} | draft.values
     _tell_counts(flags, counts, (ranks_per_node, cpus_per_rank), draft)
 

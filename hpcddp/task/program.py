@@ -376,7 +376,9 @@ def _path(spec: JobSpec, inherited: Mapping[str, str], python: Path) -> str:
     """
     path = inherited.get("PATH", "/usr/local/bin:/usr/bin:/bin")
     asked = spec.environment
-    is_prepared = asked.modules or asked.setup or asked.container or "PATH" in asked.env
+    # A plugin of CSCS starts the tasks in a container.
+    has_container = asked.container or "environment" in spec.resources.srun
+    is_prepared = asked.modules or asked.setup or has_container or "PATH" in asked.env
     is_activated = inherited.get("VIRTUAL_ENV") or inherited.get("CONDA_PREFIX")
     if is_prepared or is_activated:
         return f"{path}:{python.parent}"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import load_job
-from hpcddp.script.convert import convert
-from hpcddp.script.launch import launch_of
-from hpcddp.script.parse import parse_script
 from hpcddp.submission.checks import bound_gpus, notes_about
-from hpcddp.submission.render import render_script
 from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
 from tests.submission.script_runner import ScriptRunner, script_of
@@ -22,7 +17,6 @@ MASKS = (
     "mask_cpu:0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,"
     "0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000"
 )
-SCRIPTS = Path(__file__).parents[1] / "script" / "scripts"
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "here"])
@@ -104,26 +98,6 @@ def test_the_srun_that_copies_the_data_and_a_run_on_this_machine_have_none_of_th
     assert runner.run(script_of(runner, launcher="local", resources=resources)) == (0, "")
     assert runner.words("srun") == []
     assert "--mpi" not in str(runner.words("task"))
-
-
-@pytest.mark.parametrize("centre", ["alps", "frontier", "lumi"])
-def test_the_job_of_a_centres_script_asks_for_the_same(runner: ScriptRunner, centre: str) -> None:
-    script = parse_script((SCRIPTS / f"{centre}.sbatch").read_text())
-    job = convert(script, name=centre, environment={}).job
-    text = render_script(request_of(job, python=str(runner.python))).text
-    # Each rank has a log of its own.
-    left_out = {"output", "label"}
-    rendered = {flag.name: flag.value for flag in parse_script(text).flags}
-    asked = {flag.name: flag.value for flag in script.flags if flag.name not in {*left_out, "time"}}
-    assert asked.items() <= rendered.items()
-    assert {"gres", "gpus-per-node"}.isdisjoint(rendered.keys() - asked.keys())
-    assert job.spec.resources.gpus_per_node == {"alps": 4}.get(centre, 8)
-
-    assert runner.run(text.replace("module load rccl-net-plugin", ":")) == (0, "")
-    (launch,) = (launch for launch in map(launch_of, script.commands) if launch.is_step)
-    flags = {flag.name: flag.value for flag in launch.srun if flag.name not in left_out}
-    words = {f"--{name}" if value is None else f"--{name}={value}" for name, value in flags.items()}
-    assert {word.replace("v,mask_cpu:$MASKS", f"v,{MASKS}") for word in words} <= set(runner.words("srun"))
 
 
 def gpu_notes(flags: dict[str, Any], cluster: Cluster = "slurm") -> list[str]:

@@ -52,6 +52,11 @@ def test_python_is_the_jobs_interpreter_unless_the_user_chose_another(
     assert found(inherited={"PATH": "/usr/bin", **inherited}, environment=environment)["PATH"] == path
 
 
+def test_python_is_that_of_the_container_which_a_plugin_of_srun_starts() -> None:
+    sections = {"resources": {"srun": {"environment": "torch.toml"}}}
+    assert found(inherited={"PATH": "/usr/bin"}, sections=sections)["PATH"] == "/usr/bin:/job/bin"
+
+
 def test_the_files_of_the_run_and_the_end_of_the_job_are_named() -> None:
     told = found(inherited={}, end_time=1700000000.4)
     assert {name: told[name] for name in told if name.startswith("HPCDDP_")} == {
