@@ -6,6 +6,7 @@ import ctypes
 import errno
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -251,10 +252,16 @@ def _start_program(
         notice_s=notice_s,
         lead_s=lead_s,
         save_signal=spec.requeue.command_signal,
-        is_launcher=spec.launcher_command is not None,
+        is_launcher=spec.launcher_command is not None or passes_signals_on(command),
         ask_cause=ask_cause,
         on_poll=on_poll,
     )
+
+
+def passes_signals_on(command: Sequence[str]) -> bool:
+    """Return whether a command starts a container, whose starter handles every signal, and passes it on."""
+    pattern = r"(?:.*\bexec |env -C \S+ )?(?:\S*/)?(?:apptainer|singularity) (?:run|exec) "
+    return re.match(pattern, " ".join(command), re.DOTALL) is not None
 
 
 class _Fence:
@@ -439,7 +446,7 @@ class Program:
         notice_s: how long before the end it gets SIGTERM, in seconds; SIGKILL comes after half of it, or later.
         lead_s: the same for a program that saves at SIGTERM; None = ``notice_s``.
         save_signal: the signal after which it saves; None = SIGUSR2, or SIGUSR1 or SIGTERM if it handles only that.
-        is_launcher: whether it has started the ranks, which get the signals to save in its place.
+        is_launcher: whether what it starts, ranks or a program in a container, gets the signals to save in its place.
         ask_cause: asks Slurm why the job ends. The program is halted meanwhile if SIGTERM makes it save: a program that
             then requeues its job, as Lightning does, makes Slurm clear PreemptTime. None does not halt it.
         on_poll: called with its process id about twice a second while it runs; an exception of it ends the wait.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.task.program import passes_signals_on
 from tests.facts import assert_facts, line_from
 from tests.forked_python import ForkedPython, run_python
 from tests.messages import GoldenMessages
@@ -146,14 +148,30 @@ time.sleep(%s)
 '''
 signals, handled, saves, launcher, left = (words.split() for words in sys.argv[1:])
 begins = "import subprocess, sys; subprocess.call([sys.executable, *sys.argv[1:]])"
+# As the starter of a container: it handles every signal, and the program begins without the ignored ones.
+starter = '''
+import os, signal, subprocess, sys
+all_signals = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM]
+for number in all_signals:
+    signal.signal(number, lambda number, _: child.send_signal(number))
+child = subprocess.Popen([sys.executable, *sys.argv[3:]])
+sys.exit(child.wait())
+'''
+with open("singularity", "w") as file:
+    file.write(f"#!{sys.executable}\\n{starter}")
+os.chmod("singularity", 0o700)
+begin = [sys.executable]
+if launcher:
+    begin = {"launcher": [*begin, "-c", begins], "container": ["./singularity", "run", "i.sif"]}[launcher[-1]]
 def ends_in(seconds):
     return EndTime(KnownEnd(end_time=time.time() + seconds, time=0.0))
 environment = dict(os.environ)
 read_end, write_end = os.pipe()
 os.dup2(write_end, 1)
 running = program.Program(
-    [sys.executable, *(["-c", begins] if launcher else []), "-c", body % 2, *handled], environment, end=ends_in(600),
-    notice_s=0.5, lead_s=5.5, save_signal=saves[0] if saves else None, is_launcher=bool(launcher),
+    [*begin, "-c", body % 2, *handled], environment, end=ends_in(600), notice_s=0.5, lead_s=5.5,
+    save_signal=saves[0] if saves else None,
+    is_launcher=launcher[-1:] == ["launcher"] or program.passes_signals_on(begin + ["x"]),
 )
 with open(read_end) as said:
     assert said.readline() == "ready\\n"
@@ -190,13 +208,43 @@ os._exit(0)
         ("USR2 USR2", "TERM", "", "", "0 warned SIGTERM"),
         ("TERM", "TERM", "TERM", "", "0 terminated SIGTERM"),
         ("USR2", "TERM", "", "a launcher", "0 warned SIGTERM"),
+        ("USR2", "TERM", "", "a container", "0 warned SIGTERM"),
+        ("USR2", "USR1 TERM", "", "a container", "0 warned SIGUSR1"),
+        ("USR2 TERM", "USR2 TERM", "", "a container", "0 warned SIGUSR2 SIGTERM"),
+        ("USR2", "", "", "a container", "0 None"),
     ],
 )
 def test_a_program_gets_the_signal_after_which_it_saves(
-    signals: str, handled: str, saves: str, launcher: str, got: str
+    tmp_path: Path, signals: str, handled: str, saves: str, launcher: str, got: str
 ) -> None:
-    done = run_python(LISTENS, signals, handled, saves, launcher, "600")
+    done = run_python(LISTENS, signals, handled, saves, launcher, "600", cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == got, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "apptainer exec --nv i.sif python train.py",
+        "/usr/bin/singularity run i.sif train",
+        "env -C /work singularity exec i.sif python train.py",
+        "bash -c 'cd /work && exec apptainer run i.sif'",
+    ],
+)
+def test_the_commands_of_containers_are_known(command: str) -> None:
+    assert passes_signals_on(shlex.split(command))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        # The shell stays between them, and handles nothing.
+        "bash -c 'apptainer exec i.sif a; b'",
+        "python train.py --image singularity",
+        "shifter python train.py",
+    ],
+)
+def test_other_commands_show_what_they_handle(command: str) -> None:
+    assert not passes_signals_on(shlex.split(command))
 
 
 @pytest.mark.parametrize(
@@ -209,9 +257,11 @@ def test_a_program_gets_the_signal_after_which_it_saves(
         ("", "", "0 None"),
     ],
 )
-def test_only_a_program_that_saves_at_sigterm_gets_it_a_lead_before_the_end(handled: str, saves: str, got: str) -> None:
+def test_only_a_program_that_saves_at_sigterm_gets_it_a_lead_before_the_end(
+    tmp_path: Path, handled: str, saves: str, got: str
+) -> None:
     # The program would end by itself 4 s before the end, and 3.5 s before others get SIGTERM.
-    done = run_python(LISTENS, "", handled, saves, "", "6")
+    done = run_python(LISTENS, "", handled, saves, "", "6", cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == got, done.stderr
 
 
