@@ -258,7 +258,7 @@ def test_the_job_file_of_a_centres_script_asks_for_the_same(centre: str) -> None
     # Each rank has a log of its own; sbatch adds mail types up; a time has one form.
     changed = {"output": "%x-%j.out", "mail-type": "BEGIN,END", "time": found["time"]}
     if "ntasks" in asked:
-        changed["ntasks-per-node"] = str(int(asked.pop("ntasks")) // int(asked["nodes"]))
+        changed["ntasks-per-node"] = str(int(asked.pop("ntasks") or 0) // int(asked["nodes"] or 1))
     wanted = asked | {name: value for name, value in changed.items() if name in asked or name == "ntasks-per-node"}
     numbers = {"ntasks-per-node": ANY, "cpus-per-task": ANY}
     assert differences({**ADDED, **numbers, **wanted}, found) == []
