@@ -178,6 +178,8 @@ def render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def flags_of_srun(script: str) -> Flags:
     """Return the flags of the srun that starts the tasks of a rendered script."""
     (line,) = re.findall(r"^ +srun (.*?) \\\n +sh -c ", script, re.MULTILINE | re.DOTALL)
+    # If Slurm manages the GPUs of nodes that are given as a whole.
+    line = re.sub(r"\$\{SLURM_JOB_GPUS:\+--gpus-per-node=\d+\}", "", line)
     words = shlex.split(line.replace("\\\n", ""))
     flags, count = read_flags([(0, word) for word in words], SRUN, stops_at_word=True)
     assert count == len(words)
@@ -226,7 +228,7 @@ def test_what_is_different_and_the_dates_of_the_sources_are_told(centre: str) ->
 
 def test_what_is_added_to_every_script_is_told() -> None:
     told = set(re.findall(r"`--([a-z-]+)(?:=[^`]*)?`", INTRODUCTION))
-    assert {*ADDED, *ADDED_TO_SRUN} <= told
+    assert {*ADDED, *ADDED_TO_SRUN, "gpus-per-node"} <= told
 
 
 @pytest.mark.parametrize(

@@ -137,13 +137,6 @@ def test_gpus_are_requested_as_the_script_does(flags: str, gpu_request: str) -> 
     assert (resources.gpus_per_node, resources.gpu_request) == (4, gpu_request)
 
 
-@pytest.mark.parametrize("other", ["", " --gres=nvme:100"])
-def test_gpus_that_only_srun_asks_for_come_with_the_nodes(other: str) -> None:
-    conversion = made_from(f"#!/bin/bash\n#SBATCH -N2{other}\nsrun -n8 --gpus-per-task=1 python train.py\n")
-    resources = conversion.job.spec.resources
-    assert (resources.gpus_per_node, resources.gpu_request) == (4, "none")
-
-
 def test_cpus_that_the_script_does_not_state_are_left_out() -> None:
     assert "cpus_per_task" not in job_with("#SBATCH --ntasks-per-node=4 --gres=gpu:4").text
     assert "cpus_per_task: 1\n" in job_with("#SBATCH --ntasks-per-node=4 --gres=gpu:4 -c1").text
