@@ -247,6 +247,9 @@ def _without_a_cause(attempt: AttemptDirectory) -> str:
         return error.message
     if any(exit_.notice for exit_ in exits):
         return "the tasks received SIGTERM, and the sender of SIGTERM is unknown"
+    said = _SRUN_SAID.search(_since_start(attempt))
+    if said is not None and not attempt.rank_logs():
+        return f"srun started no task: {said['why'].strip()}"
     return "the tasks ended without a result and without naming a cause"
 
 
@@ -317,6 +320,8 @@ _LAUNCH: Final = re.compile(
 _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (?P<node>\S+)$", re.MULTILINE)
 # srun kills the tasks at once when it gets TERM or HUP itself. It says the same behind the first task that failed.
 _SRUN_SIGNALLED: Final = re.compile(r"^srun: (?:forcing job termination|Force Terminated )", re.MULTILINE)
+# srun: unrecognized option '--foo=bar'      srun: error: unrecognized --cpu-bind argument "x"   (srun 22.05.8)
+_SRUN_SAID: Final = re.compile(r"^srun: (?:error: )?(?!Job |Step )(?P<why>.+)", re.MULTILINE)
 # srun: First task exited 10s ago   (srun 22.05.8)
 _SRUN_WAITED: Final = re.compile(r"^srun: First task exited (?P<seconds>[0-9]{1,9})s ago$", re.MULTILINE)
 # sh: 3: cannot create /runs/a/1/attempts/0/rank-1.log: Directory nonexistent   (dash; bash without "cannot create")

@@ -506,8 +506,9 @@ def unexpanded_values(request: SubmitRequest) -> Iterator[str]:
     ]
     words = words_outside_shell_texts(spec.command or ())
     unexpanded += [f"the word {word!r} of command" for word in words if _UNEXPANDED.search(word)]
-    flags = spec.resources.srun.items()
-    unexpanded += [f"resources.srun.{flag}" for flag, value in flags if _UNEXPANDED.search(str(value))]
+    unexpanded += [
+        f"resources.srun.{flag}" for flag, value in spec.resources.srun.items() if _UNEXPANDED.search(str(value))
+    ]
     if unexpanded:
         yield (
             f"{', '.join(unexpanded)}: $NAME and ~/ are not expanded there, so that the program gets them as they are; "

@@ -139,6 +139,21 @@ def test_clocks_of_hosts_put_no_follower_before_the_first_cause(tmp_path: Path) 
     assert [found.rank for found in read_failures(attempt)] == [0, 1]
 
 
+def test_what_srun_says_is_the_cause_where_it_has_started_no_task(tmp_path: Path, golden: GoldenMessages) -> None:
+    attempt = attempt_in(tmp_path)
+    printed = (
+        "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
+        'srun: error: unrecognized --cpu-bind argument "x"\nsrun: fatal: Failed to parse --cpu-bind= values.\n'
+    )
+    attempt.run.batch_log.write_text(beginning(attempt) + printed)
+    assert golden.message(failure_sentence(attempt, [])).endswith(': unrecognized --cpu-bind argument "x"')
+    attempt.run.batch_log.write_text(beginning(attempt) + "srun: unrecognized option '--foo=bar'\n")
+    assert failure_sentence(attempt, []).endswith(": unrecognized option '--foo=bar'")
+    write_failure(attempt, record(0, time=1.0, secondary=True))
+    attempt.rank_log(0).touch()
+    assert "srun" not in failure_sentence(attempt, read_failures(attempt))
+
+
 def test_a_launch_that_srun_refuses_is_told_and_not_the_tasks_that_it_then_kills(
     tmp_path: Path, golden: GoldenMessages
 ) -> None:
