@@ -30,7 +30,7 @@ class Machine:
         write_file(root / "sys/devices/system/cpu/online", f"0-{self.cpus - 1}")
         for number, (address, numa_node) in enumerate(self.gpus):
             device = root / "sys/bus/pci/devices" / address
-            write_file(device / "numa_node", str(numa_node))
+            write_file(device / "device", "0x2330")
             cpus = f"0-{self.cpus - 1}" if numa_node < 0 else self.numa_nodes[numa_node]
             write_file(device / "local_cpulist", cpus)
             if self.minors:
@@ -38,10 +38,11 @@ class Machine:
                 write_file(root / f"proc/driver/nvidia/gpus/{address}/information", information)
                 file = root / f"dev/nvidia{self.minors[number]}"
             else:
-                write_file(device / f"drm/renderD{128 + number}/dev", "226:128")
+                (device / f"drm/renderD{128 + number}").mkdir(parents=True)
                 driver = root / "sys/bus/pci/drivers/amdgpu"
                 driver.mkdir(parents=True, exist_ok=True)
                 (driver / address).symlink_to(device)
+                write_file(root / "dev/kfd", "")
                 file = root / f"dev/dri/renderD{128 + number}"
             if number not in denied:
                 write_file(file, "")

@@ -106,7 +106,7 @@ def ask_torch(python: str) -> dict[str, Any]:
     """Return what torch says in a process of its own, or ``error``, a text.
 
     torch says ``torch``, ``cuda``, ``hip`` and ``nccl`` (versions) and ``gpus`` (their number). Beside them stand the
-    ``vendor`` of the GPUs that this process may use, or None, and ``hiding``, the variables that hide GPUs.
+    ``vendor`` of the GPUs that this process may use, or None, and the ``way_out`` if torch sees none of them.
     """
     try:
         done = subprocess.run(
@@ -125,12 +125,11 @@ def ask_torch(python: str) -> dict[str, Any]:
         return {"error": f"{python} cannot be started: {error.strerror}"}
     except ValueError:
         return {"error": f"import torch failed: {_last_line(done.stderr) or 'it said nothing'}"}
-    hiding = {name: value for name, value in os.environ.items() if name.endswith("_VISIBLE_DEVICES")}
     vendor = vendor_here()
-    if "SLURM_JOB_ID" in os.environ and not hiding:
-        # The job has asked for no GPU.
-        vendor = None
-    return {**answer, "vendor": vendor and vendor.name, "hiding": hiding}
+    if vendor is None or ("SLURM_JOB_ID" in os.environ and not any(vendor.hiding(os.environ))):
+        # A job that has asked for GPUs has such a variable.
+        return {**answer, "vendor": None}
+    return {**answer, "vendor": vendor.name, "way_out": vendor.explain_no_gpu(os.environ)}
 
 
 def _last_line(output: str) -> str:
@@ -147,18 +146,16 @@ def torch_finding(answer: Mapping[str, Any], *, where: str = "") -> Finding:
         where: in front of what was found, such as ``n1: ``.
     """
     verdict: Verdict = "error"
-    remedy: str | None
     if "error" in answer:
         found = answer["error"]
-        remedy = "install torch again as pytorch.org describes for this machine"
+        remedy: str | None = "install torch again as pytorch.org describes for this machine"
     else:
         vendor = vendor_of_torch(answer)
         found = f"torch {answer['torch']}, built for CPUs only"
         if vendor is not None:
-            gpus = f"{vendor.name} GPU"
-            counted_gpus = counted(answer["gpus"], gpus) if answer["gpus"] else f"no {gpus}"
             version = f"{vendor.version_name.upper()} {answer[vendor.version_name]}"
-            found = f"torch {answer['torch']}, {version}, {vendor.collectives} {answer['nccl']}, {counted_gpus} here"
+            gpus = counted(answer["gpus"], f"{vendor.name} GPU")
+            found = f"torch {answer['torch']}, {version}, {vendor.collectives} {answer['nccl']}, {gpus} here"
         oldest = _oldest_torch()
         if oldest is not None and _release(answer["torch"]) < oldest:
             remedy = f"hpcddp needs {'.'.join(map(str, oldest))} or later"
@@ -171,7 +168,7 @@ def torch_finding(answer: Mapping[str, Any], *, where: str = "") -> Finding:
             remedy = "several GPUs need it: install the build of pytorch.org"
         elif answer["vendor"] is not None and not answer["gpus"]:
             verdict = "warning"
-            remedy = vendor.explain_no_gpu(answer["hiding"])
+            remedy = answer["way_out"]
         else:
             verdict = "ok"
             remedy = None

@@ -317,8 +317,8 @@ class Requeue(Section):
     avoid_failed_nodes: bool = Field(
         default=False,
         description="Whether a requeued job keeps away, for 24 hours, from nodes that were lost, had a hardware error "
-        "of a GPU (Xid, ECC), or were twice the first to fail. On such a node the tasks are not started again in the "
-        "same job: it is requeued.",
+        "of a GPU (ECC, NVLink), or were twice the first to fail. On such a node the tasks are not started again in "
+        "the same job: it is requeued.",
     )
 
     @property

@@ -20,15 +20,15 @@ _LOG_BYTES: Final = 1 << 24
 def hindrances(status: RunStatus) -> Iterator[str]:
     """Yield a sentence with the way out for each: of the network, and of the first node on which CPUs are wrong."""
     attempt = status.run.attempt(status.files.attempt or 0)
+    ranks = known_ranks(attempt)
     bindings_by_host: dict[str, list[Binding]] = {}
-    for rank in known_ranks(attempt):
-        bindings = bindings_by_host.setdefault(rank.host, [])
+    for rank in ranks:
         if rank.binding is not None:
-            bindings.append(rank.binding)
-    if len(bindings_by_host) > 1 and _SOCKETS.search(read_tail(attempt.rank_log(0), _LOG_BYTES)):
+            bindings_by_host.setdefault(rank.host, []).append(rank.binding)
+    if len({rank.host for rank in ranks}) > 1 and _SOCKETS.search(read_tail(attempt.rank_log(0), _LOG_BYTES)):
         yield (
-            "NCCL or RCCL talks over TCP sockets between the nodes, as the log of rank 0 says: if the nodes have "
-            "InfiniBand, Slingshot or EFA, load its plugin (environment.modules), or bind it into the container"
+            "NCCL or RCCL talks over TCP sockets between the nodes, says the log of rank 0: if they have InfiniBand, "
+            "Slingshot or EFA, load its library or plugin (environment.modules), or mount it into the container"
         )
     # Damaged numbers say nothing.
     with suppress(HostListError):
@@ -42,26 +42,27 @@ def hindrances(status: RunStatus) -> Iterator[str]:
 def _wrong_cpus(host: str, bindings: Sequence[Binding]) -> str | None:
     """Return that the ranks of a node share too few CPUs, or run on other NUMA nodes than their GPUs; None if not."""
     cpus_needed = sum(binding.cpus_needed for binding in bindings)
-    allowed = {binding.cpus for binding in bindings}
-    if len(allowed) == 1 and len(_cpus(*allowed)) < cpus_needed:
+    sets = {binding.cpus for binding in bindings}
+    allowed = _mask(",".join(sets))
+    if len(sets) == 1 and allowed.bit_count() < cpus_needed:
         return (
-            f"the ranks on {host} share the CPUs {min(allowed)}, and need {cpus_needed}: give each rank its own with "
-            "resources.srun: {cpu-bind: cores}"
+            f"all ranks on {host} run on the same CPUs ({min(sets)}), and the job asks for {cpus_needed} there: give "
+            "each task its own with resources.srun: {cpu-bind: cores}"
         )
-    far = [
-        binding for binding in bindings if binding.gpu_cpus and _cpus(binding.cpus).isdisjoint(_cpus(binding.gpu_cpus))
-    ]
+    far = [binding for binding in bindings if binding.gpu_cpus and not _mask(binding.cpus) & _mask(binding.gpu_cpus)]
     if not far:
         return None
-    numa_nodes = ",".join(binding.gpu_numa_node for binding in bindings)
+    masks = [hex(allowed & _mask(binding.gpu_cpus)) for binding in bindings]
+    # srun refuses CPUs that the step has not got, and NUMA nodes (map_ldom) where it has not got all CPUs of a node.
+    way_out = f'in whole nodes (resources.exclusive) use resources.srun: {{cpu-bind: "mask_cpu:{",".join(masks)}"}}'
+    if "0x0" in masks:
+        way_out = "raise resources.cpus_per_task, until the job has CPUs beside each GPU"
     return (
-        f"{len(far)} of {len(bindings)} ranks on {host} run on CPUs of another NUMA node than that of their GPU, such "
-        f"as one with CPUs {far[0].cpus}, whose GPU {far[0].gpu_address} is on node {far[0].gpu_numa_node} with CPUs "
-        f"{far[0].gpu_cpus}; in a job of whole nodes (resources.exclusive), place them with "
-        f'resources.srun: {{cpu-bind: "map_ldom:{numa_nodes}"}}'
+        f"{len(far)} of {len(bindings)} ranks on {host} run on another NUMA node than that of their GPU: one has CPUs "
+        f"{far[0].cpus}, and its GPU {far[0].gpu_address} is beside CPUs {far[0].gpu_cpus}; {way_out}"
     )
 
 
-def _cpus(text: str) -> set[str]:
-    """Return the numbers of CPUs, in digits."""
-    return set(expand(f"[{text}]"))
+def _mask(cpus: str) -> int:
+    """Return the mask of CPUs, which has a bit for each."""
+    return sum(1 << int(number) for number in set(expand(f"[{cpus}]")))

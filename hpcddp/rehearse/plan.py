@@ -15,6 +15,7 @@ from hpcddp.jobfile.field_facts import facts_of
 from hpcddp.jobfile.job import JobSpec
 from hpcddp.jobfile.read import ResolvedJob, change_job
 from hpcddp.jobfile.resources import Resources
+from hpcddp.vendors import VENDORS
 
 _MOST_RANKS: Final = 2
 _STEPS: Final = 24
@@ -49,8 +50,8 @@ class SmallJob:
 
 
 def gpus_here() -> int:
-    """Return the number of GPUs of this machine, by their device files."""
-    return sum(entry.name.removeprefix("nvidia").isdecimal() for entry in Path("/dev").glob("nvidia*"))
+    """Return the number of GPUs of this machine, that this process may open."""
+    return sum(len(vendor.gpu_addresses()) for vendor in VENDORS)
 
 
 Place = Literal["here", "sandbox", "cluster"]

@@ -246,15 +246,13 @@ class Binding:
     Args:
         cpus: as Linux and Slurm write numbers: ``0-7,64-71``.
         cpus_needed: how many its job asks for.
-        gpu_address: that of its GPU on the PCI bus; empty, as the others are, without a GPU or where it is not known.
-        gpu_numa_node: the NUMA node of the GPU, -1 if the machine does not tell it.
-        gpu_cpus: the CPUs of that node.
+        gpu_address: that of its GPU on the PCI bus; empty without a GPU, and where it is not known.
+        gpu_cpus: the CPUs of the NUMA node of that GPU; all of the host if the machine does not tell it.
     """
 
     cpus: str
     cpus_needed: int
     gpu_address: str = ""
-    gpu_numa_node: str = ""
     gpu_cpus: str = ""
 
 

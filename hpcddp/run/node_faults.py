@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -26,8 +25,7 @@ _WORDS: Final[Mapping[NodeFault, str]] = MappingProxyType(
 def says_hardware_error(text: str) -> bool:
     """Return whether a message names a hardware error of a GPU or of a link between GPUs."""
     lowered = text.lower()
-    phrases = chain.from_iterable(vendor.hardware_errors for vendor in VENDORS)
-    return any(phrase in lowered for phrase in phrases)
+    return any(any(phrase in lowered for phrase in vendor.hardware_errors) for vendor in VENDORS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

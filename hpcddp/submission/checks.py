@@ -15,7 +15,6 @@ from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from hpcddp import vendors
 from hpcddp.errors import UserError, listed
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
@@ -41,6 +40,7 @@ from hpcddp.submission.environment_checks import (
 from hpcddp.submission.function_checks import function_obstacles, meant_module
 from hpcddp.submission.request import Check, Obstacle, SubmissionError, SubmitRequest
 from hpcddp.submission.shell_commands import shell_obstacles
+from hpcddp.vendors import vendor_here
 
 
 def command_obstacles(spec: JobSpec, _: Cluster, environment: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -214,7 +214,7 @@ def _early_warning(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Ite
 
 def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield GPUs that this machine does not have; a command may do without them, and decides that itself."""
-    if cluster != "local" or spec.device == "cpu" or vendors.vendor_here() is not None:
+    if cluster != "local" or spec.device == "cpu" or vendor_here() is not None:
         return
     asked = "train.device is cuda"
     count = spec.resources.gpus_per_node
@@ -224,7 +224,7 @@ def _no_gpu(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[O
     if spec.train is None:
         instead = f"resources.gpus_per_node=0 --set resources.tasks_per_node={spec.ranks_per_node}"
     yield Obstacle(
-        sentence=f"{asked}, and this machine has no GPU in {vendors.DEVICES}; to run on its CPUs, add --set {instead}",
+        sentence=f"{asked}, and this machine has no GPU in /dev; to run on its CPUs, add --set {instead}",
         certain=spec.command is None,
     )
 

@@ -181,7 +181,7 @@ def _container(spec: JobSpec, variables: Iterable[str]) -> dict[str, Any] | None
         "image_file": container.image_file,
         "runtime": container.runtime,
         "gpu_options": [
-            (vendor.container_option, [f"{vendors.DEVICES}/{pattern}" for pattern in vendor.device_files])
+            (vendor.container_option, [f"{vendors.ROOT / pattern}" for pattern in vendor.device_files])
             for vendor in vendors.VENDORS
         ],
         "python": container.python,

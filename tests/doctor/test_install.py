@@ -27,7 +27,7 @@ from hpcddp.doctor.install import (
 from tests.messages import GoldenMessages
 
 TORCH: dict[str, object] = {
-    "torch": "2.15.0", "cuda": "13.2", "hip": None, "gpus": 0, "nccl": "2.30.7", "vendor": None, "hiding": {}
+    "torch": "2.15.0", "cuda": "13.2", "hip": None, "gpus": 0, "nccl": "2.30.7", "vendor": None
 }  # fmt: skip
 # What the version.py of torch's wheels has.
 ROCM_WHEEL = {"__version__": "2.15.0+rocm7.2", "cuda": None, "hip": "7.2.26015-fc0010cf6a"}
@@ -54,7 +54,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the directory in place of /dev, which has the file of no GPU."""
     directory = tmp_path / "dev"
     directory.mkdir()
-    monkeypatch.setattr(vendors, "DEVICES", directory)
+    monkeypatch.setattr(vendors, "ROOT", tmp_path)
     return directory
 
 
@@ -136,14 +136,14 @@ def test_a_torch_without_gpus_or_collectives_is_told() -> None:
 @pytest.mark.parametrize(
     ("wheel", "device", "variables", "found_of_torch", "remedy"),
     [
-        (ROCM_WHEEL, None, "", "HIP 7.2.26015-fc0010cf6a, RCCL 2.27.7, no AMD GPU here", None),
-        (ROCM_WHEEL, "kfd", "", "RCCL 2.27.7, no AMD GPU here", "rocm-smi (or amd-smi) shows"),
-        (ROCM_WHEEL, "kfd", "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES", "no AMD GPU here", "Flags=amd_gpu_env"),
-        (ROCM_WHEEL, "nvidia0", "", "no AMD GPU here", "build for CUDA (NVIDIA)"),
+        (ROCM_WHEEL, None, "", "HIP 7.2.26015-fc0010cf6a, RCCL 2.27.7, 0 AMD GPUs here", None),
+        (ROCM_WHEEL, "kfd", "", "RCCL 2.27.7, 0 AMD GPUs here", "rocm-smi (or amd-smi) shows"),
+        (ROCM_WHEEL, "kfd", "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES", "0 AMD GPUs here", "Flags=amd_gpu_env"),
+        (ROCM_WHEEL, "nvidia0", "", "0 AMD GPUs here", "build for CUDA (NVIDIA)"),
         # The job of this node has asked for no GPU.
-        (ROCM_WHEEL, "kfd", "SLURM_JOB_ID", "no AMD GPU here", None),
-        (CUDA_WHEEL, "kfd", "", "CUDA 13.2, NCCL 2.27.7, no NVIDIA GPU here", "build for ROCm (AMD)"),
-        (CUDA_WHEEL, "nvidia0", "", "no NVIDIA GPU here", "nvidia-smi shows"),
+        (ROCM_WHEEL, "kfd", "SLURM_JOB_ID", "0 AMD GPUs here", None),
+        (CUDA_WHEEL, "kfd", "", "CUDA 13.2, NCCL 2.27.7, 0 NVIDIA GPUs here", "build for ROCm (AMD)"),
+        (CUDA_WHEEL, "nvidia0", "", "0 NVIDIA GPUs here", "nvidia-smi shows"),
         (CPU_WHEEL, "kfd", "", "built for CPUs only", "build for ROCm (AMD)"),
         (CPU_WHEEL, None, "", "built for CPUs only", "build for CUDA (NVIDIA) or ROCm (AMD)"),
     ],

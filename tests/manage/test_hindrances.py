@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp import vendors
 from hpcddp.jobfile.read import load_job
 from hpcddp.manage.hindrances import hindrances
 from hpcddp.manage.overview import entry_of, overview_of
@@ -20,15 +21,14 @@ from hpcddp.manage.why import explain
 from hpcddp.run.job_records import Binding, Rank, write_ranks
 from hpcddp.slurm.hostlist import expand
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.task import binding
 from hpcddp.task.binding import binding_of
 from tests.facts import assert_facts
-from tests.machines import DGX_A100, DGX_H100, GH200, LUMI, Machine
+from tests.machines import DGX_A100, DGX_H100, GH200, LUMI, Machine, write_file
 from tests.manage.runs import NOON, FakeRun, make
 from tests.messages import GoldenMessages
 
-# The CPUs of each rank, one for each GPU.
-BLOCKS_OF_8 = [f"{8 * rank}-{8 * rank + 7}" for rank in range(8)]
+# The CPUs of each rank where the first core beside each cache is the system's, as on Frontier and LUMI.
+WITHOUT_FIRST_CORES = [f"{8 * rank + 1}-{8 * rank + 7}" for rank in range(8)]
 # As LUMI's documentation places them.
 NEAR_ON_LUMI = ["49-55", "57-63", "17-23", "25-31", "1-7", "9-15", "33-39", "41-47"]
 
@@ -44,7 +44,7 @@ BindRanks = Callable[..., list[Binding | None]]
 @pytest.fixture
 def bind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BindRanks:
     """Return a function that returns what the ranks of a node record when srun has bound them to CPUs."""
-    monkeypatch.setattr(binding, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(vendors, "ROOT", tmp_path / "root")
 
     def bind_ranks(
         cpus_of_ranks: Sequence[str],
@@ -113,16 +113,24 @@ def test_nothing_is_told_of_ranks_beside_their_gpus(
 
 
 @pytest.mark.parametrize(
-    ("machine", "wrong", "far", "numa_nodes"),
+    ("machine", "wrong", "far", "right"),
     [
         # As Slurm distributes tasks over sockets by default.
         pytest.param(
-            DGX_H100, ["0-13", "56-69", "14-27", "70-83", "28-41", "84-97", "42-55", "98-111"], 4, "0,0,0,0,1,1,1,1",
-            id="DGX H100",
+            DGX_H100, ["0-6", "56-62", "7-13", "63-69", "14-20", "70-76", "21-27", "77-83"], 4,
+            ["0-27"] * 4 + ["56-83"] * 4, id="DGX H100",
         ),
-        pytest.param(DGX_A100, DGX_A100.numa_nodes, 8, "3,3,1,1,7,7,5,5", id="DGX A100"),
-        pytest.param(LUMI, BLOCKS_OF_8, 6, "3,3,1,1,0,0,2,2", id="LUMI"),
-        pytest.param(GH200, ["0-71", "0-71", "144-215", "144-215"], 2, "0,1,2,3", id="GH200"),
+        pytest.param(
+            DGX_A100, DGX_A100.numa_nodes, 8, [DGX_A100.numa_nodes[node] for node in (3, 3, 1, 1, 7, 7, 5, 5)],
+            id="DGX A100",
+        ),
+        pytest.param(
+            LUMI, WITHOUT_FIRST_CORES, 6,
+            [f"{first}-{first + 6},{first + 8}-{first + 14}" for first in (49, 49, 17, 17, 1, 1, 33, 33)], id="LUMI",
+        ),
+        pytest.param(
+            GH200, ["0-71", "144-215", "72-143", "216-287"], 2, ["0-71", "72-143", "144-215", "216-287"], id="GH200"
+        ),
     ],
 )  # fmt: skip
 def test_ranks_on_another_numa_node_than_their_gpus_are_told_with_the_flag_that_places_them(
@@ -132,20 +140,31 @@ def test_ranks_on_another_numa_node_than_their_gpus_are_told_with_the_flag_that_
     machine: Machine,
     wrong: Sequence[str],
     far: int,
-    numa_nodes: str,
+    right: Sequence[str],
 ) -> None:
+    """srun refuses CPUs that its tasks have not got, and a map of NUMA nodes in a step that has not all of a node."""
     machine.write(tmp_path / "root")
     bindings = bind(wrong)
     (sentence,) = told(made, bindings)
-    assert_facts(sentence, f"{far} of {len(wrong)} ranks", "n1", "resources.exclusive", "resources.srun")
-    assert sentence.endswith(f'{{cpu-bind: "map_ldom:{numa_nodes}"}}')
+    assert_facts(sentence, f"{far} of {len(wrong)} ranks", "n1", "resources.exclusive")
+    masks = ",".join(hex(sum(1 << int(cpu) for cpu in expand(f"[{cpus}]"))) for cpus in right)
+    assert sentence.endswith(f'resources.srun: {{cpu-bind: "mask_cpu:{masks}"}}')
     assert told(made, bindings, bindings, bindings) == [sentence]
+    assert told(made, bind(right)) == []
+
+
+def test_a_job_without_a_cpu_beside_each_gpu_has_to_ask_for_more(
+    made: FakeRun, tmp_path: Path, bind: BindRanks, golden: GoldenMessages
+) -> None:
+    DGX_A100.write(tmp_path / "root")
+    (sentence,) = told(made, bind([f"{rank}" for rank in range(8)], cpus_per_task=1))
+    assert golden.message(sentence).endswith("; raise resources.cpus_per_task, until the job has CPUs beside each GPU")
 
 
 def test_ranks_that_share_too_few_cpus_are_told(made: FakeRun, tmp_path: Path, bind: BindRanks) -> None:
     LUMI.write(tmp_path / "root")
     (sentence,) = told(made, bind(NEAR_ON_LUMI), bind(["1"] * 8))
-    assert_facts(sentence, "n2", "CPUs 1,", "56", "resources.srun: {cpu-bind: cores}")
+    assert_facts(sentence, "all ranks on n2", "CPUs (1),", "56", "resources.srun: {cpu-bind: cores}")
     assert told(made, bind(["1-56"] * 8)) == []
 
 
@@ -153,7 +172,7 @@ def test_a_launcher_that_has_too_few_cpus_for_its_ranks_is_told(made: FakeRun, t
     """A task that starts torchrun has the CPUs of all its ranks; where they would be far from a GPU is not known."""
     LUMI.write(tmp_path / "root")
     (sentence,) = told(made, bind(["0"], gpus=8, command="torchrun train.py"), launcher="torchrun")
-    assert_facts(sentence, "CPUs 0,", "56")
+    assert_facts(sentence, "CPUs (0),", "56")
     (bound,) = bind(["0-55"], gpus=8, command="torchrun train.py")
     assert bound == Binding(cpus="0-55", cpus_needed=56)
 
@@ -161,8 +180,11 @@ def test_a_launcher_that_has_too_few_cpus_for_its_ranks_is_told(made: FakeRun, t
 @pytest.mark.parametrize(
     ("denied", "environment", "address"),
     [
-        ((), {}, "0000:0f:00.0"),
+        (range(2, 8), {}, "0000:0f:00.0"),
+        ((), {}, ""),
         ((), {"CUDA_VISIBLE_DEVICES": "4,5"}, "0000:90:00.0"),
+        ((), {"CUDA_VISIBLE_DEVICES": "4,5", "ROCR_VISIBLE_DEVICES": "4,5"}, "0000:90:00.0"),
+        ((), {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ""),
         ((), {"CUDA_VISIBLE_DEVICES": "6"}, "0000:b7:00.0"),
         (range(6), {"CUDA_VISIBLE_DEVICES": "0,1"}, "0000:bd:00.0"),
         (range(7), {"CUDA_VISIBLE_DEVICES": "0"}, "0000:bd:00.0"),
@@ -181,12 +203,31 @@ def test_the_gpu_of_a_rank_is_the_one_that_cuda_would_give_it(
     assert bool(bound.gpu_cpus) == bool(address)
 
 
-def test_a_rank_of_amds_gpus_has_the_one_that_rocm_would_give_it(tmp_path: Path, bind: BindRanks) -> None:
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "2,3"}, "0000:d6:00.0"),
+        # Of these, HIP heeds the second one only if the first one is empty.
+        ({"HIP_VISIBLE_DEVICES": "3,2", "CUDA_VISIBLE_DEVICES": "1,0"}, "0000:d1:00.0"),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1,0"}, "0000:c9:00.0"),
+        ({"ROCR_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "1"}, "0000:d6:00.0"),
+        ({"ROCR_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}, ""),
+    ],
+)
+def test_a_rank_of_amds_gpus_has_the_one_that_rocm_would_give_it(
+    tmp_path: Path, bind: BindRanks, environment: dict[str, str], address: str
+) -> None:
     LUMI.write(tmp_path / "root", denied=(0, 1))
-    bound = bind(["0-7", "8-15"], ROCR_VISIBLE_DEVICES="2,3")[1]
-    assert bound == Binding(
-        cpus="8-15", cpus_needed=7, gpu_address="0000:d6:00.0", gpu_numa_node="0", gpu_cpus=LUMI.numa_nodes[0]
-    )
+    bound = bind(["0-7", "8-15"], **environment)[1]
+    cpus = {"0000:c9:00.0": LUMI.numa_nodes[1], "": ""}.get(address, LUMI.numa_nodes[0])
+    assert bound == Binding(cpus="8-15", cpus_needed=7, gpu_address=address, gpu_cpus=cpus)
+
+
+def test_of_several_kinds_of_gpus_none_is_given_to_a_rank(tmp_path: Path, bind: BindRanks) -> None:
+    """By default CUDA counts the fastest first, and ROCm all of one kind before those of another."""
+    DGX_H100.write(tmp_path / "root")
+    write_file(tmp_path / "root/sys/bus/pci/devices/0000:43:00.0/device", "0x20b0")
+    assert {bound.gpu_address for bound in bind([*DGX_H100.numa_nodes] * 4) if bound is not None} == {""}
 
 
 def test_a_rank_without_a_gpu_and_a_machine_that_shows_nothing_are_no_error(tmp_path: Path, bind: BindRanks) -> None:
@@ -234,9 +275,9 @@ def test_why_and_the_report_tell_them(made: FakeRun, tmp_path: Path, bind: BindR
     (crowded,) = told(made, bind(["1"] * 8))
     assert "cores" in golden.message(crowded)
     made.log(0, "NCCL INFO Using network Socket\n")
-    sockets, far = told(made, bind(BLOCKS_OF_8), bind(BLOCKS_OF_8))
+    sockets, far = told(made, bind(WITHOUT_FIRST_CORES), bind(WITHOUT_FIRST_CORES))
     assert "sockets" in golden.message(sockets)
-    assert "map_ldom" in golden.message(far)
+    assert "mask_cpu" in golden.message(far)
     lines = list(explain(status(made)).lines())
     assert {f"  {sockets}", f"  {far}"} < set(lines)
     reports = reports_of(overview_of([entry_of(made.run)], ask=list, now=NOON + 100).lines)

@@ -61,7 +61,7 @@ def test_the_device_files_of_the_node_choose_the_vendor_of_a_container(
     devices.mkdir()
     for name in files:
         (devices / name).touch()
-    monkeypatch.setattr(vendors, "DEVICES", devices)
+    monkeypatch.setattr(vendors, "ROOT", runner.directory)
     environment = apptainer_job(runtime="singularity") | {"env": {"HF_HOME": "/hub"}}
     script = script_of(runner, launcher=launcher, resources={"gpus_per_node": 1}, environment=environment)
     assert runner.run(script) == (0, "")

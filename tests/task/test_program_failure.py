@@ -14,6 +14,7 @@ BOOM = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modul
 EXPORTED = "Cannot export environment variables as MASTER_ADDR is already set"
 EXPORT = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nRuntimeError: {EXPORTED}\n'
 LOST = 'Traceback (most recent call last):\n  File "train.py"\nRuntimeError: [gloo] Connection closed by peer [::1]:7\n'
+ECC = "CUDA error: uncorrectable ECC error encountered\n"
 # What ROCr prints before it aborts the process (runtime.cpp).
 HW_EXCEPTION = "HW Exception by GPU node-4 (Agent handle: 0x55dc6e221990) reason :{}\n"
 MEMORY_FAULT = "Memory access fault by GPU node-2 (Agent handle: 0x58935a90) on address 0x7fbe6a804000. Reason: {}.\n"
@@ -54,7 +55,10 @@ def log(directory: Path, text: str) -> Path:
         ),
         (-15, BOOM, "killed", "python train.py was killed by SIGTERM", 70),
         (-6, "", "killed", "python train.py was killed by SIGABRT", 70),
-        (-6, "CUDA error: uncorrectable ECC error\n", "killed", "python train.py was killed by SIGABRT", 71),
+        (-6, ECC, "killed", "python train.py was killed by SIGABRT", 71),
+        # Of a health check, and of a kernel that reads where it must not.
+        (-6, "Uncorrectable ECC errors: 0\n", "killed", "python train.py was killed by SIGABRT", 70),
+        (-6, "NVRM: Xid (PCI:0000:3b:00): 31, pid=7\n", "killed", "python train.py was killed by SIGABRT", 70),
         (-6, HW_EXCEPTION.format("ECC"), "killed", "python train.py was killed by SIGABRT", 71),
         # A kernel that runs for too long, or writes where it must not, hangs a GPU as well.
         (-6, HW_EXCEPTION.format("GPU Hang"), "killed", "python train.py was killed by SIGABRT", 70),

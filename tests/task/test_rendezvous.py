@@ -89,7 +89,7 @@ def all_meet(
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_ranks_hear_of_a_port_that_rank_0_keeps(attempt: AttemptDirectory, nodes: int) -> None:
     envs = [rank_env(rank, 4, nodes=nodes) for rank in range(4)]
-    bindings = [None, None, Binding(cpus="0-7", cpus_needed=8), Binding(cpus="8-15", cpus_needed=8, gpu_numa_node="1")]
+    bindings = [None, None, Binding(cpus="0-7", cpus_needed=8), Binding(cpus="8-15", cpus_needed=8, gpu_cpus="8-15")]
     identities = tuple(
         Identity(host=f"n{rank}", gpu=f"GPU-{rank}", binding=binding, must_agree={"torch": "2"})
         for rank, binding in enumerate(bindings)
