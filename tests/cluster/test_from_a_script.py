@@ -31,8 +31,8 @@ _OWN = frozenset(
         "signal",
     }
 )
-# What the accounting and the nodes of the sandbox do not have.
-_FOREIGN = re.compile(r"^#SBATCH .*--(?:container|segment-rack|licenses).*\n", re.MULTILINE)
+# What the accounting, the nodes and the plugins of the sandbox do not have.
+_FOREIGN = re.compile(r"^#SBATCH .*--(?:container|segment-rack|licenses|image|module).*\n", re.MULTILINE)
 
 
 def options_of(sandbox: Sandbox, script: Path) -> dict[str, str]:
