@@ -437,10 +437,9 @@ def refused_because(name: str, command: str) -> tuple[str, str] | None:
     bare = name.strip().lstrip("-")
     word = flags.short.get(bare, bare.lower().replace("_", "-").partition("=")[0])
     refused = sorted(flag for flag in refusals if flag.startswith(word)) if word else []
-    if refused and (word in refused or flags.long_flags_of(word) != [word]):
-        flag = word if word in refused else refused[0]
-        why, _, instead = refusals[flag].partition("; ")
-        return (f"--{flag} cannot be set here: {why}", instead)
+    if refused and (refused[0] == word or flags.long_flags_of(word) != [word]):
+        why, _, instead = refusals[refused[0]].partition("; ")
+        return (f"--{refused[0]} cannot be set here: {why}", instead)
     if len(bare) == 1 or not re.fullmatch(FLAG_PATTERN, name, re.ASCII):
         likely = word if len(bare) > 1 and re.fullmatch(FLAG_PATTERN, word, re.ASCII) else "comment"
         return (

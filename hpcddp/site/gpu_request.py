@@ -27,9 +27,8 @@ def find_gpu_request(facts: ClusterFacts, choice: Choice, environment: Mapping[s
     gpu = ":".join([*partition.gpu_types[:1], "1"])
     limit = time_limit_of(partition, FIRST_LIMIT_S)
     options = [f"--partition={names[0]}", f"--time={limit}", "--nodes=1", "--ntasks-per-node=1"]
-    for flag, setting in {"account": choice.account, "qos": choice.qos}.items():
-        if setting is not None:
-            options.append(f"--{flag}={setting[0]}")
+    settings = {"account": choice.account, "qos": choice.qos}
+    options += [f"--{flag}={setting[0]}" for flag, setting in settings.items() if setting]
     inherited, _ = submission_environment(environment)
     requests = {"gres": [f"--gres=gpu:{gpu}"], "gpus-per-node": [f"--gpus-per-node={gpu}"]}
     if partition.whole_nodes:
