@@ -132,7 +132,9 @@ def _partition(fields: Mapping[str, str], config: Mapping[str, str], kinds: tupl
         grace_time_s=_number(fields.get("GraceTime")) or 0,
         priority_tier=_number(fields.get("PriorityTier")) or 1,
         default_mem=_default_memory(fields) or _default_memory(config),
-        whole_nodes="EXCLUSIVE" in fields.get("OverSubscribe", "") or config.get("SelectType") == "select/linear",
+        # Slurm 26.05 has the field Exclusive for it.
+        whole_nodes=fields.get("Exclusive", fields.get("OverSubscribe")) in {"EXCLUSIVE", "NODE", "TOPO"}
+        or config.get("SelectType") == "select/linear",
         kinds=kinds,
     )
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,30 @@ def test_the_partitions_of_a_recorded_cluster_are_read() -> None:
     assert (limited.allow_accounts, limited.preempt_mode, limited.grace_time_s) == (("lab", "grant"), "CANCEL", 20)
     hidden = partitions["high"]
     assert (hidden.hidden, hidden.allow_groups, hidden.priority_tier) == (True, ("nogroup", "daemon"), 10)
+
+
+@pytest.mark.parametrize(
+    ("shared", "whole_nodes"),
+    [
+        ("OverSubscribe=NO", False),
+        ("OverSubscribe=EXCLUSIVE", True),
+        ("ExclusiveUser=YES OverSubscribe=NO", False),
+        # Slurm 26.05.
+        ("Exclusive=NODE OverSubscribe=NO", True),
+        ("Exclusive=TOPO OverSubscribe=NO", True),
+        ("Exclusive=USER OverSubscribe=NO", False),
+    ],
+)
+def test_a_partition_of_whole_nodes_is_known(shared: str, whole_nodes: bool) -> None:  # noqa: FBT001
+    answers = recorded()
+    partitions = answers.partitions.replace("OverSubscribe=NO", shared)
+    assert facts(replace(answers, partitions=partitions)).partitions["low"].whole_nodes == whole_nodes
+
+
+def test_select_linear_gives_whole_nodes() -> None:
+    answers = recorded()
+    config = answers.config.replace("select/cons_tres", "select/linear")
+    assert facts(replace(answers, config=config)).partitions["low"].whole_nodes
 
 
 def test_who_may_use_a_partition_follows_from_groups() -> None:
