@@ -53,7 +53,7 @@ def _wrong_cpus(host: str, bindings: Sequence[Binding]) -> str | None:
     if not far:
         return None
     masks = [hex(allowed & _mask(binding.gpu_cpus)) for binding in bindings]
-    # srun refuses CPUs that the step has not got, and NUMA nodes (map_ldom) where it has not got all CPUs of a node.
+    # srun takes only CPUs that the step has, and NUMA nodes (map_ldom) only where it has all CPUs of a node.
     way_out = f'in whole nodes (resources.exclusive) use resources.srun: {{cpu-bind: "mask_cpu:{",".join(masks)}"}}'
     if "0x0" in masks:
         way_out = "raise resources.cpus_per_task, until the job has CPUs beside each GPU"

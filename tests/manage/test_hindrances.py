@@ -142,7 +142,7 @@ def test_ranks_on_another_numa_node_than_their_gpus_are_told_with_the_flag_that_
     far: int,
     right: Sequence[str],
 ) -> None:
-    """srun refuses CPUs that its tasks have not got, and a map of NUMA nodes in a step that has not all of a node."""
+    """srun takes only CPUs that the step has, and a map of NUMA nodes only where it has all CPUs of a node."""
     machine.write(tmp_path / "root")
     bindings = bind(wrong)
     (sentence,) = told(made, bindings)
