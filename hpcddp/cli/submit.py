@@ -107,7 +107,9 @@ def submit(  # noqa: PLR0913  each is an option
     after_any: AfterAny = None,
     chain: Annotated[
         int | None,
-        typer.Option(metavar="N", min=2, help="N jobs go on in turn, where none may be requeued.", hidden=True),
+        typer.Option(
+            metavar="N", min=2, max=100, help="N jobs go on in turn, where none may be requeued.", hidden=True
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
@@ -184,7 +186,9 @@ def _refuse_contradictions(
     output: _Output, code: CodeOption | None, resume: str | None, chain: int | None, *, dry_run: bool
 ) -> None:
     if chain is not None and output.follow:
-        raise UserError("--follow shows one job, and a chain has several; leave it out, and see: hpcddp status --watch")
+        raise UserError(
+            "--follow shows one job, and a chain has several; leave it out, then: hpcddp logs last --follow"
+        )
     if output.quiet and (output.follow or dry_run or output.as_json):
         raise UserError("--quiet prints the run id and nothing else; leave it out, or --follow, --dry-run and --json")
     if code is not None and resume is None:

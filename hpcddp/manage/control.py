@@ -58,15 +58,15 @@ def cancel(status: RunStatus, *, end: End) -> str:
     """
     job = status.files.job
     # All jobs that are left, whichever those are.
-    chain = [f"--name={job.chain_name}"] if job is not None and job.chain else []
+    chain = "" if job is None else job.chain_option
     if not status.files.is_job_known and status.files.result is None:
         raise DamagedRunError(f"nothing was cancelled: {status.files.damaged[0]}")
     has_ended = not status.state.is_alive and status.state is not State.UNKNOWN
     if has_ended:
         what = _signal_left_behind([status]) or "there is nothing to cancel"
         if chain:
-            end(chain)
-            what = "what was left of its chain is cancelled"
+            end([chain])
+            what = "the jobs of its chain that were left are cancelled"
         return f"run {status.run.run_id} has ended already ({status.state}); {what}"
     if status.state is State.UNKNOWN or job is None:
         raise CancelError(
@@ -75,7 +75,7 @@ def cancel(status: RunStatus, *, end: End) -> str:
         )
     if job.local:
         return _cancel_on_this_machine(status, job)
-    end(chain or [job.job_id])
+    end([chain or job.job_id])
     _append_cancel_event(status)
     if status.state.has_nodes:
         return _sentence_about_ending(status, job.job_id)
@@ -204,9 +204,12 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     jobs_in_slurm = []
     # Those that wait come first: the end of one that runs is the turn of another.
     waiting_first = sorted(alive, key=lambda element: element.state.has_nodes)
-    for job in [element.files.job for element in waiting_first if element.files.job is not None]:
+    jobs = [element.files.job for element in waiting_first if element.files.job is not None]
+    for job in jobs:
         if job.local:
             _signal_batch_script(job)
+        elif job.chain_option:
+            end([job.chain_option])
         else:
             jobs_in_slurm.append(job.job_id)
     if jobs_in_slurm:
@@ -218,7 +221,7 @@ def cancel_sweep(status: SweepStatus, *, end: End, now: float) -> str:
     # Elements that have not begun have no directory of their own.
     with write_errors_printed(sweep.directory.events):
         _append_stop_event(sweep.directory, 0, _NEVER_RAN, now=now)
-    return _sentence_about_sweep(sweep, alive, is_local=not jobs_in_slurm, signalled=signalled)
+    return _sentence_about_sweep(sweep, alive, is_local=all(job.local for job in jobs), signalled=signalled)
 
 
 def _sentence_about_sweep(sweep: Sweep, alive: Sequence[RunStatus], *, is_local: bool, signalled: str | None) -> str:

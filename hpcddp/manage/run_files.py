@@ -35,7 +35,7 @@ class Job:
         submitted: when the run was submitted, in seconds since the epoch; None if by hand.
         start: the start of the newest attempt if this job, or one before it in its chain, has begun it, else None.
         chain: the ids of all jobs of its chain, in their order; empty for one job.
-        chain_name: their name in Slurm, which a move of the run directory does not change.
+        chain_option: the option of scancel that selects all of these, wherever the run directory is now; or empty.
         host: the submitting host; None if by hand, and for an element that begins in the job of its sweep.
     """
 
@@ -44,7 +44,7 @@ class Job:
     submitted: float | None = None
     start: Start | None = None
     chain: tuple[str, ...] = ()
-    chain_name: str = ""
+    chain_option: str = ""
     host: str | None = None
 
     @property
@@ -245,13 +245,14 @@ def _newest_job(submission: SubmissionRecord | None, start: Start | None) -> Job
             job_id = start.job_id
         elif start.time > submission.time:
             return _job_submitted_by_hand(start)
+    chain_name = RunDirectory(Path(submission.run_dir)).name_of_chain
     return Job(
         job_id=job_id,
         cluster=submission.cluster,
         submitted=submission.time,
         start=start_of_submission,
         chain=submission.chain,
-        chain_name=RunDirectory(Path(submission.run_dir)).name_of_chain,
+        chain_option=f"--name={chain_name}" if submission.chain else "",
         host=submission.host,
     )
 

@@ -89,6 +89,12 @@ class SubmitRequest:
         """
         return first_plan(self.job.spec)
 
+    @property
+    def all_dependencies(self) -> Dependency:
+        """What the job waits for, with ``resources.sbatch.dependency``: sbatch takes an option in place of that."""
+        written = self.job.spec.resources.sbatch.get("dependency")
+        return self.dependency if written is None else self.dependency.also(str(written))
+
     @cached_property
     def elements(self) -> Elements:
         """The elements of its sweep; none for a single run."""

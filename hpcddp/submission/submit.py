@@ -147,8 +147,8 @@ def prepare(request: SubmitRequest) -> PreparedJob:
     request_of_script = request
     if request.chain is not None and request.elements:
         raise SubmissionError(
-            "--chain goes on with one run, and this job is a sweep of several; submit its elements one by one, with "
-            "--set sweep=null, and --set for the values"
+            "--chain goes on with one run, and a sweep has several; leave it out, and resume each run that has stopped "
+            "with --resume RUN --chain N"
         )
     if request.chain is not None and request.cluster != "slurm":
         raise SubmissionError("--chain submits jobs to Slurm, and this one runs here; leave it out")
@@ -347,17 +347,13 @@ def submit_script(
     sweep = sweep_of(run)
     if sweep is not None:
         environment[INDEX] = str(index_of(run))
-    dependency = request.dependency
+    dependency = request.all_dependencies
     options: tuple[str, ...] = ()
     if request.chain is not None:
         # Slurm starts a singleton when no job of its user and its name is left. With the name of the job alone, a run
         # would wait for all other runs of this job.
         dependency = dependency.also("singleton")
         options = (f"--job-name={run.name_of_chain}", "--no-requeue")
-    own_dependency = request.job.spec.resources.sbatch.get("dependency")
-    if own_dependency is not None:
-        # sbatch takes its option in place of the directive.
-        dependency = dependency.also(str(own_dependency))
     executor: RenderedSlurmExecutor | RenderedLocalExecutor
     # The first one imports submitit.
     with interruptible():
@@ -385,8 +381,10 @@ def submit_script(
     jobs: list[Job[Any]] = []
     try:
         for _ in range(request.chain or 1):
-            job = executor.submit(work.run, str(run.path))
-            jobs.append(job)
+            # A signal between two jobs of a chain undoes it.
+            with interruptible():
+                pass
+            jobs.append(executor.submit(work.run, str(run.path)))
         record = submission_record(request, str(jobs[0].job_id))
         if sweep is not None:
             record = replace(record, sweep=sweep.sweep_id, index=index_of(run))
@@ -395,10 +393,15 @@ def submit_script(
         if request.chain is not None:
             record = replace(record, chain=tuple(str(job.job_id) for job in jobs))
         _write_record(run, record)
-    except BaseException:
+    except BaseException as error:
         # No record names these jobs. Those that wait come first: the end of one is the turn of another.
         for job in reversed(jobs):
-            job.cancel()
+            job.cancel(check=False)
+        if isinstance(error, commands.SlurmCommandError) and jobs:
+            why = (
+                f"job {len(jobs) + 1} of the chain is not submitted, and those before it are cancelled: {error.message}"
+            )
+            raise type(error)(why, **error.values) from error
         raise
     add_to_index(run)
     train = request.job.spec.train

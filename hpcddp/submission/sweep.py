@@ -277,7 +277,7 @@ def submit_arrays(
     job_ids: list[str] = []
     try:
         for array in arrays:
-            dependency = request.dependency
+            dependency = request.all_dependencies
             if request.job.spec.max_parallel is not None and job_ids:
                 dependency = dependency.also(f"afterany:{job_ids[-1]}")
             environment_of_array = {**environment, **dependency.environment}

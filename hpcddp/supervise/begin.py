@@ -27,6 +27,7 @@ from hpcddp.run.job_file import read_job_file, read_submitted_job
 from hpcddp.run.job_records import Start, chain_of, newest_start, read_program_end, read_start, write_start
 from hpcddp.run.moved import refuse_other_script
 from hpcddp.run.ownership import (
+    RunDirectoryError,
     check_run_directory,
     make_private_directory,
     raise_if_fenced,
@@ -307,14 +308,12 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
         _NumberTakenError: another script was quicker.
     """
     run = script.run
-    make_private_directory(run.path)
     check_run_directory(run.path)
+    chain = _chain_of_job(script)
+    make_private_directory(run.path)
     newest_number = run.newest_attempt()
     previous = newest_start(run)
     start = _observe_start(script)
-    chain = chain_of(run)
-    if start.job_id not in chain:
-        chain = ()
     refuse_second_job(run, previous, start, chain)
     # A chain ends with its run, however that has ended.
     if has_finished(run) or (chain and exists(run.result)):
@@ -327,10 +326,10 @@ def _begin_attempt(script: _Script) -> AttemptDirectory | None:
     # The job may have moved to other resources, never to other training.
     refuse_another_training(run, spec)
     _complete_directory(script, start)
-    if is_requeue:
+    if is_requeue or (previous is not None and previous.job_id in chain):
         # The attempt before may have had another number of nodes.
-        _take_over_requeue(run, start, read_job_file(run))
-    elif previous is None or previous.job_id not in chain:
+        _take_over_requeue(run, start, read_job_file(run), by="slurm" if is_same_job else "chain")
+    else:
         # The runs before had finished at the first start of this job, and may have been deleted since.
         refuse_unfinished_predecessors(run, script.environment)
     if previous is not None:
@@ -397,6 +396,26 @@ def _observe_start(script: _Script) -> Start:
     )
 
 
+def _chain_of_job(script: _Script) -> tuple[str, ...]:
+    """Return the jobs of the chain of a job, empty for one of no chain.
+
+    The first job may begin before the others are submitted. Nothing may happen in the run directory until then, because
+    a submission that fails removes it.
+
+    Raises:
+        RunDirectoryError: the submission was not completed.
+    """
+    run = script.run
+    if script.environment.get("SLURM_JOB_NAME") != run.name_of_chain:
+        return ()
+    if not wait_until(lambda: script.job_id in chain_of(run), timeout_s=PATIENCE_S, poll_s=_POLL_S):
+        raise RunDirectoryError(
+            f"{run.submission} does not name job {script.job_id}: the submission of its chain was not completed; "
+            "submit the run again"
+        )
+    return chain_of(run)
+
+
 def _complete_directory(script: _Script, start: Start) -> None:
     """Write into the run directory what a script that was given to sbatch by hand, or a sweep, has not written yet."""
     write_text(script.run.job_file, dump_job(script.spec, environment_values=False))
@@ -413,8 +432,8 @@ def _link_log(run: RunDirectory) -> None:
         run.batch_log.symlink_to(printed)
 
 
-def _take_over_requeue(run: RunDirectory, start: Start, spec: JobSpec) -> None:
-    """Refuse a requeue by the program of a cancelled job; record one that Slurm made on its own.
+def _take_over_requeue(run: RunDirectory, start: Start, spec: JobSpec, *, by: str) -> None:
+    """Refuse a requeue by the program of a cancelled job; record one whose script has recorded no end.
 
     Raises:
         CancelledError: the job was cancelled before its program requeued it.
@@ -423,7 +442,7 @@ def _take_over_requeue(run: RunDirectory, start: Start, spec: JobSpec) -> None:
     events = read_events(run.events)
     cause = cause_of_requeue(attempt, events, tasks=spec.tasks)
     refuse_cancelled(attempt, start, events, cause)
-    record_requeue(attempt, start, events, cause=cause, spec=spec)
+    record_requeue(attempt, start, events, cause=cause, spec=spec, by=by)
     if not spec.requeue.left_to_slurm:
         # Requeue=1 was set for this one requeue only.
         forbid_requeue(start.job_id or "")
@@ -510,15 +529,16 @@ def cause_of_requeue(attempt: AttemptDirectory, events: Sequence[Event], *, task
 
 
 def record_requeue(
-    attempt: AttemptDirectory, start: Start, events: Sequence[Event], *, cause: Cause, spec: JobSpec
+    attempt: AttemptDirectory, start: Start, events: Sequence[Event], *, cause: Cause, spec: JobSpec, by: str
 ) -> None:
-    """Record that Slurm requeued the job of an attempt, unless the end of that attempt has recorded it.
+    """Record that Slurm runs a job after that of an attempt, unless the end of that attempt has recorded it.
 
     Args:
         attempt: the attempt before the requeue.
         start: the start after it.
         events: the events of the run.
-        cause: why the job was requeued.
+        cause: why the job of the attempt ended.
+        by: who runs the next job, as in ``Event``.
     """
     if requeue_event(events, attempt.number) is not None:
         return
@@ -531,7 +551,6 @@ def record_requeue(
         lost_hosts = _lost_batch_host(attempt)
         if lost_hosts:
             facts["node_faults"] = dict.fromkeys(lost_hosts, "lost")
-    by = "slurm"
     if cause is Cause.REQUEUED and exists(attempt.requeue_request):
         by = "user"
     append_event(
@@ -539,7 +558,7 @@ def record_requeue(
         kind="requeue",
         time=_requeue_time(start, events),
         attempt=attempt.number,
-        reason="Slurm requeued the job on its own",
+        reason="its script has recorded no end",
         cause=str(cause),
         job_id=start.job_id,
         by=by,

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.manage.control import RequeueError, cancel, requeue
+from hpcddp.manage.control import RequeueError, cancel, cancel_sweep, requeue
+from hpcddp.manage.overview import SweepStatus, overview
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
 from hpcddp.manage.why import explain
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.find import NoRunError, add_to_index, find_run
+from hpcddp.run.sweep import Chunk, Sweep, write_sweep
 from hpcddp.slurm.commands import QueuedJob
 from hpcddp.slurm.job import State
 from tests.manage.runs import NOON, FakeRun, make, queued
@@ -86,6 +88,18 @@ def test_a_chain_is_cancelled_by_the_name_that_it_was_submitted_with(made: FakeR
     moved = FakeRun(RunDirectory(made.run.path.rename(tmp_path / "moved")))
     cancel(look(moved, queued("7", "PENDING")), end=slurm.end)
     assert slurm.calls == ["end ['--name=digits-run-1']"]
+
+
+def test_an_element_of_a_sweep_that_is_cancelled_is_cancelled_with_its_chain(tmp_path: Path) -> None:
+    sweep_run, slurm = make(tmp_path, "sweep").submitted("50"), Slurm()
+    chunks = (Chunk(job_id="50", first=0, count=2),)
+    write_sweep(Sweep(sweep_id="sweep", path=sweep_run.run.path, elements=({}, {}), chunks=chunks))
+    make(tmp_path, "sweep_0").submitted("60", chain=("60", "61")).started("60").event("train")
+    jobs = [queued("60"), queued("61", "PENDING"), queued("50_1", "PENDING")]
+    (status,) = overview(tmp_path, ask=lambda: jobs, now=NOON, everything=True).lines
+    assert isinstance(status, SweepStatus)
+    cancel_sweep(status, end=slurm.end, now=NOON)
+    assert slurm.calls == ["end ['--name=digits-sweep_0']", "end ['50_[1]']"]
 
 
 @pytest.mark.parametrize("more", ["", ONLY_TIME], ids=["left to Slurm", "not left to Slurm"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,13 @@ from hpcddp.submission.dependencies import dependency_on
 from hpcddp.submission.request import SubmissionError, SubmitRequest
 from hpcddp.submission.resume import prepare_resumption
 from hpcddp.submission.submit import prepare, submit
+from hpcddp.submission.sweep import submit_sweep
 from tests.messages import GoldenMessages
 from tests.submission.fake_sbatch import FakeSlurm, make_fake_slurm
 from tests.submission.requests import request_of
 
 JOB = "name: demo\nbatch: {global_batch_size: 8}\ntrain: {model: resnet18, dataset: digits}\n"
+WAIT = "resources.sbatch.dependency=afterok:12"
 CHAIN = ["--job-name=demo-r1", "--no-requeue", "first=0"]
 
 
@@ -70,7 +74,7 @@ def test_the_script_of_a_chain_is_that_of_one_job(slurm: FakeSlurm) -> None:
 @pytest.mark.parametrize(
     ("chain", "dependency", "expected"),
     [
-        (2, Dependency(conditions=("afterany:7",), runs=("/runs/a",)), "afterany:7,singleton,afterok:12"),
+        (2, Dependency(conditions=("afterany:7",), runs=("/runs/a",)), "afterany:7,afterok:12,singleton"),
         (None, Dependency(conditions=("afterany:7",)), "afterany:7,afterok:12"),
         (None, Dependency(), "afterok:12"),
     ],
@@ -78,17 +82,43 @@ def test_the_script_of_a_chain_is_that_of_one_job(slurm: FakeSlurm) -> None:
 def test_a_dependency_of_the_job_file_is_one_condition_more(
     slurm: FakeSlurm, chain: int | None, dependency: Dependency, expected: str
 ) -> None:
-    submitted(slurm, "resources.sbatch.dependency=afterok:12", chain=chain, dependency=dependency)
+    submitted(slurm, WAIT, chain=chain, dependency=dependency)
     assert {call[0] for call in slurm.calls} == {f"--dependency={expected}"}
 
 
-def test_when_one_job_of_a_chain_is_refused_nothing_is_left(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dependency_of_the_job_file_is_one_condition_more_for_a_sweep(slurm: FakeSlurm) -> None:
+    after = Dependency(conditions=("afterany:7",))
+    submit_sweep(chain_request(slurm, "sweep={train.seed: 0..2}", WAIT, chain=None, dependency=after))
+    assert slurm.calls[0][0] == "--dependency=afterany:7,afterok:12"
+
+
+def test_when_one_job_of_a_chain_is_refused_nothing_is_left(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, golden: GoldenMessages
+) -> None:
     environment = slurm.environment(REFUSED_CALL="3", REFUSAL="no more")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(HpcddpError, match="no more"):
+    with pytest.raises(HpcddpError) as caught:
         submitted(slurm, environment=environment)
+    golden.message(caught.value)
     # The end of the first would be the turn of the second.
+    assert slurm.cancelled == ["102", "101"]
+    assert not Path("runs").exists()
+
+
+def test_a_signal_between_the_jobs_of_a_chain_undoes_it(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    sbatch = commands.sbatch
+
+    def interrupted(*words: Any, **options: Any) -> str:
+        if len(slurm.calls) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return sbatch(*words, **options)
+
+    monkeypatch.setattr(commands, "sbatch", interrupted)
+    monkeypatch.setenv("PATH", slurm.environment()["PATH"])
+    monkeypatch.setenv("RECORD", str(slurm.directory))
+    with pytest.raises(KeyboardInterrupt, match="nothing was submitted"):
+        submitted(slurm)
     assert slurm.cancelled == ["102", "101"]
     assert not Path("runs").exists()
 

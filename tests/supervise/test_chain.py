@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpcddp.run.events import append_event
+from hpcddp.run.events import append_event, read_events
+from hpcddp.run.failure import beginning
 from hpcddp.run.files import write_json
 from hpcddp.run.job_records import SubmissionRecord, read_start, write_start, write_submission_record
 from hpcddp.run.ownership import RunDirectoryError
@@ -18,14 +20,14 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import Dependency
 from hpcddp.stop.reasons import StopReason
 from hpcddp.supervise.__main__ import main
-from hpcddp.supervise.refusals import PATIENCE_S
+from hpcddp.supervise.refusals import PATIENCE_S, BudgetError
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 from tests.supervise.attempts import PREEMPTED, SLURM, Scenario
 from tests.supervise.fake_slurm import AWAY, FakeSlurm
 from tests.supervise.stdin import stdin_of
 
-NEXT = {"SLURM_JOB_ID": "8"}
+NEXT = {"SLURM_JOB_ID": "8", "SLURM_JOB_NAME": "demo-r1"}
 
 
 @pytest.fixture
@@ -119,6 +121,50 @@ def test_the_jobs_after_the_end_of_a_run_end_at_once_and_well(
     assert (scenario.result["status"], run.newest_attempt()) == (status, 0)
 
 
+def test_a_job_waits_for_the_submission_of_the_whole_chain(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = chained(tmp_path, "7", "8")
+    record = scenario.attempt.run.submission.read_bytes()
+    scenario.attempt.run.submission.unlink()
+    slurm.become("FAILED")
+    monkeypatch.setattr("time.sleep", lambda _: scenario.attempt.run.submission.write_bytes(record))
+    assert scenario.begin(NEXT).number == 1
+
+
+def test_a_job_of_a_chain_that_was_not_submitted_as_a_whole_changes_nothing(
+    tmp_path: Path, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
+    scenario = chained(tmp_path, "7", "9")
+    slurm.become("FAILED")
+    shutil.rmtree(scenario.attempt.run.attempts)
+    with pytest.raises(RunDirectoryError) as caught:
+        scenario.begin(NEXT)
+    assert_facts(golden.message(caught.value), "does not name job 8")
+    assert PATIENCE_S <= slurm.waited < PATIENCE_S + 10
+    assert not scenario.attempt.run.attempts.exists()
+
+
+@pytest.mark.parametrize(
+    ("why", "cause"),
+    [(" DUE TO TIME LIMIT", "time_limit"), (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "node_failure")],
+)
+def test_a_job_that_was_killed_before_it_recorded_its_end_counts_as_one_that_did(
+    tmp_path: Path, slurm: FakeSlurm, why: str, cause: str
+) -> None:
+    scenario = chained(tmp_path, "7", "8", more="requeue: {max_time_limits: 0}\n")
+    slurm.become("TIMEOUT")
+    notice = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T05:17:38{why} ***\n"
+    scenario.attempt.run.batch_log.write_text(f"{beginning(scenario.attempt)}{notice}")
+    if cause == "time_limit":
+        with pytest.raises(BudgetError, match="max_time_limits is 0"):
+            scenario.begin(NEXT)
+    else:
+        assert scenario.begin(NEXT).number == 1
+    (requeue,) = [event for event in read_events(scenario.attempt.run.events) if event.kind == "requeue"]
+    assert (requeue.by, requeue.cause, requeue.facts["job_id"]) == ("chain", cause, "8")
+
+
 def test_a_job_begins_when_the_one_before_it_has_ended(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +199,7 @@ def test_a_job_before_that_does_not_end_is_waited_for_ten_minutes(
 def test_a_job_that_is_none_of_the_chain_is_refused_at_once(tmp_path: Path, slurm: FakeSlurm) -> None:
     scenario = chained(tmp_path, "7", "9")
     with pytest.raises(RunDirectoryError, match="job 7 is still using it"):
-        scenario.begin(NEXT)
+        scenario.begin({"SLURM_JOB_ID": "8", "SLURM_JOB_NAME": "demo"})
     assert slurm.waited == 0
 
 
