@@ -52,7 +52,7 @@ class JobSpec(Section):
     run_root: Annotated[
         Line,
         FieldFacts(
-            option=Option(help="Directory of all runs; overrides run_root.", metavar="DIR", is_listed=True),
+            option=Option(help="Directory of all runs; overrides run_root.", metavar="DIR"),
             on_resume="always",
             is_expanded=True,
             other_names=("output", "output_dir"),
