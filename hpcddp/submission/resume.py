@@ -452,7 +452,7 @@ def _refuse_alive(run: RunDirectory, previous: SubmissionRecord | None) -> None:
         return
     kind = "job" if previous is None or previous.cluster == "slurm" else "process"
     end = shlex.join(["hpcddp", "cancel", str(run.path)])
-    raise SubmissionError(f"the run {run.run_id} is alive as {kind} {job_id}; wait for its end, or end it: {end}")
+    raise SubmissionError(f"{kind} {job_id} of the run {run.run_id} has not ended; wait for that, or end it: {end}")
 
 
 def _alive_job(run: RunDirectory, previous: SubmissionRecord | None) -> str | None:

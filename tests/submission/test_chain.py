@@ -140,7 +140,7 @@ def test_a_chain_of_which_one_job_waits_is_alive_and_waited_for_to_its_last(
     monkeypatch.setattr(commands, "show_job", lambda job_id, **_: {"JobState": states[job_id]})
     with pytest.raises(SubmissionError) as caught:
         prepare_resumption(run, chain_request(slurm))
-    assert "is alive as job 103" in golden.message(caught.value, {str(run.path.parents[2]): "DIR"})
+    assert "job 103 of the run r1 has not ended" in golden.message(caught.value, {str(run.path.parents[2]): "DIR"})
     monkeypatch.setattr(commands, "show_array", lambda job_id, **_: [{"JobState": states[job_id]}])
     dependency, _ = dependency_on([str(run.path)], [], Path("runs"), {})
     assert dependency.text == "afterany:103"

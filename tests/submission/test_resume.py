@@ -90,8 +90,8 @@ def test_a_run_that_is_alive_is_not_resumed(directory: Path, golden: GoldenMessa
         run = ended(directory, job_id=str(process.pid))
         code, out, error = submit(directory, "--resume", "r1")
     assert (code, out) == (2, "")
-    message = golden.message(error, {f" {process.pid};": " PID;"})
-    assert f" r1 is alive as process {process.pid}; " in message
+    message = golden.message(error, {f" {process.pid} ": " PID "})
+    assert f"process {process.pid} of the run r1 has not ended; " in message
     assert message.endswith(f": hpcddp cancel {run.path}\n")
     assert read_events(run.events) == []
 
@@ -109,7 +109,7 @@ def test_of_two_resumptions_at_once_one_is_submitted(directory: Path, golden: Go
     assert len(submitted) == 1
     job_id = submitted[0]["job_id"]
     (message,) = refused
-    assert f" r1 is alive as process {job_id}; " in golden.message(message, {f" {job_id};": " PID;"})
+    assert f"process {job_id} of the run r1 has not ended; " in golden.message(message, {f" {job_id} ": " PID "})
     assert [event.kind for event in read_events(run.events)] == ["resume"]
 
 

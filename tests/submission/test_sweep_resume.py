@@ -315,7 +315,7 @@ def test_a_dry_run_of_an_element_that_never_began_shows_its_script_and_makes_no_
     monkeypatch.setattr(commands, "show_job", pending.get)
     code, out, err = run(capsys, "--resume", "s1_1", "--dry-run")
     assert (code, out) == (2, "")
-    assert " s1_1 is alive as job 101_1; " in golden.message(err)
+    assert "job 101_1 of the run s1_1 has not ended; " in golden.message(err)
     assert err.endswith(f": hpcddp cancel {sweep.run(1).path}\n")
     assert not sweep.run(1).path.exists()
 
