@@ -392,6 +392,8 @@ def _print_preview(request: SubmitRequest, run: RunDirectory | None, *, as_json:
         echo(json.dumps({**preview, **changes}, indent=2))
         return
     place = "this allocation" if preview["cluster"] == "here" else preview["cluster"]
+    if request.chain is not None:
+        place = f"{place} as {request.chain} jobs in turn"
     elements = preview.get("elements", ())
     directory = "run directory"
     if "elements" in preview:

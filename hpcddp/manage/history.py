@@ -11,6 +11,7 @@ from typing import Final
 from hpcddp.manage.run_files import recent_events
 from hpcddp.run.directory import RunDirectory
 from hpcddp.run.events import CONTINUATIONS, Event
+from hpcddp.stop.reasons import Cause
 
 _LINES_SHOWN: Final = 6
 _CAUSES_IN_HISTORY: Final[Mapping[str, str]] = MappingProxyType(
@@ -74,7 +75,11 @@ def _requeue_text(event: Event) -> str:
     cause = _CAUSES_IN_HISTORY.get(str(event.cause), event.cause)
     if event.by == "user":
         cause = "its user requested it"
-    next_step = "the next job of its chain goes on" if event.by == "chain" else "to be requeued"
+    next_step = "to be requeued"
+    if event.by == "chain":
+        next_step = "the next job of its chain goes on"
+        if event.known_cause is Cause.REQUEUED:
+            cause = "its job was killed"
     text = f"attempt {event.attempt} stopped{_step_text(event)}, {next_step}: {cause}"
     if event.facts.get("killed") is True:
         text += "; Slurm killed its tasks, which had not ended"

@@ -402,10 +402,8 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
         run.result.unlink(missing_ok=True)
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=str(attempt_facts.counted_cause), job_id=job_id, by=by)
+    _avoid_failing_nodes(attempt_facts, job_id)
     requeue = attempt_facts.spec.requeue
-    if requeue.avoid_failed_nodes:
-        with write_errors_printed(run.events):
-            avoid_failing_nodes(attempt_facts.attempt, job_id, attempt_facts.environment)
     left = requeue_job.leave(
         job_id,
         attempt=attempt_facts.attempt,
@@ -421,6 +419,13 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 
 
+def _avoid_failing_nodes(attempt_facts: AttemptFacts, job_id: str) -> None:
+    """Keep the job of the next attempt away from the nodes on which its run fails, if its user wants that."""
+    if attempt_facts.spec.requeue.avoid_failed_nodes:
+        with write_errors_printed(attempt_facts.attempt.run.events):
+            avoid_failing_nodes(attempt_facts.attempt, job_id, attempt_facts.environment)
+
+
 def _next_attempt_text(attempt_facts: AttemptFacts) -> str:
     """Return what the next attempt does."""
     if attempt_facts.spec.command is None:
@@ -434,6 +439,7 @@ def _continue(attempt_facts: AttemptFacts, action: Action, _: int) -> Ending:
     cause = str(attempt_facts.counted_cause)
     _append_stop(attempt_facts)
     _append(attempt_facts, "requeue", _why(attempt_facts), cause=cause, job_id=job_id, by="chain")
+    _avoid_failing_nodes(attempt_facts, job_id)
     next_step = f"Job {job_id}, the next of its chain, goes on, and {_next_attempt_text(attempt_facts)}."
     return Ending(exit_code=action.exit_code, text=_summary(attempt_facts, next_step))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.manage.control import RequeueError, cancel, cancel_sweep, requeue
+from hpcddp.manage.history import history_of
 from hpcddp.manage.overview import SweepStatus, overview
 from hpcddp.manage.run_files import read_run_files
 from hpcddp.manage.status import RunStatus, statuses
@@ -68,6 +69,9 @@ def test_status_and_why_say_which_job_of_the_chain_it_is(made: FakeRun, golden: 
     (remark,) = status.remarks
     assert "job 8 is number 2 of the 3 of its chain" in remark
     golden.message("\n".join(explain(status).lines()))
+    made.started("8", at=60, attempt=1, restart_count=0)
+    made.event("requeue", at=90, attempt=1, cause="requeued", by="chain", job_id="9", found_at_start=True)
+    golden.message(history_of(made.run)[-1])
 
 
 def test_a_cancel_ends_what_is_left_of_a_chain(tmp_path: Path, golden: GoldenMessages) -> None:

@@ -185,6 +185,14 @@ def test_the_jobs_of_a_chain_are_printed(
     assert (document["job_id"], document["chain"]) == ("103", ["103", "104"])
 
 
+def test_a_dry_run_says_how_many_jobs_it_would_be(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(slurm, monkeypatch, "--chain", "2", "--dry-run") == 0
+    assert "would go to slurm as 2 jobs in turn, run directory " in capsys.readouterr().err
+    assert slurm.calls == []
+
+
 @pytest.mark.parametrize("words", [("--chain", "3", "--follow"), ("--chain", "1")], ids=["followed", "of one"])
 def test_a_chain_that_is_followed_or_none_is_refused(
     slurm: FakeSlurm,

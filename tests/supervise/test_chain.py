@@ -35,6 +35,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm(monkeypatch, Requeue="0")
     now = time.monotonic()
     monkeypatch.setattr("time.monotonic", lambda: now + fake.waited)
+    monkeypatch.setattr("hpcddp.supervise.begin.lost_nodes", lambda *_, **__: [])
     # The job before is 7; 8 is the one that asks.
     monkeypatch.setattr(commands, "show_job", lambda job_id: fake.show_job("7") if job_id == "7" else {})
     return fake
@@ -63,6 +64,16 @@ def test_a_job_of_a_chain_asks_for_no_requeue_and_names_the_next(
     assert scenario.result is None
     slurm.become("FAILED")
     assert scenario.begin(NEXT).number == 1
+
+
+def test_the_next_job_of_a_chain_is_kept_away_from_failing_nodes(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = chained(tmp_path, "7", "8", more="requeue: {avoid_failed_nodes: true}\n")
+    kept_away = []
+    monkeypatch.setattr("hpcddp.supervise.end.avoid_failing_nodes", lambda _, job_id, __: kept_away.append(job_id))
+    scenario.stop(reason=StopReason.WARNED, cause="time_limit")
+    assert (scenario.end().exit_code, kept_away, slurm.calls) == (75, ["8"], [])
 
 
 def test_the_last_job_of_a_chain_says_so_and_what_to_type(
