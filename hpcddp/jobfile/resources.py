@@ -314,10 +314,6 @@ class Resources(Section):
         description="Whether the job shares its nodes with no other job; `user` and `mcs` share them with the jobs of "
         "the same user or MCS label, `topo` takes the whole topology block.",
     )
-    licenses: Annotated[
-        Line | None,
-        FieldFacts(flag="licenses", option=Option(help="Licenses that the job holds."), is_of_a_site=True),
-    ] = Field(None, description="Licenses that the job holds while it runs.")
     mail_type: Annotated[
         MailTypes | None,
         FieldFacts(flag="mail-type", option=Option(help="When Slurm sends mail: END,FAIL."), is_of_a_site=True),

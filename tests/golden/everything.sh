@@ -14,9 +14,9 @@
 #SBATCH --nodelist="gpu[01-04,07]"
 #SBATCH --exclude=gpu02
 #SBATCH --exclusive
-#SBATCH --licenses=matlab:1
 #SBATCH --mail-type=END,TIME_LIMIT_90
 #SBATCH --mail-user="a b@c.d"
+#SBATCH --licenses=matlab:1
 #SBATCH --overcommit
 #SBATCH --switches=1
 #SBATCH --wckey="a b@c.d"
@@ -179,13 +179,13 @@ resources:
   nodelist: "gpu[01-04,07]"
   exclude: gpu02
   exclusive: true
-  licenses: "matlab:1"
   mail_type: "END,TIME_LIMIT_90"
   mail_user: "a b@c.d"
   sbatch:
     wckey: "a b@c.d"
     switches: "1"
     overcommit: true
+    licenses: "matlab:1"
   srun:
     cpu-bind: "mask_cpu:0x3,0xc"
     mpi: pmix

@@ -115,10 +115,9 @@ def test_the_sandbox_gets_nothing_that_is_of_a_site_and_the_cluster_all_of_it() 
         "nodelist": "n1",
         "exclude": "n9",
         "exclusive": "mcs",
-        "licenses": "matlab",
         "mail_type": "END",
         "mail_user": "a@b.c",
-        "sbatch": {"comment": "x"},
+        "sbatch": {"comment": "x", "licenses": "matlab"},
     }
     two_nodes = {"nodes": 2, "tasks_per_node": 1, "time_limit": "00:10:00"}
     job = {**ON_CPUS, "resources": {"nodes": 8, **of_a_site}}

@@ -105,7 +105,7 @@ def with_field(field: str, value: str) -> ResolvedJob:
     return ResolvedJob(spec=made.model_copy(update={section: part}), origins={})
 
 
-@pytest.mark.parametrize("name", ["partition", "account", "qos", "constraint", "reservation", "nodelist", "licenses"])
+@pytest.mark.parametrize("name", ["partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude"])
 def test_a_line_break_in_a_directive_is_refused_by_the_name_of_its_field(golden: GoldenMessages, name: str) -> None:
     with pytest.raises(UnwritableValueError) as caught:
         render_script(request_of(with_field(f"resources.{name}", "a\nb"), python="python", run_id=None))

@@ -32,7 +32,7 @@ PLACE = ("partition", "account", "qos", "constraint", "reservation", "nodelist",
 @st.composite
 def jobs(draw: st.DrawFn) -> ResolvedJob:
     """Draw a job whose every text is hostile."""
-    resources: dict[str, Any] = {name: draw(LINE) for name in (*PLACE, "licenses") if draw(st.booleans())}
+    resources: dict[str, Any] = {name: draw(LINE) for name in PLACE if draw(st.booleans())}
     for command in ("sbatch", "srun"):
         resources[command] = draw(st.dictionaries(FLAG, LINE | st.just(value=True), max_size=3))
     environment = {
@@ -62,8 +62,6 @@ def expected_words(job: ResolvedJob) -> list[str]:
     spec, resources = job.spec, job.spec.resources
     words = [f"--job-name={spec.name}", "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1"]
     words += [f"--{name}={getattr(resources, name)}" for name in PLACE if getattr(resources, name) is not None]
-    if resources.licenses is not None:
-        words.append(f"--licenses={resources.licenses}")
     extras = sorted(resources.sbatch.items())
     words += [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in extras]
     log = f"{spec.run_root.rstrip('/')}/{spec.name}/r1/batch.log".replace("%", "%%")
