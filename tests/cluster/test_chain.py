@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -42,6 +43,12 @@ _WORK = """
     if os.environ["HPCDDP_ATTEMPT"] != "2":
         time.sleep(600)
 """
+_WAITS = """
+    import os, pathlib, time
+    pathlib.Path("began-" + os.environ["HPCDDP_ATTEMPT"]).touch()
+    if os.environ["HPCDDP_ATTEMPT"] != "2":
+        time.sleep(600)
+"""
 # It listens to nothing, so that it lives until KillWait is over.
 _STUBBORN = """
     import os, signal, time
@@ -65,10 +72,20 @@ def strict_site(sandbox: Sandbox, directory: Path) -> dict[str, str]:
     return {"PATH": f"{programs}:{os.environ['PATH']}"}
 
 
-def start_chain(sandbox: Sandbox, directory: Path, count: int, program: str) -> tuple[TrackedRun, tuple[str, ...]]:
-    words = ("--time", "1", "--chain", str(count), "--", sys.executable, script(directory, program))
+def start_chain(
+    sandbox: Sandbox, directory: Path, count: int, program: str, *words: str
+) -> tuple[TrackedRun, tuple[str, ...]]:
+    """Submit a chain of jobs of a minute, or as ``words`` say."""
+    words = ("--time", "1", "--chain", str(count), *words, "--", sys.executable, str(script(directory, program)))
     tracked = start(sandbox, directory, *words, env=strict_site(sandbox, directory))
     return tracked, chain_of(tracked.run)
+
+
+def batch_script_of(job_id: str) -> int:
+    """Return the process id of the batch script of a job that runs."""
+    ending = f"/job{int(job_id):05}/slurm_script\0".encode()
+    (path,) = [path for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().endswith(ending)]
+    return int(path.parent.name)
 
 
 def test_a_chain_goes_on_over_time_limits_and_its_rest_ends_well(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -103,6 +120,20 @@ def test_a_cancel_ends_every_job_of_a_chain(sandbox: Sandbox, tmp_path: Path) ->
     assert states()[1:] == ["CANCELLED"] * 3
     assert (tracked.result["status"], tracked.attempts) == ("cancelled", 1)
     assert tracked.result["resume"].endswith(" --chain 4")
+
+
+def test_a_chain_goes_on_after_a_killed_script_and_a_preemption(sandbox: Sandbox, tmp_path: Path) -> None:
+    on_one = ("--time", "10", "--partition", "low", "--nodelist", "n1")
+    tracked, chain = start_chain(sandbox, tmp_path, 4, _WAITS, *on_one)
+    tracked.wait_until((tmp_path / "began-0").exists, "the first attempt")
+    os.kill(batch_script_of(chain[0]), signal.SIGKILL)
+    wait_until((tmp_path / "began-1").exists, "the second attempt")
+    sandbox.submit("--partition=high", "--exclusive", "--nodelist=n1", "--output=/dev/null", "--wrap=true")
+    sandbox.wait(chain[3], timeout=120)
+    assert tracked.result["status"] == "finished"
+    assert [event.facts["job_id"] for event in tracked.events("start")] == list(chain[:3])
+    requeues = [(event.cause, event.by, event.facts["job_id"]) for event in tracked.events("requeue")]
+    assert requeues == [("requeued", "chain", chain[1]), ("preemption", "chain", chain[2])]
 
 
 @pytest.mark.long("tests/supervise/test_chain.py begins a job while the one before it ends")
