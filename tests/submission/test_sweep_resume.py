@@ -264,6 +264,17 @@ def test_an_element_that_was_resumed_alone_continues_alone(
     assert alone.batch_log.read_text() == "the log of the job of its own\n"
 
 
+def test_an_element_goes_on_as_a_chain_and_a_sweep_does_not(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept(slurm, count=3, element_0="stopped")
+    code, _, err = run(capsys, "--resume", "s1", "--chain", "2")
+    assert (code, err.startswith("hpcddp: --chain goes on with one run, ")) == (2, True)
+    assert run(capsys, "--resume", "s1_0", "--chain", "2")[0] == 0
+    job = ["--dependency=singleton", "--job-name=demo-s1_0", "--no-requeue", "first=0"]
+    assert slurm.calls[1:] == [job, job]
+
+
 def test_a_sweep_that_was_submitted_by_hand_says_how_to_go_on(
     slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
 ) -> None:
