@@ -107,7 +107,7 @@ def submit(  # noqa: PLR0913  each is an option
     after_any: AfterAny = None,
     chain: Annotated[
         int | None,
-        typer.Option(metavar="N", min=2, max=100, help="N jobs for one run, without requeue."),
+        typer.Option(metavar="N", min=2, max=50, help="N jobs for one run, without requeue."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until the run has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
