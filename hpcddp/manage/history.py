@@ -78,7 +78,7 @@ def _requeue_text(event: Event) -> str:
     next_step = "to be requeued"
     if event.by == "chain":
         next_step = "the next job of its chain goes on"
-        if event.known_cause is Cause.REQUEUED:
+        if event.known_cause in {Cause.REQUEUED, Cause.CANCELLED}:
             cause = "its job was killed"
     text = f"attempt {event.attempt} stopped{_step_text(event)}, {next_step}: {cause}"
     if event.facts.get("killed") is True:

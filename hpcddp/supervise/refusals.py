@@ -208,7 +208,7 @@ def _why_run_is_unfinished(run: RunDirectory) -> str | None:
 
 
 def refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[Event], cause: Cause) -> None:
-    """Refuse the start of a job that its program has requeued while it was being cancelled.
+    """Refuse the start of a job that its program has requeued while it was being cancelled, or of the next in a chain.
 
     Lightning and many scripts requeue their job when they get a signal. Slurm accepts that until the job has ended.
 
@@ -222,12 +222,15 @@ def refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[E
         CancelledError: says how to resume.
     """
     run = attempt.run
-    requeue_time = moment_of(start.submit_time)
     cancel_time = _cancel_time(attempt, events, cause)
-    if requeue_time is None or cancel_time is None:
+    if cancel_time is None:
         return
-    if abs(requeue_time - cancel_time) > _REQUEUE_OF_PROGRAM_S:
-        return
+    why = f"the job before its job {start.job_id} was cancelled"
+    if start.restart_count > 0:
+        why = f"its job {start.job_id} was cancelled, and then its program requeued it"
+        requeue_time = moment_of(start.submit_time)
+        if requeue_time is None or abs(requeue_time - cancel_time) > _REQUEUE_OF_PROGRAM_S:
+            return
     request = attempt.requeue_request
     if exists(request) and request.stat().st_mtime > cancel_time:
         return
@@ -240,10 +243,7 @@ def refuse_cancelled(attempt: AttemptDirectory, start: Start, events: Sequence[E
         reason=BY_USER,
         cause=str(Cause.CANCELLED),
     )
-    raise CancelledError(
-        f"run {run.run_id} is not started again: its job {start.job_id} was cancelled, and then its program requeued "
-        f"it. To resume: {resume_command(run)}"
-    )
+    raise CancelledError(f"run {run.run_id} is not started again: {why}. To resume: {resume_command(run)}")
 
 
 def _cancel_time(attempt: AttemptDirectory, events: Sequence[Event], cause: Cause) -> float | None:

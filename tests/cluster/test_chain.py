@@ -132,8 +132,11 @@ def test_a_chain_goes_on_after_a_killed_script_and_a_preemption(sandbox: Sandbox
     sandbox.wait(chain[3], timeout=120)
     assert tracked.result["status"] == "finished"
     assert [event.facts["job_id"] for event in tracked.events("start")] == list(chain[:3])
-    requeues = [(event.cause, event.by, event.facts["job_id"]) for event in tracked.events("requeue")]
-    assert requeues == [("requeued", "chain", chain[1]), ("preemption", "chain", chain[2])]
+    requeues = tracked.events("requeue")
+    assert [(event.by, event.facts["job_id"]) for event in requeues] == [("chain", chain[1]), ("chain", chain[2])]
+    assert requeues[1].cause == "preemption"
+    history = sandbox.run(*HPCDDP, "why", tracked.run.path, cwd=tmp_path).stdout
+    assert "attempt 0 stopped, the next job of its chain goes on: its job was killed\n" in history
 
 
 @pytest.mark.long("tests/supervise/test_chain.py begins a job while the one before it ends")

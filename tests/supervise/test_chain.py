@@ -20,7 +20,7 @@ from hpcddp.slurm import commands
 from hpcddp.slurm.job_environment import Dependency
 from hpcddp.stop.reasons import StopReason
 from hpcddp.supervise.__main__ import main
-from hpcddp.supervise.refusals import PATIENCE_S, BudgetError
+from hpcddp.supervise.refusals import PATIENCE_S, BudgetError, CancelledError
 from tests.facts import assert_facts
 from tests.messages import GoldenMessages
 from tests.supervise.attempts import PREEMPTED, SLURM, Scenario
@@ -174,6 +174,21 @@ def test_a_job_that_was_killed_before_it_recorded_its_end_counts_as_one_that_did
         assert scenario.begin(NEXT).number == 1
     (requeue,) = [event for event in read_events(scenario.attempt.run.events) if event.kind == "requeue"]
     assert (requeue.by, requeue.cause, requeue.facts["job_id"]) == ("chain", cause, "8")
+
+
+def test_a_job_does_not_begin_after_one_that_was_cancelled_and_killed(
+    tmp_path: Path, slurm: FakeSlurm, golden: GoldenMessages
+) -> None:
+    scenario = chained(tmp_path, "7", "8")
+    slurm.become("CANCELLED")
+    monday = "2026-11-23T05:17:38"
+    notice = f"slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT {monday} ***\n"
+    scenario.attempt.run.batch_log.write_text(f"{beginning(scenario.attempt)}{notice}")
+    with pytest.raises(CancelledError) as caught:
+        scenario.begin(NEXT)
+    golden.message(caught.value)
+    assert scenario.result is not None
+    assert scenario.result["status"] == "cancelled"
 
 
 def test_a_job_begins_when_the_one_before_it_has_ended(
