@@ -224,6 +224,11 @@ class JobSpec(Section):
             return self.train.device
         return "cuda" if self.uses_gpus else "cpu"
 
+    @property
+    def may_lose_nodes(self) -> bool:
+        """Whether the job keeps running when it loses a node."""
+        return self.resources.min_nodes is not None or self.resources.spare_nodes > 0
+
 
 _UNIONS = (Union, UnionType)
 

@@ -195,6 +195,25 @@ class Resources(Section):
         "soon as two nodes are free, with up to eight.",
         json_schema_extra={"unit": "nodes"},
     )
+    min_nodes: Annotated[
+        int | None,
+        FieldFacts(option=Option(help="Nodes that must be left when a node is lost.")),
+    ] = Field(
+        None,
+        ge=1,
+        le=LARGEST_NODE_COUNT,
+        description="Nodes that must be left when a node is lost, so that the job goes on with them. Refused for now: "
+        "null requeues the job.",
+        json_schema_extra={"unit": "nodes"},
+    )
+    spare_nodes: Annotated[int, FieldFacts(option=Option(help="Nodes that take the places of lost ones."))] = Field(
+        0,
+        ge=0,
+        le=LARGEST_NODE_COUNT,
+        description="Nodes that the job gets besides `nodes`, to take the places of lost ones. Refused for now, as "
+        "`min_nodes`.",
+        json_schema_extra={"unit": "nodes"},
+    )
     gpus_per_node: Annotated[
         int,
         FieldFacts(

@@ -471,6 +471,13 @@ def setup_returns(spec: JobSpec) -> Iterator[tuple[str, str]]:
             )
 
 
+def _lost_node_is_survived(spec: JobSpec) -> Iterator[Finding]:
+    """Reject ``resources.min_nodes`` and ``spare_nodes``: no job goes on without a lost node yet."""
+    if spec.may_lose_nodes:
+        key = "resources.spare_nodes" if spec.resources.min_nodes is None else "resources.min_nodes"
+        yield key, "is given, and no job goes on without a lost node yet; leave it out: the job is requeued then"
+
+
 def variable_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Reject variables that a script cannot set."""
     environment = spec.environment
@@ -511,6 +518,7 @@ RULES = (
     Rule(("learning_rate",), _schedule_constants),
     Rule(("learning_rate", "batch.global_batch_size", "train.optimizer"), rule_fits_optimizer),
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
+    Rule(("resources.min_nodes", "resources.spare_nodes"), _lost_node_is_survived),
     Rule(("launcher", "command", "resources"), _each_rank_has_its_gpu),
     Rule(("environment.env", "environment.pass_env"), variable_names),
     Rule(("environment.setup",), setup_returns),

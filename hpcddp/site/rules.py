@@ -181,9 +181,19 @@ def _longest_s(partition: Partition) -> float:
     return _LONGER_THAN_ANY if seconds is None else seconds
 
 
+def _least_nodes(spec: JobSpec) -> int:
+    """Return how many nodes Slurm needs to start the job: of a range the smallest number."""
+    return spec.node_counts[0] + spec.resources.spare_nodes
+
+
 def _too_many_nodes(spec: JobSpec, most: int, fact: str) -> Finding:
     """Return the finding about a job that needs more nodes than ``most``, which ``fact`` says in words."""
-    return "resources.nodes", f"is {spec.node_counts[0]}, and {fact}; write {most} or less"
+    nodes = spec.node_counts[0]
+    spare_nodes = spec.resources.spare_nodes
+    if nodes > most:
+        return "resources.nodes", f"is {nodes}, and {fact}; write {most} or less"
+    fact = f"which with resources.nodes makes {nodes + spare_nodes}, and {fact}"
+    return "resources.spare_nodes", f"is {spare_nodes}, {fact}; write {most - nodes} or less"
 
 
 def _nodes(spec: JobSpec, candidates: Mapping[str, Partition]) -> Iterator[Finding]:
@@ -193,7 +203,7 @@ def _nodes(spec: JobSpec, candidates: Mapping[str, Partition]) -> Iterator[Findi
         for name, partition in candidates.items()
         if partition.kinds
     }
-    if not most or len(most) < len(candidates) or spec.node_counts[0] <= max(most.values()):
+    if not most or len(most) < len(candidates) or _least_nodes(spec) <= max(most.values()):
         return
     name = max(most, key=lambda one: most[one])
     why = "gives one job" if most[name] < candidates[name].nodes else "has"
@@ -244,7 +254,7 @@ def _gpu_type(spec: JobSpec, facts: ClusterFacts, candidates: Mapping[str, Parti
 
 
 def _enough_nodes(spec: JobSpec, candidates: Mapping[str, Partition], needs: Sequence[Need]) -> Iterator[Finding]:
-    asked = spec.node_counts[0]
+    asked = _least_nodes(spec)
     most = max(nodes_that_fit(partition, spec, needs) for partition in candidates.values())
     if most < asked <= max(_most_nodes(partition) for partition in candidates.values()):
         where = " or ".join(candidates)

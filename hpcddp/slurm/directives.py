@@ -143,7 +143,7 @@ def _size(spec: JobSpec) -> Iterator[Directive]:
         cpus_of_node = spec.tasks_per_node * spec.cpus_per_task
         yield Directive("mincpus", str(cpus_of_node), "resources.cpus_per_task")
     else:
-        yield Directive("nodes", str(resources.nodes), "resources.nodes")
+        yield Directive("nodes", str(resources.nodes + resources.spare_nodes), "resources.nodes")
         yield Directive("ntasks-per-node", str(spec.tasks_per_node), "resources.tasks_per_node")
     gpus = str(resources.gpus_per_node)
     if resources.gpu_type:
@@ -196,6 +196,8 @@ def _batch_log(spec: JobSpec, run_id: str) -> str:
 
 def _recovery(spec: JobSpec) -> Iterator[Directive]:
     yield Directive("requeue" if spec.requeue.left_to_slurm else "no-requeue", None, "requeue.causes")
+    if spec.may_lose_nodes:
+        yield Directive("no-kill", None, "resources.min_nodes")
     if spec.signal_lead is not None:
         # Never "B:", which signals the batch shell only.
         yield Directive("signal", f"USR2@{round(spec.signal_lead.total_seconds())}", "requeue.signal_lead")

@@ -121,6 +121,7 @@ def _template_values(request: SubmitRequest, directives: Sequence[Directive]) ->
         "foreign_prefixes": FOREIGN_PREFIXES,
         "foreign_variables": foreign_step_options(directive.flag for directive in directives),
         "directives": directives,
+        "spare_nodes": spec.resources.spare_nodes,
         "nodes": nodes,
         "tasks": tasks,
         "tasks_per_node": spec.tasks_per_node,

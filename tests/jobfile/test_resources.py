@@ -52,6 +52,16 @@ def test_the_site_says_how_gpus_are_requested(resources: dict[str, Any], gpus: s
 
 
 @pytest.mark.parametrize(
+    ("resources", "nodes"), [({"nodes": 3, "min_nodes": 2}, "3"), ({"nodes": 3, "spare_nodes": 2}, "5")]
+)
+def test_a_job_that_may_lose_nodes_gets_the_spare_ones_and_is_not_killed(resources: dict[str, Any], nodes: str) -> None:
+    # Not read from a file: such a job is still refused.
+    spec = JobSpec.model_validate(job(resources))
+    written = {directive.flag: directive.value for directive in directives_for(spec, run_id="r")}
+    assert (written["nodes"], written["no-kill"]) == (nodes, None)
+
+
+@pytest.mark.parametrize(
     ("written", "sbatch"),
     [("500GB", "500G"), ("64GiB", "64G"), ("1.5T", "1536G"), ("0.5g", "512M"), ("1.25TB", "1280G"), ("2000m", "2000M")],
 )

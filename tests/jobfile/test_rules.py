@@ -41,6 +41,16 @@ BETWEEN = {
         "00:05:00 (resources.time_limit)",
         "write requeue.signal_lead: 150s or null",
     ),
+    "resources: {nodes: 2, min_nodes: 1}": (
+        "resources.min_nodes: is given",
+        "no job goes on without a lost node yet",
+        "leave it out: the job is requeued",
+    ),
+    "resources: {nodes: 2, spare_nodes: 1}": (
+        "resources.spare_nodes: is given",
+        "no job goes on without a lost node yet",
+        "leave it out: the job is requeued",
+    ),
     "learning_rate: {schedule: step}": ("learning_rate.milestones: is empty", "write the epochs", "[30, 60, 80]"),
     "learning_rate: {milestones: [3]}": (
         "learning_rate.milestones: is given",

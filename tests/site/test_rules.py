@@ -121,7 +121,15 @@ def test_what_the_cluster_can_give_is_not_refused(resources: dict[str, Any]) -> 
             {"partition": "gpu", "account": "lab"},
             ("resources.account is 'lab', ", " may not use partition gpu; ", "write grant"),
         ),
-        ({"nodes": 101}, ("resources.nodes is 101, ", "write 100 or less")),
+        (
+            {"nodes": 98, "spare_nodes": 3},
+            ("resources.spare_nodes is 3, ", " makes 101, ", " batch has 100; ", "write 2 or less"),
+        ),
+        ({"nodes": 101, "spare_nodes": 3}, ("resources.nodes is 101, ", "write 100 or less")),
+        (
+            {"nodes": 2, "spare_nodes": 9, "gpus_per_node": 8, "partition": "gpu", "account": "grant"},
+            ("resources.spare_nodes is 9, ", " makes 11, ", " gpu has 6; ", "write 4 or less"),
+        ),
         (
             {"gpus_per_node": 9},
             ("resources.gpus_per_node is 9, ", " batch have none; ", "CPU job, or write resources.gpu_request none "),
