@@ -248,8 +248,8 @@ def _without_a_cause(attempt: AttemptDirectory) -> str:
     if any(exit_.notice for exit_ in exits):
         return "the tasks received SIGTERM, and the sender of SIGTERM is unknown"
     said = _SRUN_SAID.search(_since_start(attempt))
-    if said is not None and not attempt.rank_logs():
-        return f"srun started no task: {said['why'].strip()}"
+    if said and not attempt.rank_logs():
+        return f"srun started no task: {said['why']}"
     return "the tasks ended without a result and without naming a cause"
 
 

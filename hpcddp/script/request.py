@@ -235,7 +235,7 @@ def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated:
         resources["gpus_per_node"] = counts.gpus_per_node
         if counts.gpu_request != "gres":
             resources["gpu_request"] = counts.gpu_request
-    if counts.gpus_per_node and counts.gpu_type is not None:
+    if counts.gpu_type is not None:
         resources["gpu_type"] = counts.gpu_type
     if not counts.gpus_per_node and ranks_per_node > 1:
         resources["tasks_per_node"] = ranks_per_node
