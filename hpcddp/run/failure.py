@@ -247,9 +247,9 @@ def _without_a_cause(attempt: AttemptDirectory) -> str:
         return error.message
     if any(exit_.notice for exit_ in exits):
         return "the tasks received SIGTERM, and the sender of SIGTERM is unknown"
-    said = _SRUN_SAID.search(_since_start(attempt))
+    said = _SRUN_SAID.findall(_since_start(attempt))
     if said and not attempt.rank_logs():
-        return f"srun started no task: {said['why']}"
+        return f"srun started no task: {'; '.join(said[-3:])}"
     return "the tasks ended without a result and without naming a cause"
 
 
@@ -321,7 +321,7 @@ _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (?P<node>\S+)$
 # srun kills the tasks at once when it gets TERM or HUP itself. It says the same behind the first task that failed.
 _SRUN_SIGNALLED: Final = re.compile(r"^srun: (?:forcing job termination|Force Terminated )", re.MULTILINE)
 # srun: unrecognized option '--foo=bar'      srun: error: unrecognized --cpu-bind argument "x"   (srun 22.05.8)
-_SRUN_SAID: Final = re.compile(r"^srun: (?:error: )?(?!Job |Step )(?P<why>.+)", re.MULTILINE)
+_SRUN_SAID: Final = re.compile(r"^srun: (?:error: )?(?!Job |Step )(.+)", re.MULTILINE)
 # srun: First task exited 10s ago   (srun 22.05.8)
 _SRUN_WAITED: Final = re.compile(r"^srun: First task exited (?P<seconds>[0-9]{1,9})s ago$", re.MULTILINE)
 # sh: 3: cannot create /runs/a/1/attempts/0/rank-1.log: Directory nonexistent   (dash; bash without "cannot create")

@@ -146,7 +146,9 @@ def test_what_srun_says_is_the_cause_where_it_has_started_no_task(tmp_path: Path
         'srun: error: unrecognized --cpu-bind argument "x"\nsrun: fatal: Failed to parse --cpu-bind= values.\n'
     )
     attempt.run.batch_log.write_text(beginning(attempt) + printed)
-    assert golden.message(failure_sentence(attempt, [])).endswith(': unrecognized --cpu-bind argument "x"')
+    assert golden.message(failure_sentence(attempt, [])).endswith(
+        ': unrecognized --cpu-bind argument "x"; fatal: Failed to parse --cpu-bind= values.'
+    )
     attempt.run.batch_log.write_text(beginning(attempt) + "srun: unrecognized option '--foo=bar'\n")
     assert failure_sentence(attempt, []).endswith(": unrecognized option '--foo=bar'")
     write_failure(attempt, record(0, time=1.0, secondary=True))
