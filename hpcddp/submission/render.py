@@ -130,7 +130,16 @@ def _template_values(request: SubmitRequest, directives: Sequence[Directive]) ->
         "gpu_request": spec.resources.gpu_request,
         "cpus_per_task": spec.cpus_per_task,
         "srun_flags": [
-            f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in sorted(spec.resources.srun.items())
+            # A step that asks for --gpus-per-node, which it also has from its job, gets no other resource unasked.
+            *(
+                f"--gres={directive.value}"
+                for directive in directives
+                if directive.flag == "gres" and spec.resources.gpu_request != "gres"
+            ),
+            *(
+                f"--{flag}" if value is True else f"--{flag}={value}"
+                for flag, value in sorted(spec.resources.srun.items())
+            ),
         ],
         "modules": spec.environment.modules,
         "conda": spec.environment.conda,

@@ -78,14 +78,17 @@ def test_the_tasks_are_started_with_the_flags_as_they_are_written(
         ({"gpu_request": "none", "srun": {"gpus-per-task": 1}}, ["--gpus-per-task=1"]),
         ({"gpu_request": "none", "gpus_per_node": 0, "tasks_per_node": 4}, []),
         ({"gpu_request": "gpus-per-node"}, []),
+        ({"gpu_request": "gpus-per-node", "gres": {"nvme": 1, "lscratch": "2G"}}, ["--gres=nvme:1,lscratch:2G"]),
+        ({"gpu_request": "none", "gres": {"nvme": 1}}, ["--gpus-per-node=4", "--gres=nvme:1"]),
+        ({"gres": {"nvme": 1}}, []),
     ],
 )
-def test_srun_asks_for_the_gpus_that_came_with_the_nodes_if_slurm_manages_them(
+def test_srun_asks_for_the_gpus_that_came_with_the_nodes_and_for_the_resources_that_it_would_not_get_beside_them(
     runner: ScriptRunner, resources: dict[str, Any], words: list[str]
 ) -> None:
     script = script_of(runner, resources={"gpus_per_node": 4, **resources})
     assert runner.run(script, SLURM_JOB_GPUS="0,1,2,3") == (0, "")
-    assert [word for word in runner.words("srun") if word.startswith("--gp")] == words
+    assert [word for word in runner.words("srun") if word.startswith("--g")] == words
     if "srun" not in resources:
         assert runner.run(script) == (0, "")
         assert "--gp" not in " ".join(runner.words("srun"))
