@@ -310,10 +310,6 @@ class Requeue(Section):
     max_attempts_without_progress: int = Field(
         2, ge=1, description="Attempts without a new step, after which the run stops."
     )
-    expedite: bool = Field(
-        default=True,
-        description="Whether the job comes back in seconds, and not after Slurm's own delay, two minutes by default.",
-    )
     avoid_failed_nodes: bool = Field(
         default=False,
         description="Whether a requeued job keeps away, for 24 hours, from nodes that were lost, had a hardware error "

@@ -377,7 +377,6 @@ def _after_request(attempt_facts: AttemptFacts, action: Action, code: int, resul
             attempt_facts.job_id or "",
             attempt=attempt_facts.attempt,
             restarts=attempt_facts.restart_count,
-            set_start_time=requeue.expedite,
         )
     if attempt_facts.is_fenced:
         # On a node that was cut off, Slurm does not respond: it has started the job again elsewhere.
@@ -409,7 +408,6 @@ def _leave(attempt_facts: AttemptFacts, action: Action, code: int, *, by: str) -
         attempt=attempt_facts.attempt,
         restarts=attempt_facts.restart_count,
         set_requeue_flag=not requeue.left_to_slurm,
-        set_start_time=requeue.expedite,
     )
     if left.outcome is RequeueOutcome.CANCELLED:
         return _cancel(attempt_facts, _CANCELLED, code)

@@ -143,7 +143,7 @@ def _request_until_answered(
         time.sleep(_PAUSE_S)
 
 
-def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, set_start_time: bool) -> RequeueResult:
+def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int) -> RequeueResult:
     """Stay until the controller has saved the requeue of a --no-requeue job; requeue it again if that is lost.
 
     A controller that is killed comes back with the state that it saved last: the job runs, as if it had not been
@@ -154,13 +154,12 @@ def stay_until_saved(job_id: str, *, attempt: AttemptDirectory, restarts: int, s
         job_id: the job, which has been requeued and is still ending.
         attempt: the attempt that ends.
         restarts: the restart count of this attempt.
-        set_start_time: whether to set an earlier start time, which applies if Slurm kills this process meanwhile.
     """
     result = RequeueResult(outcome=RequeueOutcome.REQUEUED)
     for _ in range(_TRIES):
         saved_at = time.monotonic() + _SAVE_S
-        if set_start_time:
-            set_start(job_id, _SAVE_S + _START_DELAY_S)
+        # It applies if Slurm kills this process meanwhile.
+        set_start(job_id, _SAVE_S + _START_DELAY_S)
         time.sleep(max(0.0, saved_at - time.monotonic()))
         job = ask_slurm(job_id, patience_s=PATIENCE_S)
         if job is None:
@@ -232,9 +231,7 @@ class LastLook:
     is_in_time: bool
 
 
-def leave(
-    job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool, set_start_time: bool
-) -> RequeueResult:
+def leave(job_id: str, *, attempt: AttemptDirectory, restarts: int, set_requeue_flag: bool) -> RequeueResult:
     """Prepare to end the script of a job that has been requeued; return whether it still is, and when it starts.
 
     Call it last: what ends later than the start time that is set here gets Slurm's own start time. A last answer of
@@ -245,11 +242,10 @@ def leave(
         attempt: the attempt that ends.
         restarts: the restart count of this attempt.
         set_requeue_flag: whether to set Requeue=1 first (a --no-requeue job).
-        set_start_time: whether to set an earlier start time; Slurm itself waits until the old credentials have expired.
     """
     deadline = time.monotonic() + PATIENCE_S
     for _ in range(_TRIES):
-        last_look = _look_when_slurmctld_is_there(job_id, attempt.run, deadline, set_start_time=set_start_time)
+        last_look = _look_when_slurmctld_is_there(job_id, attempt.run, deadline)
         if last_look is None:
             break
         cause = _cause(last_look.job, attempt, restarts)
@@ -265,14 +261,12 @@ def leave(
     return RequeueResult(outcome=RequeueOutcome.REQUEUED, start="after Slurm's delay, which is two minutes by default")
 
 
-def _look_when_slurmctld_is_there(
-    job_id: str, run: RunDirectory, deadline: float, *, set_start_time: bool
-) -> LastLook | None:
+def _look_when_slurmctld_is_there(job_id: str, run: RunDirectory, deadline: float) -> LastLook | None:
     """Return the last look; None, with a message, if slurmctld does not answer before ``deadline`` (monotonic)."""
     is_first = True
     while True:
         try:
-            return _last_look(job_id, run, set_start_time=set_start_time)
+            return _last_look(job_id, run)
         except commands.SlurmCommandError as error:
             if not is_transient(error) or time.monotonic() >= deadline:
                 write_message(error.message)
@@ -283,16 +277,13 @@ def _look_when_slurmctld_is_there(
         time.sleep(_PAUSE_S)
 
 
-def _last_look(job_id: str, run: RunDirectory, *, set_start_time: bool) -> LastLook:
-    """Set the start time of a job, if it is to start earlier, and look at the job.
+def _last_look(job_id: str, run: RunDirectory) -> LastLook:
+    """Set the start time of a job, and look at the job: Slurm itself waits until the old credentials have expired.
 
     Raises:
         SlurmCommandError: slurmctld does not answer, or refused the request.
     """
     controller = ask_controller(os.environ)
-    if not set_start_time:
-        start = f"after Slurm's delay of {controller.requeue_delay_s} s"
-        return LastLook(job=commands.show_job(job_id), start=start, is_in_time=True)
     asked_at = time.monotonic()
     delay_s = start_delay_s(run, slurms_delay_s=controller.requeue_delay_s)
     start_time = _time_from_now(controller, delay_s)

@@ -90,7 +90,6 @@ requeue:
   max_time_limits: 50
   max_failures: 0
   max_attempts_without_progress: 2
-  expedite: true
   avoid_failed_nodes: false
 launch: {rendezvous_timeout: 5min, hang_timeout: 5min}
 sweep: null

@@ -52,15 +52,6 @@ def test_a_preempted_and_saved_attempt_is_requeued_and_hurried(
     assert scenario.result is None
 
 
-def test_without_expedite_slurm_takes_its_own_time(tmp_path: Path, slurm: FakeSlurm, golden: GoldenMessages) -> None:
-    scenario = Scenario(tmp_path, SLURM, "requeue: {expedite: false}\n")
-    slurm.become("RUNNING", **PREEMPTED)
-    scenario.stop()
-    ending = scenario.end()
-    assert slurm.start_times == []
-    assert_facts(golden.message(ending.text), "Slurm runs job 7 again after Slurm's delay of 121 s")
-
-
 def test_the_warning_before_the_time_limit_is_the_time_limit(
     scenario: Scenario, slurm: FakeSlurm, golden: GoldenMessages
 ) -> None:

@@ -99,8 +99,8 @@ def test_a_job_that_slurm_was_kept_from_requeueing_is_allowed_this_once(
     assert slurm.calls == ["update 7 {'Requeue': '1'}", "requeue 7"]
 
 
-def left(attempt: AttemptDirectory, *, set_start_time: bool = True) -> str:
-    done = leave("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=set_start_time)
+def left(attempt: AttemptDirectory) -> str:
+    done = leave("7", attempt=attempt, restarts=0, set_requeue_flag=False)
     assert done.outcome is RequeueOutcome.REQUEUED
     return done.start
 
@@ -124,14 +124,6 @@ def test_a_start_time_that_took_long_to_set_is_set_again(
     assert slurm.start_times == [2, 2]
 
 
-def test_a_job_whose_start_is_not_hurried_waits_as_long_as_slurm_says(
-    slurm: FakeSlurm, attempt: AttemptDirectory
-) -> None:
-    slurm.become_requeued()
-    assert left(attempt, set_start_time=False) == "after Slurm's delay of 121 s"
-    assert slurm.start_times == []
-
-
 def test_a_requeue_that_is_forgotten_before_the_script_leaves_is_made_again(
     slurm: FakeSlurm, attempt: AttemptDirectory, capsys: pytest.CaptureFixture[str], golden: GoldenMessages
 ) -> None:
@@ -142,7 +134,7 @@ def test_a_requeue_that_is_forgotten_before_the_script_leaves_is_made_again(
 
 def test_a_requeue_that_is_forgotten_and_then_refused_is_told(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.errors = [None, None, REFUSED]
-    done = leave("7", attempt=attempt, restarts=0, set_requeue_flag=False, set_start_time=True)
+    done = leave("7", attempt=attempt, restarts=0, set_requeue_flag=False)
     assert done == RequeueResult(outcome=RequeueOutcome.REFUSED, why=REFUSED.message)
 
 
@@ -196,17 +188,14 @@ def test_a_damaged_event_log_does_not_hold_up_the_end(attempt: AttemptDirectory)
     assert start_delay_s(attempt.run, slurms_delay_s=121) == 2
 
 
-def stay(attempt: AttemptDirectory, *, set_start_time: bool = True) -> RequeueResult:
-    return stay_until_saved("7", attempt=attempt, restarts=0, set_start_time=set_start_time)
+def stay(attempt: AttemptDirectory) -> RequeueResult:
+    return stay_until_saved("7", attempt=attempt, restarts=0)
 
 
-@pytest.mark.parametrize(("set_start_time", "start_times"), [(True, [9]), (False, [])])
-def test_the_script_stays_until_slurm_has_saved_the_requeue(
-    slurm: FakeSlurm, attempt: AttemptDirectory, start_times: list[int], *, set_start_time: bool
-) -> None:
+def test_the_script_stays_until_slurm_has_saved_the_requeue(slurm: FakeSlurm, attempt: AttemptDirectory) -> None:
     slurm.become_requeued()
-    assert stay(attempt, set_start_time=set_start_time) == RequeueResult(outcome=RequeueOutcome.REQUEUED)
-    assert (slurm.waited, slurm.start_times, slurm.calls) == (7, start_times, [])
+    assert stay(attempt) == RequeueResult(outcome=RequeueOutcome.REQUEUED)
+    assert (slurm.waited, slurm.start_times, slurm.calls) == (7, [9], [])
 
 
 def test_a_controller_that_keeps_forgetting_is_asked_three_times_more(
