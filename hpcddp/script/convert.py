@@ -242,6 +242,10 @@ def _take_launch(
     ranks = _ranks_of(launch, counts, parts)
     stated = None if parts is None else parts.command.ranks_on_each(counts.nodes)
     take_counts(flags, counts, ranks, stated, draft)
+    gpus_of_task = flags.get("gpus-per-task")
+    if gpus_of_task and ranks == "tasks" and launch.is_step and not launch.srun_value("gpus-per-task"):
+        # srun takes it from the variables of the job.
+        take_field(gpus_of_task, gpus_of_task.line, flag_text(gpus_of_task), draft)
     command = _command_of(launch, parts, surroundings)
     notes = []
     if launch.started_by != "shell":

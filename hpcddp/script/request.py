@@ -243,13 +243,12 @@ def take_counts(flags: Mapping[str, Flag], counts: Counts, ranks: Ranks, stated:
     if cpus_per_rank > 1 or "cpus-per-task" in flags:
         resources["cpus_per_task"] = cpus_per_rank
     draft.values = {("resources", name): value for name, value in resources.items()} | draft.values
-    _tell_counts(flags, counts, (ranks_per_node, cpus_per_rank), draft)
-
-
-def _tell_counts(flags: Mapping[str, Flag], counts: Counts, numbers_of_job: tuple[int, int], draft: Draft) -> None:
-    """Add the row of each flag that states a number; the job has these ranks on a node, and CPUs for each."""
-    ranks_per_node, cpus_per_rank = numbers_of_job
     numbers = f"{counted(ranks_per_node, 'rank')} on a node, {counted(cpus_per_rank, 'CPU')} for each"
+    _tell_counts(flags, counts, numbers, draft)
+
+
+def _tell_counts(flags: Mapping[str, Flag], counts: Counts, numbers: str, draft: Draft) -> None:
+    """Add the row of each flag that states a number; ``numbers`` says what the job has."""
     for name, count_field in COUNT_FIELDS.items():
         if name not in flags or (name == "gres" and not counts.gpus_per_node):
             continue

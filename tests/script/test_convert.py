@@ -137,6 +137,24 @@ def test_gpus_are_requested_as_the_script_does(flags: str, gpu_request: str) -> 
     assert (resources.gpus_per_node, resources.gpu_request) == (4, gpu_request)
 
 
+@pytest.mark.parametrize(
+    ("flags", "launch", "kept"),
+    [
+        ("-N2 --ntasks-per-node=4 --gpus-per-task=1", "srun ./a", {"gpus-per-task": "1"}),
+        ("-n 4 -N1 --gpus-per-task=h100:1", "srun ./a", {"gpus-per-task": "h100:1"}),
+        ("-n 4 -N1 --gpus-per-task=1", "srun --gpus-per-task=h100:1 ./a", {"gpus-per-task": "h100:1"}),
+        # Each of these starts its ranks itself, with all GPUs.
+        ("-N2 --ntasks-per-node=1 --gpus-per-task=4", "srun torchrun ./a.py", {}),
+        ("-n 4 -N1 --gpus-per-task=1", "mpirun ./a", {}),
+    ],
+)
+def test_srun_gives_each_task_the_gpus_that_sbatch_is_asked_for(
+    flags: str, launch: str, kept: dict[str, object]
+) -> None:
+    resources = made_from(f"#!/bin/bash\n#SBATCH {flags}\n{launch}\n").job.spec.resources
+    assert (resources.gpus_per_node, resources.srun) == (4, kept)
+
+
 def test_cpus_that_the_script_does_not_state_are_left_out() -> None:
     assert "cpus_per_task" not in job_with("#SBATCH --ntasks-per-node=4 --gres=gpu:4").text
     assert "cpus_per_task: 1\n" in job_with("#SBATCH --ntasks-per-node=4 --gres=gpu:4 -c1").text
