@@ -127,7 +127,7 @@ def _launcher_on_one_node(subject: Subject) -> Iterator[Hit]:
     """Yield a launcher that only the first node of several starts."""
     script = subject.script
     nodes = _flag_count(script, "nodes") or 1
-    reaches_others = re.search(r"\b(?:srun|mpirun|mpiexec|ssh|pdsh|clush|parallel)\b", _shell_text(script))
+    reaches_others = re.search(r"\b(?:srun|mpirun|mpiexec|ibrun|ssh|pdsh|clush|parallel)\b", _shell_text(script))
     if nodes == 1 or reaches_others:
         return
     for launch in _launches_of(script):

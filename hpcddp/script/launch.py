@@ -48,11 +48,16 @@ _PYTHON: Final = 2
 _PROGRAM: Final = 1
 _NO_LAUNCH: Final = 0
 _BEFORE_SRUN: Final = frozenset({"env", "timeout", "nice", "numactl", "stdbuf", "taskset"})
-_MPIRUN_VALUES: Final = frozenset(
-    {"-np", "-n", "-N", "-c", "-x", "-H", "-host", "-hosts", "-hostfile", "-machinefile", "-f", "-ppn", "-bind-to",
-     "-map-by", "-rank-by", "-npernode", "-env", "-genv"}
+_VALUES_OF_MPIRUN: Final = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("-np", "-n", "-N", "-c", "-x", "-o", "-H", "-host", "-hosts", "-hostfile", "-machinefile", "-f", "-ppn",
+             "-bind-to", "-map-by", "-rank-by", "-npernode"),
+            1,
+        ),
+        **dict.fromkeys(("-mca", "-env", "-genv"), 2),
+    }
 )  # fmt: skip
-_MPIRUN_TWO_VALUES: Final = frozenset({"-mca", "-env", "-genv"})
 
 
 _LAUNCHER_NAMES: Final = frozenset(
@@ -175,12 +180,7 @@ def _behind_mpirun(words: tuple[Word, ...]) -> tuple[Word, ...]:
     rest = words[1:]
     while rest and rest[0].text.startswith("-"):
         option = f"-{rest[0].text.lstrip('-')}"
-        count = 1
-        if option in _MPIRUN_TWO_VALUES:
-            count = 3
-        elif option in _MPIRUN_VALUES:
-            count = 2
-        rest = rest[count:]
+        rest = rest[1 + _VALUES_OF_MPIRUN.get(option, 0) :]
     return rest
 
 
@@ -260,14 +260,16 @@ _KINDS: Final[Mapping[str, CommandKind]] = MappingProxyType(
             "print",
         ),
         **dict.fromkeys(("for", "case", "select"), "control"),
-        **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun"), "mpirun"),
+        **dict.fromkeys(
+            ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun", "ibrun"), "mpirun"
+        ),
         **dict.fromkeys(("ssh", "pdsh", "clush"), "ssh"),
         "trap": "trap",
         "srun": "srun",
     }
 )  # fmt: skip
-# -p is an option of time and of command.
-_IN_FRONT: Final = frozenset({"exec", "nohup", "time", "command", "builtin", "-p"})
+# -p is an option of time and of command; TACC has task_affinity, which stands behind ibrun.
+_IN_FRONT: Final = frozenset({"exec", "nohup", "time", "command", "builtin", "-p", "task_affinity"})
 
 
 def kind_of(command: Command) -> CommandKind:

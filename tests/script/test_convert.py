@@ -367,6 +367,16 @@ def test_srun_is_found_behind_the_program_that_starts_it(
     assert [text for text in rows_of(conversion, "to do") if text != "--ntasks=2"] == to_do
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    ["ibrun", "ibrun -n 2 -o 0 task_affinity", "mpirun -np 2 --map-by ppr:1:node -mca btl tcp", "mpiexec -genv A 1"],
+)
+def test_the_tasks_of_an_mpi_launcher_are_those_of_srun(launcher: str) -> None:
+    conversion = made_from(f"#!/bin/bash\n#SBATCH -N 2 -n 2\n{launcher} python t.py\n")
+    assert conversion.job.spec.command == ("python", "t.py")
+    assert rows_of(conversion, "to do") == []
+
+
 def test_a_script_that_submits_itself_again_does_not_from_its_job() -> None:
     assert rows_of(job_with("sbatch --dependency=afterany:$SLURM_JOB_ID $0"), "dropped")
 

@@ -39,6 +39,7 @@ def commands(text: str) -> list[Command]:
         ("python -m accelerate.commands.launch x.py", "accelerate"),
         ("deepspeed --hostfile h x.py", "deepspeed"),
         ("mpirun -np 4 python x.py", "mpirun"),
+        ("ibrun python x.py", "mpirun"),
         ("ssh $host 'cd x'", "ssh"),
         ("/opt/python3.11 -u x.py", "python"),
         ("env A=1 python x.py", "python"),
