@@ -151,10 +151,10 @@ def _usage_message(error: ClickObject) -> str:
 
     option = getattr(error, "option_name", None)
     if option is None or error.ctx is None:
-        return str(error.format_message()).replace("Value error, ", "")
-    names: list[str] = []
-    for parameter in error.ctx.command.params:
-        names += parameter.opts
+        # Some versions of typer pass on the words of pydantic.
+        text = str(error.format_message()).replace("Value error, ", "").replace("Input should", "it has to")
+        return text.partition(", unable to")[0]
+    names = [name for parameter in error.ctx.command.params for name in parameter.opts]
     field = field_named(option.removeprefix("--")) if "--set" in names else None
     if field is not None:
         return f"there is no option {option}; write --set {field}=VALUE, which is the field of the job file"

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from hpcddp.cli.help import ClickObject
+from hpcddp.cli.help import ClickObject, CommandToLoad
 from hpcddp.cli.job_arguments import JobArguments, field_parameters, take_field_texts
 from hpcddp.errors import UserError
 
@@ -45,10 +45,9 @@ class CommandWords(TyperCommand):
 
     def parse_args(self, ctx: ClickObject, args: list[str]) -> list[str]:
         """Keep the words of the other command unchanged, and parse those before it."""
-        takes_value: dict[str, bool] = {}
-        for parameter in self.params:
-            if parameter.param_type_name == "option":
-                takes_value.update(dict.fromkeys(parameter.opts, not getattr(parameter, "is_flag", False)))
+        takes_value = {
+            name: not getattr(parameter, "is_flag", False) for parameter in self.params for name in parameter.opts
+        }
         words: list[str] = []
         arguments: list[str] = []
         rest = iter(args)
@@ -120,14 +119,22 @@ class JobCommand(CommandWords):
         return tuple(words_that_run(word, *rest))
 
     def option_words(self, word: str, rest: Iterator[str], takes_value: Mapping[str, bool]) -> list[str]:
-        """Return the words of an option, with ``--set`` in place of a flag of sbatch that is no option."""
+        """Return the words of an option, with ``--set`` in place of a flag of sbatch that is no option.
+
+        Raises:
+            UserError: it is an option of submit that this command has not.
+        """
         from hpcddp.jobfile.resources import field_of_flag, fields_of_gres
         from hpcddp.jobfile.slurm_flags import SBATCH
 
         name, equals, value = word.partition("=")
-        flag = _flag_of(name)
-        if flag is None or name in takes_value:
+        if name in takes_value:
             return super().option_words(word, rest, takes_value)
+        if any(name in parameter.opts for parameter in CommandToLoad("submit").build().params):
+            raise UserError(f"{name} is an option of hpcddp submit; leave it out")
+        flag = _flag_of(name)
+        if flag is None:
+            return [word]
         if not equals:
             value = next(rest, "") if flag in SBATCH.with_value else "true"
         if flag != "gres":
@@ -139,16 +146,13 @@ class JobCommand(CommandWords):
 
 
 def _flag_of(name: str) -> str | None:
-    """Return the long flag of sbatch that a word is; None for another word, and for the name of a field."""
+    """Return the long flag of sbatch that an option is; None for another one, and for the name of a field."""
     from hpcddp.jobfile.job import find_key
     from hpcddp.jobfile.slurm_flags import SBATCH
 
-    if name.startswith("--"):
-        flag = name.removeprefix("--")
-    elif name.startswith("-"):
+    flag = name.removeprefix("--")
+    if flag == name:
         flag = SBATCH.short.get(name.removeprefix("-"), "")
-    else:
-        return None
     is_flag = SBATCH.long_flags_of(flag) == [flag] and flag != "help"
     return flag if is_flag and find_key((flag,)) is None else None
 

@@ -93,8 +93,9 @@ def test_an_option_or_a_value_that_does_not_exist_leads_to_the_one_that_was_mean
 def test_a_value_that_is_no_such_number_names_its_option(capsys: pytest.CaptureFixture[str], words: str) -> None:
     code, out, err = run(capsys, *words.split())
     assert (code, out) == (2, "")
-    # The rest is typer's.
+    # The rest is typer's, with no words of the library that reads the value.
     assert f"hpcddp: Invalid value for '{words.split()[1]}': " in err
+    assert not {"Input", "parse"} & set(err.split())
 
 
 def test_a_group_of_commands_alone_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -286,6 +286,15 @@ def test_a_flag_of_sbatch_sets_its_field(
     assert {key: resolved[key]["value"] for key in fields} == fields
 
 
+@pytest.mark.parametrize("words", ["render --cluster slurm", "render -f", "rehearse --resume=last"])
+def test_an_option_of_submit_that_a_command_has_not_is_no_flag_of_sbatch(
+    capsys: pytest.CaptureFixture[str], words: str, golden: GoldenMessages
+) -> None:
+    command, *options = words.split()
+    assert boundary.run(app, [command, "--nodes", "2", *options, "--", "true"]) == 2
+    assert "an option of hpcddp submit;" in golden.message(capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
