@@ -32,10 +32,10 @@ _HOUSEKEEPING: Final = frozenset(
     {"mkdir", "rm", "rmdir", "cp", "mv", "ln", "rsync", "tar", "unzip", "zip", "touch", "chmod", "sleep", "wait",
      "exit", "return", "true", "false", ":", "test", "[", "[[", "kill", "scancel", "sbatch", "sync", "sed", "grep",
      "awk", "cut", "head", "tail", "tee", "wc", "sort", "find", "basename", "dirname", "realpath", "readlink", "pip",
-     "pip3", "uv", "git", "wget", "curl", "module", "alias", "shift", "read", "let", "local", "continue", "break",
-     "exec", "eval", "chown", "stat", "du", "df", "ulimit", "type", "command",
-     "wandb", "huggingface-cli", "hf", "sacct", "seff", "scp", "sbcast", "xargs", "envsubst", "dos2unix",
-     "nvidia-cuda-mps-control", "dcgmi", "sacctmgr", "sinfo", "ssh-keygen", "getopts", "printenv"}
+     "pip3", "uv", "git", "wget", "curl", "alias", "shift", "read", "let", "local", "continue", "break",
+     "eval", "chown", "stat", "du", "df", "type",
+     "wandb", "huggingface-cli", "hf", "seff", "scp", "sbcast", "xargs", "envsubst", "dos2unix",
+     "nvidia-cuda-mps-control", "dcgmi", "sacctmgr", "sinfo", "ssh-keygen", "getopts"}
 )  # fmt: skip
 _HOUSEKEEPING_MODULES: Final = frozenset({"compileall", "venv", "pip", "ensurepip", "virtualenv", "json.tool"})
 _NO_WORK: Final = frozenset(
@@ -116,8 +116,9 @@ def launch_of(command: Command) -> Launch:
     start = texts.index("srun") if "srun" in texts and texts[0] in _BEFORE_SRUN else 0
     kind = kind_of_words(words[start:])
     if kind == "srun":
-        flags, program = split_srun(words[start:])
-        program = program_words(program)
+        behind_srun = words[start + 1 :]
+        flags, count = read_flags([(0, word.text) for word in behind_srun], SRUN, stops_at_word=True)
+        program = program_words(behind_srun[count:])
         return Launch(
             command=command,
             words=program,
@@ -296,16 +297,11 @@ def kind_of_words(words: tuple[Word, ...], *, has_assignments: bool = False) -> 
         kind = "deepspeed"
     elif PYTHON.fullmatch(name) or texts[:2] == ("uv", "run"):
         kind = "python"
-    elif name == "env" and (program := _behind_env(words)):
-        kind = kind_of_words(program)
+    elif name == "env" and (program := program_behind_starters(texts)):
+        kind = kind_of_words(words[-len(program) :])
     elif name == "eval" and re.search(r"conda|mamba|pyenv", " ".join(texts[1:])):
         kind = "activate"
     return kind
-
-
-def _behind_env(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    program = program_behind_starters([word.text for word in words])
-    return words[len(words) - len(program) :]
 
 
 def program_words(words: tuple[Word, ...]) -> tuple[Word, ...]:
@@ -313,13 +309,3 @@ def program_words(words: tuple[Word, ...]) -> tuple[Word, ...]:
     while words and words[0].text in _IN_FRONT:
         words = words[1:]
     return words
-
-
-def split_srun(words: tuple[Word, ...]) -> tuple[list[Flag], tuple[Word, ...]]:
-    """Return the flags of an srun command, and the program with its arguments.
-
-    Args:
-        words: the words from ``srun`` on.
-    """
-    flags, count = read_flags([(0, word.text) for word in words[1:]], SRUN, stops_at_word=True)
-    return flags, words[1 + count :]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.script.launch import kind_of, split_srun
+from hpcddp.script.launch import kind_of, launch_of
 from hpcddp.script.parse import Script, ScriptError, parse_script, read_script
 from hpcddp.script.shell import Command
 
@@ -166,11 +166,11 @@ def test_what_does_not_close_is_the_problem_of_the_last_statement(text: str, pro
 
 def test_srun_is_split_into_its_flags_and_its_program() -> None:
     (command,) = commands("srun -n 4 --cpu-bind=none -l --ntasks-per-node 2 -- python -u x.py -n 3\n")
-    flags, program = split_srun(command.words)
-    assert [(flag.name, flag.value) for flag in flags] == [
+    launch = launch_of(command)
+    assert [(flag.name, flag.value) for flag in launch.srun] == [
         ("ntasks", "4"), ("cpu-bind", "none"), ("label", None), ("ntasks-per-node", "2"),
     ]  # fmt: skip
-    assert [word.text for word in program] == ["python", "-u", "x.py", "-n", "3"]
+    assert [word.text for word in launch.words] == ["python", "-u", "x.py", "-n", "3"]
 
 
 PIECES = st.sampled_from(
