@@ -230,6 +230,10 @@ def _take_srun_flags(launch: Launch, script: str, surroundings: Surroundings) ->
             draft.tell(line, text, "to do", why)
         else:
             take_field(flag, line, text, draft)
+    variable = re.match(r"\$\{?(\w+)", launch.words[0].text)
+    if variable and re.search(rf"\b{variable[1]}\+?=[\s\\\"'(]*-", script):
+        why = "it holds flags, and no program: write them into resources.srun, and let command begin with the program"
+        draft.tell(line, launch.words[0].text, "to do", why)
 
 
 def _take_launch(

@@ -475,6 +475,12 @@ def test_a_value_that_the_script_assigns_once_is_that_of_a_flag_of_srun(lines: l
         assert conversion.job.spec.resources.srun.get("cpu-bind") == value
 
 
+@pytest.mark.parametrize("value", ['"--mpi=none --cpu-bind=cores"', '" \\\n --wait=60 \\\n"', "(--mpi=none)"])
+def test_a_variable_with_flags_of_srun_is_to_do(value: str) -> None:
+    row = row_of(made_from(f"#!/bin/bash\nFLAGS={value}\nsrun $FLAGS -l python3 train.py\n"), "$FLAGS")
+    assert (row.outcome, row.reason.partition(":")[0]) == ("to do", "it holds flags, and no program")
+
+
 @pytest.mark.parametrize("value", ["${M[0]}", "${M:-cores}", "${M%,*}", "${#M}", "`masks`"])
 def test_what_a_shell_makes_of_a_variable_is_to_do(value: str) -> None:
     conversion = made_from(f"#!/bin/bash\nM=0x1\nsrun --cpu-bind=mask_cpu:{value} ./a\n")
