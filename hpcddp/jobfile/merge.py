@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Final
 
 from hpcddp.jobfile.document import Path, Source
-from hpcddp.jobfile.job import ValueKind, find_key
+from hpcddp.jobfile.job import KeyType, ValueKind, find_key
 
 JOB_FILE = "job file"
 OVERRIDE = "--set"
@@ -15,12 +16,7 @@ COMMAND_LINE = "command line"
 DEFAULT = "default"
 
 _REMOVED: Final = object()
-_EMPTY: Final[Mapping[ValueKind, type[dict[str, Any] | list[Any]]]] = {
-    ValueKind.SECTION: dict,
-    ValueKind.MAPPING: dict,
-    ValueKind.LIST: list,
-}
-"""What a key without a value has, unless it may be null."""
+_UNKNOWN: Final = KeyType(kind=ValueKind.VALUE, nullable=True)
 
 
 class MergedValues:
@@ -38,16 +34,20 @@ class MergedValues:
         """Merge a mapping: sections and mappings are merged key by key, all else is replaced, by null taken away."""
         for key, item in values.items():
             path = (*above, key)
-            key_type = find_key(path)
+            key_type = find_key(path) or _UNKNOWN
             value = item
-            if item is None and key_type is not None and not key_type.nullable:
-                if key_type.kind in _EMPTY:
-                    value = _EMPTY[key_type.kind]()
-                elif path in self.leaves:
+            if item is None and not key_type.nullable:
+                if key_type.kind is ValueKind.SECTION:
+                    # All its keys may be comments.
+                    continue
+                if key_type.kind is ValueKind.LIST:
+                    value = []
+                elif key_type.kind is ValueKind.MAPPING or path in self.leaves:
                     value = _REMOVED
-            if isinstance(value, dict) and key_type is not None and _EMPTY.get(key_type.kind) is dict:
-                self.leaves[path] = ({}, source)
-                self.merge(value, source, path)
+            if isinstance(value, dict) and key_type.kind in {ValueKind.SECTION, ValueKind.MAPPING}:
+                if self._takes_keys(path, source):
+                    self.leaves[path] = ({}, source)
+                    self.merge(value, source, path)
             else:
                 if path in self.leaves:
                     self.drop(path)
@@ -55,20 +55,25 @@ class MergedValues:
 
     def assign(self, path: Path, value: object, source: Source) -> None:
         """Set one key path; null removes a value that cannot be null."""
-        for length in range(1, len(path)):
-            if not isinstance(self.leaves.get(path[:length], (None,))[0], dict):
-                self.leaves[path[:length]] = ({}, source)
+        if not all(self._takes_keys(path[:length], source) for length in range(1, len(path))):
+            return
         self.drop(path)
-        key_type = find_key(path)
-        if value is None and (key_type is None or not key_type.nullable):
+        if value is None and not (find_key(path) or _UNKNOWN).nullable:
             self.leaves[path] = (_REMOVED, source)
         else:
             self.merge({path[-1]: value}, source, path[:-1])
 
+    def _takes_keys(self, path: Path, source: Source) -> bool:
+        """Make a missing section or mapping. A value of another type stays, so that it is refused: return False."""
+        if self.leaves.get(path, (None,))[0] in (None, _REMOVED):
+            self.leaves[path] = ({}, source)
+        return isinstance(self.leaves[path][0], dict)
+
     def drop(self, path: Path) -> None:
         """Remove the leaves of a key path and below it."""
-        for below in [below for below in self.leaves if below[: len(path)] == path]:
-            del self.leaves[below]
+        for below in list(self.leaves):
+            if below[: len(path)] == path:
+                del self.leaves[below]
 
     def owner(self, path: Path) -> Source | None:
         """Return the source that set or removed a key path, or the nearest key above it."""
@@ -79,8 +84,8 @@ class MergedValues:
 
     def origin(self, path: Path) -> str:
         """Return the origin of the value of a key path."""
-        value, source = self.leaves.get(path, (_REMOVED, None))
-        return DEFAULT if source is None or value is _REMOVED else source.origin
+        value, source = self.leaves.get(path, (_REMOVED, Source()))
+        return DEFAULT if value is _REMOVED else source.origin
 
     @property
     def value(self) -> dict[str, Any]:
@@ -91,5 +96,5 @@ class MergedValues:
                 parent = merged
                 for key in path[:-1]:
                     parent = parent[key]
-                parent[path[-1]] = dict(value) if isinstance(value, dict) else value
+                parent[path[-1]] = copy(value)
         return merged

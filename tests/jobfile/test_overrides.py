@@ -67,7 +67,12 @@ def test_null_unsets_what_the_file_sets(load: Load) -> None:
 
 
 def test_an_override_repairs_the_file(load: Load) -> None:
-    assert load("resources: 5\n", sets=("resources.nodes=2",)).spec.resources.nodes == 2
+    assert load("resources: 5\n", sets=("resources={nodes: 2}",)).spec.resources.nodes == 2
+
+
+def test_one_key_does_not_repair_a_section_that_is_none(refuse: Refuse) -> None:
+    (line,) = refuse("resources: 5\n", sets=("resources.nodes=2",))
+    assert_facts(line, "job.yaml:4: resources: is 5", "expected a section")
 
 
 @pytest.mark.parametrize(

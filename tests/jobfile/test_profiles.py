@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hpcddp.jobfile.problems import JobFileError
 from hpcddp.jobfile.profiles import read_profile
 from hpcddp.jobfile.read import ResolvedJob
 from tests.facts import assert_facts
@@ -63,6 +65,68 @@ def test_null_that_takes_nothing_away_is_refused(refuse: Refuse, profile: Write)
     profiles = profile("default", "resources: {srun: {mpi: pmix}}\n")
     (line,) = refuse("resources: {srun: {cpu-bind: null}}\n", profiles=profiles)
     assert line.startswith("job.yaml:4: resources.srun.cpu-bind: is empty, ")
+
+
+def test_null_takes_a_mapping_of_the_profile_away(load: Load, profile: Write) -> None:
+    profiles = profile(
+        "default",
+        "resources: {nodes: 2, srun: {mpi: pmix}, sbatch: {switches: 1}}\nenvironment: {env: {A: x}, modules: [a]}\n",
+    )
+    more = "resources:\n  srun:\n  sbatch: null\nenvironment: {env: null, modules: null}\n"
+    spec = load(more, profiles=profiles).spec
+    assert (spec.resources.srun, spec.resources.sbatch, spec.environment.env) == ({}, {}, {})
+    assert (spec.resources.nodes, spec.environment.modules) == (2, ())
+    emptied = load(more, profiles=profiles, sets=("environment.env.B=y",)).spec
+    assert emptied.environment.env == {"B": "y"}
+    # A section without keys takes nothing away: they may all be comments.
+    assert load("resources:\n", profiles=profiles).spec.resources.nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "override", "facts"),
+    [
+        ("resources: [a]\n", "resources: {nodes: 2}\n", None, ("1: resources: is a list", "expected a section")),
+        ("resources: none\n", "", "resources.nodes=2", ("1: resources: is 'none'", "expected a section")),
+        ("resources: ''\n", "resources:\n", None, ("1: resources: is ''", "expected a section")),
+        (
+            "resources:\n  - gpus_per_node: 8\n",
+            "resources: {srun: {mpi: pmix}}\n",
+            "resources.srun.hint=x",
+            ("1: resources: is a list", "expected a section"),
+        ),
+        (
+            "resources: {srun: cores}\n",
+            "",
+            "resources.srun.mpi=pmix",
+            ("1: resources.srun: is 'cores'", "expected a mapping"),
+        ),
+        (
+            "resources:\n  srun: [a]\n",
+            "resources: {srun: {mpi: pmix}}\n",
+            None,
+            ("2: resources.srun: is a list", "expected a mapping"),
+        ),
+        ("environment: [a]\n", "", "environment.env.A=b", ("1: environment: is a list", "expected a section")),
+    ],
+)
+def test_a_section_without_keys_is_refused_also_below_keys_that_are_set(
+    text: str,
+    more: str,
+    override: str | None,
+    facts: tuple[str, ...],
+    load: Load,
+    refuse: Refuse,
+    profile: Write,
+    tmp_path: Path,
+) -> None:
+    sets = (override,) if override else ()
+    (line,) = refuse(more, sets=sets, profiles=profile("default", text))
+    assert_facts(line, f"profiles/default.yaml:{facts[0]}", facts[1])
+    project = tmp_path / "hpcddp.yaml"
+    project.write_text(text, encoding="utf-8")
+    project.chmod(0o644)
+    with pytest.raises(JobFileError, match=re.escape(f"hpcddp.yaml:{facts[0]}")):
+        load(more, sets=sets, project=project)
 
 
 def test_lists_are_replaced_and_open_mappings_merge(load: Load, profile: Write) -> None:
