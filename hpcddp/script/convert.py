@@ -20,6 +20,7 @@ from hpcddp.script.directives import Flag
 from hpcddp.script.launch import MODULE_OPTIONS, Launch, LauncherWords, gives_code, launch_of, split_launcher
 from hpcddp.script.parse import Script
 from hpcddp.script.request import (
+    NO_NUMBER,
     Counts,
     Draft,
     Ranks,
@@ -220,6 +221,9 @@ def _take_srun_flags(launch: Launch, script: str, surroundings: Surroundings) ->
         if flag.name == "chdir" and flag.value:
             draft.tell(line, text, "setup line", "environment.setup; a line changes the directory")
             surroundings.read_line(line, f'cd "{flag.value}"' if is_expanded else f"cd {shlex.quote(flag.value)}")
+        elif NO_NUMBER.search(text) and not is_expanded:
+            why = "srun takes a number here: write it into resources, and into command what belongs to the program"
+            draft.tell(line, text, "to do", why)
         elif is_of_hpcddp and flag.name not in FIELDS_WRITTEN_UNCHANGED and not (flag.name == "export" and is_expanded):
             why = "hpcddp calls srun itself: a task for each rank, with all variables, and a log of its own"
             draft.tell(line, text, "dropped", why)

@@ -28,6 +28,8 @@ _MASKED_NAME: Final = r"[A-Za-z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENT
 SECRET: Final = re.compile(rf"\b({_MASKED_NAME})=('[^']+'|\"[^\"$`]+\"|[^\s'\"$`;&|()]+)", re.IGNORECASE)
 """The assignment of a value, which stands in the script, to what may be a secret."""
 _ALIASES: Final = MappingProxyType({"tasks-per-node": "ntasks-per-node", "cluster": "clusters"})
+NO_NUMBER: Final = re.compile(r"--(?:nodes|ntasks|ntasks-per-node|cpus-per-task|cpus-per-gpu)=(?![0-9][0-9kKmM,:-]*\Z)")
+"""A flag that takes a number, and has none."""
 _GPU_FLAGS: Final = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
 COUNT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -124,6 +126,8 @@ def effective_flags(script: Script, draft: Draft) -> dict[str, Flag]:
     for read in script.flags:
         flag = replace(read, name=_ALIASES.get(read.name, read.name))
         earlier = flags.get(flag.name)
+        if NO_NUMBER.match(flag_text(flag)):
+            flag = replace(flag, problem=f"gives --{flag.name} no number")
         if flag.problem is not None and not flag.is_unknown:
             draft.tell(flag.line, flag_text(flag), "to do", f"sbatch refuses it: the line {flag.problem}")
             continue
@@ -152,7 +156,7 @@ def read_counts(flags: Mapping[str, Flag], launch: Launch) -> Counts:
     def number(name: str) -> int | None:
         """Return the number that a flag gives; None if it gives none, or 0."""
         for flag in (flags_of_srun.get(name), flags.get(name)):
-            if flag is not None and re.fullmatch("[0-9]{1,7}", flag.value or "", re.ASCII):
+            if flag is not None and re.fullmatch("[0-9]{1,7}", flag.value or ""):
                 return int(flag.value or 0) or None
         return None
 
@@ -161,7 +165,7 @@ def read_counts(flags: Mapping[str, Flag], launch: Launch) -> Counts:
     nodes = 1
     is_uneven = False
     if "nodes" in flags:
-        least = re.match("[1-9][0-9]{0,6}", flags["nodes"].value or "", re.ASCII)
+        least = re.match("[1-9][0-9]{0,6}", flags["nodes"].value or "")
         nodes = 1 if least is None else int(least[0])
         is_uneven = "-" in (flags["nodes"].value or "")
     elif tasks is not None and tasks_per_node is not None:
@@ -332,7 +336,7 @@ def take_exported(flag: Flag, line: int, draft: Draft) -> None:
 def job_name_of(text: str) -> str:
     """Return a text as the name of a job."""
     without_patterns = re.sub(r"%[0-9]*[A-Za-z]", "", text)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", without_patterns, flags=re.ASCII).strip("._-")[:64]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", without_patterns).strip("._-")[:64]
     if name in INTERACTIVE_JOB_NAMES:
         name = f"{name}-job"
     return name if re.fullmatch(NAME_PATTERN, name, re.ASCII) else "job"
@@ -340,7 +344,7 @@ def job_name_of(text: str) -> str:
 
 def _memory(text: str) -> str:
     # sbatch takes a number without a unit for megabytes, and 0 for all memory.
-    return f"{text}M" if re.fullmatch("[1-9][0-9]*", text, re.ASCII) else text
+    return f"{text}M" if re.fullmatch("[1-9][0-9]*", text) else text
 
 
 KEYS_OF_FLAGS: Final[Mapping[str, Path]] = MappingProxyType(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-_ARRAY_START: Final = re.compile(rf"{_NAME}\+?=\Z", re.ASCII)
-_ASSIGNMENT: Final = re.compile(rf"{_NAME}(\[[^]]*\])?\+?=", re.ASCII)
+_ARRAY_START: Final = re.compile(rf"{_NAME}\+?=\Z")
+_ASSIGNMENT: Final = re.compile(rf"{_NAME}(\[[^]]*\])?\+?=")
 _OPERATOR: Final = re.compile(r"&&|\|\||;;&|;;|;&|\|&|&>>|&>|<<<|<<-|<<|>>|>\||<&|>&|<>|[;&|()<>]")
 _REDIRECTION: Final = re.compile(r"[<>]|&>")
 _BLANKS: Final = re.compile(r"(?:[ \t\r\v\f]|\\\n)+")
@@ -21,7 +21,7 @@ _PLAIN: Final = re.compile(r"[^\s;&|<>()'\"\\`$]+")
 _QUOTING: Final = "'\"\\$`"
 _PROCESS_SUBSTITUTION: Final = re.compile(r"[<>]\(")
 _ESCAPED: Final = re.compile(r'\\([\\$"`\n])')
-_EXPANSION: Final = re.compile(rf"`|\$(?:[({{]|{_NAME}|[0-9@*#?$!_-])", re.ASCII)
+_EXPANSION: Final = re.compile(rf"`|\$(?:[({{]|{_NAME}|[0-9@*#?$!_-])")
 # A home directory, names of files, or braces that stand for several words.
 _PATTERN: Final = re.compile(r"^~|[=:]~|[*?]|.\[.*\]|^\[.+\]|\{[^}]*(?:,|\.\.)[^}]*\}")
 _OPENING: Final = {

@@ -25,7 +25,7 @@ _STARTERS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         "time": ("-f", "--format", "-o", "--output"),
     }
 )
-_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _TIMEOUT_S: Final = 10.0
 # A here-document without its end is a warning: it ends with the text.
 _OPEN_DOCUMENT: Final = re.compile(

@@ -475,6 +475,20 @@ def test_a_value_that_the_script_assigns_once_is_that_of_a_flag_of_srun(lines: l
         assert conversion.job.spec.resources.srun.get("cpu-bind") == value
 
 
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("#SBATCH --ntasks-per-node=x", "--ntasks-per-node=x"),
+        ("#SBATCH --ntasks=$N", "--ntasks=$N"),
+        ("#SBATCH --cpus-per-task=all", "--cpus-per-task=all"),
+        ("srun -n python a.py", "srun --ntasks=python"),
+        ("srun -N python a.py", "srun --nodes=python"),
+    ],
+)
+def test_a_flag_without_its_number_is_to_do(line: str, text: str) -> None:
+    assert rows_of(made_from(f"#!/bin/bash\n{line}\nsrun python train.py\n"), "to do")[0] == text
+
+
 @pytest.mark.parametrize("value", ['"--mpi=none --cpu-bind=cores"', '" \\\n --wait=60 \\\n"', "(--mpi=none)"])
 def test_a_variable_with_flags_of_srun_is_to_do(value: str) -> None:
     row = row_of(made_from(f"#!/bin/bash\nFLAGS={value}\nsrun $FLAGS -l python3 train.py\n"), "$FLAGS")
