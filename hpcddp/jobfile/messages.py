@@ -51,7 +51,7 @@ def _reason(error: ErrorDetails, path: Path) -> str:
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
         listed = ", ".join(choices)
-        return f"expected one of {listed}; {did_you_mean(str(error['input']), choices, 'write one of them')}"
+        return f"expected one of {listed}; {did_you_mean(str(error['input'] or ''), choices, 'write one of them')}"
     if kind == "tuple_type" and path == ("command",):
         return "expected the list of its words; write for example [python, train.py]"
     if kind in {"model_type", "model_attributes_type"}:

@@ -168,6 +168,10 @@ BAD = {
         f"{NAME}batch: {{global_batch_size: 8, tail: dropp}}\n{TRAIN}",
         ("job.yaml:2: batch.tail: is 'dropp'", "keep, drop, wrap", "did you mean drop?"),
     ),
+    "an enumerated value left empty": (
+        f"{GOOD}resources: {{gpu_request: }}\n",
+        ("job.yaml:4: resources.gpu_request: is empty", "gres, gpus-per-node, none; write one of them"),
+    ),
     "time 0": (
         f"{GOOD}resources: {{time_limit: 0}}\n",
         ("job.yaml:4: resources.time_limit: is 0", "as unlimited", "write minutes (90), 90min, 2h"),
