@@ -261,6 +261,9 @@ def _take_launch(
     if parts is not None and parts.world:
         dropped = " ".join(word.written for word in parts.world if word.text.startswith("-"))
         notes.append(f"hpcddp fills in {dropped}")
+    if not counts.gpus_per_node:
+        why = "no line asks for GPUs: if your nodes come with them, write resources.gpus_per_node and gpu_request: none"
+        notes.append(why)
     inputs = [redirection for redirection in launch.command.redirections if re.match("0?<", redirection)]
     if len(inputs) < len(launch.command.redirections):
         notes.append("each rank has a log of its own in place of the redirections")
