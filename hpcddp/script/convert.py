@@ -237,7 +237,7 @@ def _take_srun_flags(launch: Launch, script: str, surroundings: Surroundings) ->
     variable = re.match(r"\$\{?(\w+)", launch.words[0].text)
     if variable and re.search(rf"\b{variable[1]}\+?=[\s\\\"'(]*-", script):
         why = "it holds flags, and no program: write them into resources.srun, and let command begin with the program"
-        draft.tell(line, launch.words[0].text, "to do", why)
+        draft.tell(line, variable.string, "to do", why)
 
 
 def _take_launch(
@@ -262,8 +262,9 @@ def _take_launch(
         dropped = " ".join(word.written for word in parts.world if word.text.startswith("-"))
         notes.append(f"hpcddp fills in {dropped}")
     if not counts.gpus_per_node:
-        why = "no line asks for GPUs: if your nodes come with them, write resources.gpus_per_node and gpu_request: none"
-        notes.append(why)
+        notes.append(
+            "no line asks for GPUs: if your nodes come with them, write resources.gpus_per_node and gpu_request: none"
+        )
     inputs = [redirection for redirection in launch.command.redirections if re.match("0?<", redirection)]
     if len(inputs) < len(launch.command.redirections):
         notes.append("each rank has a log of its own in place of the redirections")
