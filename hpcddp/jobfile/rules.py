@@ -23,6 +23,7 @@ from hpcddp.jobfile.launchers import OWN, launcher_command_of
 from hpcddp.jobfile.placeholders import run_placeholder_error
 from hpcddp.jobfile.resources import NodeRange
 from hpcddp.jobfile.sections import Requeue
+from hpcddp.jobfile.slurm_flags import SBATCH, SRUN
 from hpcddp.jobfile.units import format_duration
 
 Finding = tuple[str, str]
@@ -42,7 +43,9 @@ class Rule:
 
     def depends_on(self, keys: Iterable[str]) -> bool:
         """Return whether the rule reads one of these key paths, or a part of one."""
-        return any(_touches(read, key) for key in keys for read in self.reads)
+        return any(
+            f"{read}.".startswith(f"{key}.") or f"{key}.".startswith(f"{read}.") for key in keys for read in self.reads
+        )
 
 
 def rules_without(wrong: Iterable[Path]) -> list[Rule]:
@@ -58,19 +61,15 @@ def broken_rules(spec: JobSpec, rules: Iterable[Rule]) -> list[tuple[Path, str]]
     """
     findings: dict[str, list[str]] = {}
     for nodes in spec.node_counts:
-        findings = _findings_with(spec.sized(nodes), rules) | findings
+        sized = spec.sized(nodes)
+        findings_of_number: dict[str, list[str]] = {}
+        for rule in rules:
+            for key, sentence in rule.find(sized):
+                findings_of_number.setdefault(key, []).append(sentence)
+        findings = findings_of_number | findings
     if isinstance(spec.resources.nodes, NodeRange):
         findings |= {key: [sentence] for key, sentence in _range_findings(spec)}
     return [(tuple(key.split(".")), sentence) for key, sentences in findings.items() for sentence in sentences]
-
-
-def _findings_with(spec: JobSpec, rules: Iterable[Rule]) -> dict[str, list[str]]:
-    """Return the errors of a job by key."""
-    findings: dict[str, list[str]] = {}
-    for rule in rules:
-        for key, sentence in rule.find(spec):
-            findings.setdefault(key, []).append(sentence)
-    return findings
 
 
 def _range_findings(spec: JobSpec) -> Iterator[Finding]:
@@ -88,11 +87,6 @@ def _range_findings(spec: JobSpec) -> Iterator[Finding]:
             "resources.tasks_per_node and cpus_per_task; remove it"
         )
         yield "resources.sbatch.mincpus", sentence
-
-
-def _touches(one: str, other: str) -> bool:
-    """Return whether two key paths are equal, or one is a part of the other."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 _KINDS = ("train", "entrypoint", "command")
@@ -137,9 +131,8 @@ def launcher_fits(spec: JobSpec) -> Iterator[Finding]:
                 f"is {spec.launcher}, and the command has {launch.meeting_option}; leave one of the two out",
             )
     if spec.launcher_command is not None:
-        resources = spec.resources
         for sentence in spec.launcher_command.contradictions(
-            nodes=spec.nodes, ranks_per_node=spec.ranks_per_node, gpus_per_node=resources.gpus_per_node
+            nodes=spec.nodes, ranks_per_node=spec.ranks_per_node, gpus_per_node=spec.resources.gpus_per_node
         ):
             yield "command", sentence
 
@@ -211,15 +204,15 @@ def _each_rank_has_its_gpu(spec: JobSpec) -> Iterator[Finding]:
             yield f"resources.srun.{flag}", sentence
 
 
-def _data_from_files(spec: JobSpec) -> Iterator[Finding]:
-    train = spec.train
-    if train is None or train.dataset not in DATASETS:
-        return
-    if DATASETS[train.dataset].is_in_files and train.data_dir is None:
-        yield "train.data_dir", f"is missing, and dataset {train.dataset} is read from files; write their directory"
+def _flags_have_their_values(spec: JobSpec) -> Iterator[Finding]:
+    """Reject a flag that would take the word after it as its value."""
+    for key, slurm_flags in ("sbatch", SBATCH), ("srun", SRUN):
+        for flag, value in getattr(spec.resources, key).items():
+            if value is True and not slurm_flags.with_value.isdisjoint(slurm_flags.long_flags_of(flag)):
+                yield f"resources.{key}.{flag}", f"is true, and --{flag} takes a value; write it"
 
 
-def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
+def _dataset_fields(spec: JobSpec) -> Iterator[Finding]:
     train = spec.train
     if train is None:
         return
@@ -227,6 +220,8 @@ def _dataset_arguments(spec: JobSpec) -> Iterator[Finding]:
         if "split" in train.dataset_args:
             yield "train.dataset_args.split", "is given, but hpcddp passes split itself; remove it"
         return
+    if DATASETS[train.dataset].is_in_files and train.data_dir is None:
+        yield "train.data_dir", f"is missing, and dataset {train.dataset} is read from files; write their directory"
     arguments = DATASETS[train.dataset].arguments
     for name, value in train.dataset_args.items():
         if name not in arguments:
@@ -494,10 +489,8 @@ def variable_names(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield "environment.pass_env", f"names {name}, which environment.env sets too; keep one of the two"
 
 
-_DATA = ("train.dataset", "train.data_dir", "train.dataset_args")
 _DEVICE = ("resources.gpus_per_node", "train.device")
 _RANKS = ("resources.nodes", "resources.tasks_per_node", "resources.gpus_per_node")
-_MEMORY = ("resources.mem", "resources.mem_per_cpu", "resources.mem_per_gpu")
 RULES = (
     Rule(("train", "entrypoint", "command"), one_kind_of_work),
     Rule(("train", "entrypoint", "command", "batch"), batch_is_stated),
@@ -508,9 +501,8 @@ RULES = (
     Rule(("batch.unit", "batch.group"), groups_are_named),
     Rule(("launcher", "resources.tasks_per_node", "resources.gpus_per_node"), _one_task_per_gpu),
     Rule(("resources.gpu_type", "resources.mem_per_gpu", "resources.gpu_request", *_DEVICE), _gpu_fields_need_gpus),
-    Rule(_MEMORY, _one_memory),
-    Rule(_DATA, _data_from_files),
-    Rule(_DATA, _dataset_arguments),
+    Rule(("resources.mem", "resources.mem_per_cpu", "resources.mem_per_gpu"), _one_memory),
+    Rule(("train.dataset", "train.data_dir", "train.dataset_args"), _dataset_fields),
     Rule(("train.dataset", "train.num_classes", "train.model_args"), _classes),
     Rule(("train.precision", *_DEVICE), _precision_fits_device),
     Rule(("train.loss", "train.loss_reduction", "train.label_smoothing"), _own_loss),
@@ -520,6 +512,7 @@ RULES = (
     Rule(("requeue.signal_lead", "resources.time_limit"), _warning_before_the_end),
     Rule(("resources.min_nodes", "resources.spare_nodes"), _lost_node_is_survived),
     Rule(("launcher", "command", "resources"), _each_rank_has_its_gpu),
+    Rule(("resources.sbatch", "resources.srun"), _flags_have_their_values),
     Rule(("environment.env", "environment.pass_env"), variable_names),
     Rule(("environment.setup",), setup_returns),
     Rule(("environment",), one_environment),

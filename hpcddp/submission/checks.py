@@ -15,7 +15,7 @@ from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from hpcddp.errors import UserError, listed
+from hpcddp.errors import UserError, counted, listed
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.document import neighbour
 from hpcddp.jobfile.job import JobSpec
@@ -174,6 +174,22 @@ def _too_few_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Ite
             f"must get all {len(hosts)} of these nodes; write --nodes {len(hosts)}, or a shorter list",
             can_force=False,
         )
+
+
+def _unused_cpus(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield a list of CPUs of more tasks than a node has: the ranks of a launcher would share those of the first."""
+    for flag, value in spec.resources.srun.items():
+        # Also abbreviated.
+        match = re.fullmatch("cpu-b[a-z]*=(?:[a-z]+,)?ma(?:p|sk)_[a-z]+[:=](.*)", f"{flag}={value}")
+        if cluster != "local" and match is not None and match[1].count(",") >= spec.tasks_per_node:
+            yield Obstacle(
+                sentence=f"resources.srun.{flag} lists the CPUs of {match[1].count(',') + 1} tasks, and a node has "
+                f"{counted(spec.tasks_per_node, 'task')} for {counted(spec.ranks_per_node, 'rank')}, so that the ranks "
+                "get the beginning of the list alone; list the CPUs of each task, or add --set "
+                f"resources.srun.{flag}=null",
+                certain=spec.tasks_per_node < spec.ranks_per_node,
+                can_force=False,
+            )
 
 
 def _too_many_nodes(spec: JobSpec, cluster: Cluster, _: Mapping[str, str]) -> Iterator[Obstacle]:
@@ -384,6 +400,7 @@ CHECKS_OF_ELEMENT: tuple[Check, ...] = (command_obstacles, shell_obstacles, func
 CHECKS: tuple[Check, ...] = (
     allocation_obstacles,
     _too_few_nodes,
+    _unused_cpus,
     _too_many_nodes,
     _no_gpu,
     _early_warning,
@@ -398,11 +415,8 @@ CHECKS: tuple[Check, ...] = (
     _missing_data,
 )
 """All checks, in the order of their messages."""
-CHECKS_OF_JOB: tuple[Check, ...] = (_too_few_nodes, setup_obstacles, command_obstacles, shell_obstacles)
+CHECKS_OF_JOB: tuple[Check, ...] = (_too_few_nodes, _unused_cpus, setup_obstacles, command_obstacles, shell_obstacles)
 """The checks that may find what cannot run on any machine."""
-
-
-_FORCE = "If the nodes of the job have what is missing here, add --force."
 
 
 def obstacles_to(request: SubmitRequest, checks: Sequence[Check] = CHECKS) -> list[Obstacle]:
@@ -430,7 +444,16 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
     """
     if request.elements:
         return _check_sweep(request, checks)
-    notes = tuple(obstacle.sentence for obstacle in _refuse_obstacles(request, checks))
+    obstacles = obstacles_to(request, checks)
+    errors = [obstacle for obstacle in obstacles if obstacle.certain]
+    if request.force:
+        errors = [obstacle for obstacle in errors if not obstacle.can_force]
+    if errors:
+        # A job on this machine gets no other node.
+        may_force = request.cluster != "local" and all(obstacle.can_force for obstacle in errors)
+        hint = "If the nodes of the job have what is missing here, add --force." if may_force else None
+        raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=hint)
+    notes = tuple(obstacle.sentence for obstacle in obstacles)
     # Computed here, so that a batch without a plan is refused; the run directory gets the same plan.
     plan = request.plan
     if plan is None:
@@ -439,24 +462,6 @@ def check_submittable(request: SubmitRequest, checks: Sequence[Check] = CHECKS) 
     from hpcddp.batch.job import short_epoch
 
     return (*notes, *short_epoch(plan.batch))
-
-
-def _refuse_obstacles(request: SubmitRequest, checks: Sequence[Check]) -> list[Obstacle]:
-    """Refuse a job that cannot run; return what may keep it from running.
-
-    Raises:
-        SubmissionError: every reason is named.
-    """
-    obstacles = obstacles_to(request, checks)
-    errors = [obstacle for obstacle in obstacles if obstacle.certain]
-    if request.force:
-        errors = [obstacle for obstacle in errors if not obstacle.can_force]
-    if errors:
-        # A job on this machine gets no other node.
-        may_force = request.cluster != "local" and all(obstacle.can_force for obstacle in errors)
-        hint = _FORCE if may_force else None
-        raise SubmissionError("\n".join(obstacle.sentence for obstacle in errors), hint=hint)
-    return obstacles
 
 
 def check_renderable(request: SubmitRequest) -> None:
@@ -517,7 +522,6 @@ def unexpanded_values(request: SubmitRequest) -> Iterator[str]:
 
 
 _CPUS: Final = "resources.cpus_per_task"
-_SOME_CPUS: Final = 8
 
 
 def cpus_for_gpus(request: SubmitRequest) -> Iterator[str]:
@@ -527,7 +531,7 @@ def cpus_for_gpus(request: SubmitRequest) -> Iterator[str]:
         return
     yield (
         f"{_CPUS} is not given, so that each GPU has 1 CPU for the training and its data loader; add --cpus-per-task "
-        f"{_SOME_CPUS}, or the CPUs of a node divided by its GPUs (sinfo -o '%P %c %G')"
+        "8, or the CPUs of a node divided by its GPUs (sinfo -o '%P %c %G')"
     )
 
 
@@ -591,7 +595,11 @@ def _check_sweep(request: SubmitRequest, checks: Sequence[Check]) -> tuple[str, 
     notes: dict[str, None] = {}
     checked: set[str] = set()
     for index, values in enumerate(request.elements):
-        planned = {key: value for key, value in values.items() if _is_planned(key)}
+        planned = {
+            key: value
+            for key, value in values.items()
+            if key != "train.seed" and field_of(key).partition(".")[0] in _PLANNED
+        }
         if as_text(planned) in checked:
             continue
         checked.add(as_text(planned))
@@ -618,8 +626,3 @@ def _check_element(request: SubmitRequest, values: Mapping[str, Any], checks: Se
             f"needs {whole.tasks} for {whole.world_size}; submit once for each command"
         )
     return check_submittable(replace(request, job=replace(request.job, spec=element)), checks)
-
-
-def _is_planned(key: str) -> bool:
-    """Return whether the values of a key of a sweep have influence on the checks."""
-    return key != "train.seed" and field_of(key).partition(".")[0] in _PLANNED

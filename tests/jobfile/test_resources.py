@@ -116,6 +116,9 @@ def test_what_cannot_be_is_refused_with_the_field(
         ({"gpus_per_node": 8, "srun": {"gpus-per-task": 2}}, "8 GPUs for 8 tasks"),
         ({"gpus_per_node": 8, "srun": {"gpu-bind": "verbose,single:2"}}, "8 GPUs for 8 tasks"),
         ({"tasks_per_node": 1, "srun": {"gpus-per-t": "a100:1"}}, "0 GPUs for 1 task"),
+        ({"srun": {"cpu-bind": True, "mpi": "pmix"}}, "resources.srun.cpu-bind: is true, and --cpu-bind takes a value"),
+        ({"srun": {"comm": True}}, "resources.srun.comm: is true"),
+        ({"sbatch": {"comment": True}}, "resources.sbatch.comment: is true, and --comment takes a value; write it"),
     ],
 )
 def test_a_flag_of_srun_that_hpcddp_sets_or_that_takes_a_gpu_from_a_rank_is_refused(
@@ -147,3 +150,8 @@ def test_a_task_that_starts_the_ranks_of_its_node_has_all_gpus() -> None:
     fields = {**job({"gpus_per_node": 4, "srun": {"gpus-per-task": 1}}), "launcher": "own"}
     with pytest.raises(JobFileError, match="4 GPUs for 1 task "):
         load_job(fields)
+
+
+def test_a_flag_without_a_value_is_true_unless_it_is_known_to_need_one() -> None:
+    flags = {"exact": True, "overlap": True, "of-a-plugin": True}
+    assert load_job(job({"srun": flags, "sbatch": {"nice": True, "of-a-plugin": True}})).spec.resources.srun == flags

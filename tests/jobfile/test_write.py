@@ -56,7 +56,7 @@ JOBS = st.builds(
             "partition": st.none() | LINE,
             "constraint": st.none() | LINE,
             "time_limit": st.none() | st.builds(TimeLimit, st.none() | SECONDS),
-            "sbatch": st.dictionaries(st.just("comment"), LINE | st.just(value=True)),
+            "sbatch": st.dictionaries(st.just("nice"), LINE | st.just(value=True)),
         }
     ),
     st.fixed_dictionaries(

@@ -8,7 +8,8 @@ import pytest
 
 from hpcddp.jobfile.cluster import Cluster
 from hpcddp.jobfile.read import load_job
-from hpcddp.submission.checks import bound_gpus, notes_about
+from hpcddp.submission.checks import bound_gpus, check_submittable, notes_about
+from hpcddp.submission.request import SubmissionError
 from tests.messages import GoldenMessages
 from tests.submission.requests import request_of
 from tests.submission.script_runner import ScriptRunner, script_of
@@ -125,3 +126,24 @@ def test_who_sees_all_gpus_or_chooses_them_right_is_told_nothing() -> None:
     job = {"name": "a", "train": training, "batch": {"global_batch_size": 8}}
     resources = {"gpus_per_node": 4, "srun": {"gpu-bind": "single:1"}}
     assert list(bound_gpus(request_of(load_job({**job, "resources": resources})))) == []
+
+
+def cpu_notes(binding: str, launcher: str | None = None, cluster: Cluster = "slurm", gpus: int = 4) -> list[str]:
+    resources = {"gpus_per_node": gpus, "cpus_per_task": 7, "srun": {"cpu-bind": binding}}
+    fields = {"name": "a", "command": ["true"], "launcher": launcher, "resources": resources}
+    return [note for note in check_submittable(request_of(load_job(fields), cluster=cluster)) if "cpu-bind" in note]
+
+
+@pytest.mark.parametrize("binding", [MASKS, f"v,{MASKS.replace(':', '=')}", "q,map_ldom:3,3,1,1,0,0,2,2"])
+def test_a_list_of_the_cpus_of_more_tasks_than_a_node_has_is_told(binding: str, golden: GoldenMessages) -> None:
+    with pytest.raises(SubmissionError) as refused:
+        cpu_notes(binding, "own", gpus=8)
+    assert "has 1 task for 8 ranks" in golden.message(refused.value)
+    (note,) = cpu_notes(binding)
+    assert note.endswith(" or add --set resources.srun.cpu-bind=null")
+    assert cpu_notes(binding, gpus=8) == cpu_notes(binding, "own", "local") == []
+
+
+def test_a_list_that_each_task_has_a_part_of_is_told_nothing() -> None:
+    assert cpu_notes("cores") == cpu_notes("mask_ldom:0x1,0x2") == cpu_notes("map_cpu:0*4") == []
+    assert cpu_notes("map_cpu:0", "own") == []
