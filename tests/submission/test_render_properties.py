@@ -23,8 +23,8 @@ from tests.submission.script_runner import ScriptRunner
 HEREDOC = st.sampled_from(["\nHPCDDP_JOB\n", "HPCDDP_JOB", "\nHPCDDP_JOB_1\n) || touch marker-of-a-payload\n"])
 NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 VARIABLE = st.from_regex(r"V_[A-Za-z0-9_]{0,8}", fullmatch=True)
-# No field of the job file will ever be for one of them.
-FLAG = st.sampled_from(["acctg-freq", "bbf", "delay-boot", "power"])
+# No field of the job file will ever be for one of them, and each may be bare.
+FLAG = st.sampled_from(["nice", "image", "uenv", "view"])
 
 PLACE = ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")
 
