@@ -165,7 +165,7 @@ def test_a_rehearsal_that_is_killed_leaves_nothing_that_it_has_not_promised_to_k
         (("rehearse", "--link", "nowhere", "--", "true"), "name a file or directory that exists"),
         (("rehearse", "--link", "/", "--", "true"), "absolute path"),
         (("rehearse", "--cluster", "slurm", "--", "true"), "--cluster local"),
-        (("rehearse", "--sweep", "lr=1,2", "--", "true"), "--set sweep=VALUE"),
+        (("rehearse", "--sweep", "lr=1,2", "--", "true"), "--sweep is an option of hpcddp submit; leave it out"),
     ],
 )
 def test_bad_words_are_one_sentence_with_the_way_out(project: Path, words: tuple[str, ...], way_out: str) -> None:
