@@ -15,6 +15,8 @@ from hpcddp.slurm.hostlist import HostListError, expand
 # What NCCL and RCCL print with NCCL_DEBUG=INFO, when the process group opens.
 _SOCKETS: Final = re.compile("NCCL INFO .*(?:network |NET/)Socket")
 _LOG_BYTES: Final = 1 << 24
+# Linux has at most 8192 CPUs (CONFIG_NR_CPUS).
+_CPU_DIGITS: Final = 5
 
 
 def hindrances(status: RunStatus) -> Iterator[str]:
@@ -64,5 +66,12 @@ def _wrong_cpus(host: str, bindings: Sequence[Binding]) -> str | None:
 
 
 def _mask(cpus: str) -> int:
-    """Return the mask of CPUs, which has a bit for each."""
-    return sum(1 << int(number) for number in set(expand(f"[{cpus}]")))
+    """Return the mask of CPUs, which has a bit for each.
+
+    Raises:
+        HostListError: they are no numbers of CPUs.
+    """
+    numbers = set(expand(f"[{cpus}]"))
+    if any(len(number) > _CPU_DIGITS for number in numbers):
+        raise HostListError(f"{cpus} has a number that no CPU has")
+    return sum(1 << int(number) for number in numbers)

@@ -178,7 +178,7 @@ class RunStatus:
                     advice = "its job is kept away from it"
                 remarks.append(f"run {self.run.run_id}: node {node.name} {node.why}; {advice}")
         job = self.files.job
-        if self.is_alive and job is not None and job.chain:
+        if self.is_alive and job is not None and job.job_id in job.chain:
             remarks.append(
                 f"run {self.run.run_id}: job {job.job_id} is number {job.chain.index(job.job_id) + 1} of the "
                 f"{len(job.chain)} of its chain"

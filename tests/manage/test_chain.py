@@ -74,6 +74,11 @@ def test_status_and_why_say_which_job_of_the_chain_it_is(made: FakeRun, golden: 
     golden.message(history_of(made.run)[-1])
 
 
+def test_a_chain_without_its_own_first_job_is_answered(tmp_path: Path) -> None:
+    made = make(tmp_path).submitted("7", chain=("8", "9"))
+    assert look(made, queued("7", "PENDING", reason="Priority")).remarks == ()
+
+
 def test_a_cancel_ends_what_is_left_of_a_chain(tmp_path: Path, golden: GoldenMessages) -> None:
     made, slurm = running(tmp_path).submitted("7", chain=("7", "8")), Slurm()
     every_job = "end ['--name=digits-run-1']"

@@ -265,8 +265,9 @@ def test_a_fast_network_is_no_hindrance(made: FakeRun) -> None:
     assert told(made, [None], [None]) == []
 
 
-def test_damaged_numbers_say_nothing(made: FakeRun) -> None:
-    damaged = Binding(cpus="0-x", cpus_needed=7, gpu_cpus="7-1")
+@pytest.mark.parametrize("cpus", ["0-x", "", "99999999999"])
+def test_damaged_numbers_say_nothing(made: FakeRun, cpus: str) -> None:
+    damaged = Binding(cpus=cpus, cpus_needed=7, gpu_cpus="7-1")
     assert told(made, [damaged, damaged]) == []
 
 
