@@ -52,7 +52,7 @@ class Vendor:
         """Return the PCI addresses of the GPUs that this process may open, in the order of the bus."""
         addresses = []
         for path in sorted(ROOT.glob(self.gpu_files)):
-            match = re.search(self.gpu_numbers, f"{path} {read(path)}", re.DOTALL)
+            match = re.search(self.gpu_numbers, f"{path} {read_system_file(path)}", re.DOTALL)
             # The kernel asks the device cgroup too.
             if match and os.access(ROOT / match.expand(self.gpu_device), os.R_OK):
                 addresses.append(match[1])
@@ -123,7 +123,7 @@ VENDORS: Final = (
 )
 
 
-def read(path: Path | str) -> str:
+def read_system_file(path: Path | str) -> str:
     """Return the text of a file of Linux without the end of its line; empty where it cannot be read."""
     try:
         return (ROOT / path).read_text(encoding="utf-8").strip()

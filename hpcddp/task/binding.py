@@ -12,7 +12,7 @@ from hpcddp.jobfile.job import JobSpec
 from hpcddp.run.job_records import Binding
 from hpcddp.slurm.hostlist import ranges_text
 from hpcddp.slurm.rank_env import RankEnv
-from hpcddp.vendors import read, vendor_here
+from hpcddp.vendors import read_system_file, vendor_here
 
 
 def binding_of(spec: JobSpec, env: RankEnv, environment: Mapping[str, str]) -> Binding | None:
@@ -21,14 +21,14 @@ def binding_of(spec: JobSpec, env: RankEnv, environment: Mapping[str, str]) -> B
     Call it before torch is imported: OpenMP's library may bind the process again.
     """
     cpus = ranges_text(os.sched_getaffinity(0))
-    if env.source != "slurm" or cpus == read("sys/devices/system/cpu/online"):
+    if env.source != "slurm" or cpus == read_system_file("sys/devices/system/cpu/online"):
         return None
     address = _gpu_address(spec, env.local_rank, environment)
     return Binding(
         cpus=cpus,
         cpus_needed=spec.cpus_per_task,
         gpu_address=address,
-        gpu_cpus=read(f"sys/bus/pci/devices/{address}/local_cpulist"),
+        gpu_cpus=read_system_file(f"sys/bus/pci/devices/{address}/local_cpulist"),
     )
 
 
@@ -43,7 +43,7 @@ def _gpu_address(spec: JobSpec, local_rank: int, environment: Mapping[str, str])
     if vendor is None or not spec.uses_gpus:
         return ""
     addresses = vendor.gpu_addresses()
-    kinds = {read(f"sys/bus/pci/devices/{address}/device") for address in addresses}
+    kinds = {read_system_file(f"sys/bus/pci/devices/{address}/device") for address in addresses}
     try:
         for name in vendor.hiding(environment):
             addresses = [addresses[int(number)] for number in environment[name].split(",")]

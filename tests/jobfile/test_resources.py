@@ -97,19 +97,6 @@ def test_nodes_are_shared_with_those_who_are_named(written: object, value: str |
         ({"sbatch": {"output": "x"}}, "set run_root"),
         ({"gres": "gpu:2"}, "expected a mapping"),
         ({"extra": "x"}, "goes under resources.sbatch, as in {extra: ...}"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_the_field(
-    resources: dict[str, Any], way_out: str, golden: GoldenMessages
-) -> None:
-    with pytest.raises(JobFileError) as refused:
-        load_job(job(resources))
-    assert way_out in golden.message(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("resources", "way_out"),
-    [
         ({"srun": {"label": True}}, "where they write; remove it"),
         ({"srun": {"cpus-per-task": 7}}, "write resources.cpus_per_task"),
         ({"srun": {"container-im": "x.sqsh"}}, "write environment.container.image"),
@@ -121,7 +108,7 @@ def test_what_cannot_be_is_refused_with_the_field(
         ({"sbatch": {"comment": True}}, "resources.sbatch.comment: is true, and --comment takes a value; write it"),
     ],
 )
-def test_a_flag_of_srun_that_hpcddp_sets_or_that_takes_a_gpu_from_a_rank_is_refused(
+def test_what_cannot_be_is_refused_with_the_field(
     resources: dict[str, Any], way_out: str, golden: GoldenMessages
 ) -> None:
     with pytest.raises(JobFileError) as refused:
